@@ -40,7 +40,7 @@ def make_engine(**options: object) -> Engine:
 
 
 def add(engine: Engine, count: int, *, prompt_tokens: int = 8, max_tokens: int = 64, first: int = 0) -> None:
-    """Queue greedy requests of different prompts, the `first` of up to 400 and those behind it."""
+    """Queue greedy requests of different prompts, the `first` of up to 400 and those after it."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     for index in range(count):
         prompt = (np.arange(prompt_tokens) * 7 + first + index).astype(np.int32) % 500 + 5

@@ -23,7 +23,7 @@ _CONFIG = {
 
 
 def decode_ms(engine: Engine, context: int, steps: int, repeat: int) -> list[float]:
-    """Milliseconds of a step that decodes one request behind so many tokens, the mean of each of `repeat` groups."""
+    """Milliseconds of a step that decodes one request after so many tokens, the mean of each of `repeat` groups."""
     prompt = np.random.default_rng(0).integers(3, engine.info.vocab_size, context).astype(np.int32)
     params = SamplingParams(temperature=0, max_tokens=steps * (repeat + 1) + 1, ignore_eos=True)
     engine.add_request(Request(request_id="0", prompt_token_ids=prompt, params=params))

@@ -67,7 +67,7 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Count."""
-        # A chunk of the transfer ends behind the empty line that ends an event: no event is cut in two here.
+        # A chunk of the transfer ends after the empty line that ends an event: no event is cut in two here.
         self.events += data.count(b"\n\n\r\n")
         if self.events and not self._begun:
             self._begun = True

@@ -110,7 +110,7 @@ __all__ = [
     "__version__",
 ]
 
-# Names where vLLM has them, such as `jaxllm.engine.arg_utils`: behind this package's own modules.
+# Names where vLLM has them, such as `jaxllm.engine.arg_utils`: after this package's own modules.
 __path__.append(f"{__path__[0]}/compat/vllm/modules")
 
 

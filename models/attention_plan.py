@@ -65,7 +65,7 @@ class AttentionPlan:
     position p sees the keys from the last multiple of it on, up to p. Without `rope` a layer does not see positions.
     `scale` is H ** -0.5 by default. Queries, keys and values are clipped to +-`clip`. `norm` is that of query and key
     heads: over each head with one weight for all of them (`head`) or one for each (`heads`; with `norm_is_split` these
-    are as many tensors in checkpoints), or over all heads together (`all`), before the rotary embedding or behind it.
+    are as many tensors in checkpoints), or over all heads together (`all`), before the rotary embedding or after it.
     """
 
     is_causal: bool = True

@@ -1,4 +1,4 @@
-"""Encoders as BERT has them (arXiv 1810.04805): learned positions, and norms behind attention and feed-forward."""
+"""Encoders as BERT has them (arXiv 1810.04805): learned positions, and norms after attention and feed-forward."""
 
 from dataclasses import dataclass, replace
 from functools import partial

@@ -50,7 +50,7 @@ class CacheLayout:
         return cls(options.attention, kind.dtype, model_parallel(options.mesh), options.platform == "tpu", unit)
 
     def scale_bytes(self, head_size: int) -> int:
-        """Bytes of a token's scale behind a stored head."""
+        """Bytes of a token's scale after a stored head."""
         return -(-SCALE_BYTES * head_size // self.scale_unit) if self.scale_unit else 0
 
     def stored_size(self, head_size: int) -> int:

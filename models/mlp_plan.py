@@ -88,4 +88,4 @@ class ExpertsPlan:
     shared: MLPPlan | None = None
     shared_gate: bool = False
     norm: NormPlan | None = None
-    """Of the experts and of what is shared, one before and one behind each; the router's is its own (Gemma 4)."""
+    """Of the experts and of what is shared, one before and one after each; the router's is its own (Gemma 4)."""

@@ -44,7 +44,7 @@ class RecurrentPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenInputPlan:
-    """What a layer adds behind its blocks from an embedding of the token that is its own (Gemma 3n, Gemma 4).
+    """What a layer adds after its blocks from an embedding of the token that is its own (Gemma 3n, Gemma 4).
 
     `norm(projection(activation(gate(x)) * embedding))`, with an embedding of `size` elements.
     """
@@ -75,8 +75,8 @@ class AltUpPlan:
 class LayerPlan:
     """One decoder layer; layers with equal plans are alike. Sizes are the model's.
 
-    A block is attention or MLP, which may be a mixture of experts. Its input is normalised before it, its output behind
-    it, scaled by `residual_scale`, and added to the residual; with `normalises_sum`, what is normalised behind it is
+    A block is attention or MLP, which may be a mixture of experts. Its input is normalised before it, its output after
+    it, scaled by `residual_scale`, and added to the residual; with `normalises_sum`, what is normalised after it is
     the sum, as in arXiv 1706.03762. Blocks follow one another, or both take the layer's input (`is_parallel`); then
     without an `mlp_norm` they share what the `attention_norm` gives.
 
@@ -85,7 +85,7 @@ class LayerPlan:
     With a `token_input`, that is added last.
 
     A layer with a `recurrence` has that in place of attention, and its `attention` means nothing; one without
-    an MLP (`has_mlp`) has nothing behind it.
+    an MLP (`has_mlp`) has nothing after it.
     """
 
     attention: AttentionPlan | LatentAttentionPlan = AttentionPlan()

@@ -1,4 +1,4 @@
-"""Models that make vectors or scores of whole texts: a decoder or an encoder, and perhaps a classifier behind it."""
+"""Models that make vectors or scores of whole texts: a decoder or an encoder, and perhaps a classifier after it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Encoders made of decoders' layers that see both sides, behind embeddings of tokens and of types."""
+"""Encoders made of decoders' layers that see both sides, after embeddings of tokens and of types."""
 
 from dataclasses import dataclass
 

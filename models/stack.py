@@ -1,4 +1,4 @@
-"""The layers of a model, run as a loop or as one scan, behind one interface.
+"""The layers of a model, run as a loop or as one scan, after one interface.
 
 Which is faster depends on the platform. A scan over stacked weights makes compile time independent of depth, and on
 TPU costs nothing at run time. On CPU and GPU the compiler copies each layer's weights out of the stack, so a loop is

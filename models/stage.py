@@ -1,4 +1,4 @@
-"""A part of a model's layers, for an engine that has its layers on several meshes, one behind the other."""
+"""A part of a model's layers, for an engine that has its layers on several meshes, one after the other."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -4,7 +4,7 @@ import socket
 
 
 def free_ports() -> int:
-    """A port of this machine that is free, as the one behind it is."""
+    """A port of this machine that is free, as the one after it is."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

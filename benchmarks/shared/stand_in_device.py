@@ -1,4 +1,4 @@
-"""A device that computes nothing and takes a fixed time for it, behind the real engine, scheduler and runner.
+"""A device that computes nothing and takes a fixed time for it, after the real engine, scheduler and runner.
 
 Each step calls an executable with the arguments of a real one (as many parameters as Llama-3-8B has, a donated state, a
 packed input), because dispatching that is part of the host's work. When its result may be read is up to a clock.

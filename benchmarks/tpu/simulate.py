@@ -3,7 +3,7 @@
 One TensorCore issues one bundle per cycle, in order. Its control flow depends on scalars only, and those come from
 arguments that are known (lengths, page tables), so that the whole path can be followed without computing a single
 vector. Reads of device memory are served in the order of issue at a given bandwidth; so are writes, which do not queue
-behind reads but take their bytes' time from them. A DMA is complete a given latency after its last byte. A wait on a
+after reads but take their bytes' time from them. A DMA is complete a given latency after its last byte. A wait on a
 semaphore stops the core until enough of them are.
 """
 

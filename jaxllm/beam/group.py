@@ -53,7 +53,7 @@ class BeamGroup(SequenceGroup):
         return found[::-1]
 
     def take(self, request: Request, top_ids: np.ndarray, top_logprobs: np.ndarray) -> None:
-        """Take the most likely tokens behind what the sequence holds, both [K], and go on if that was all."""
+        """Take the most likely tokens after what the sequence holds, both [K], and go on if that was all."""
         if self.phase == "prompt" and self.beams:
             # It was preempted: what follows the prompt is known.
             self._move([0] * self.width)

@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The most likely tokens behind one beam: int32 [K] and float32 [K], most likely first."""
+    """The most likely tokens after one beam: int32 [K] and float32 [K], most likely first."""
 
     token_ids: IntArray
     logprobs: FloatArray

@@ -121,14 +121,14 @@ def read_file(folder: Path, saved: SavedFile) -> bytes:
     """
     path = folder / saved.file
     if path.is_symlink() or not path.is_file():
-        raise ConfigError(f"{path}: missing, or not a plain file; compile the bundle anew")
+        raise ConfigError(f"{path}: missing, or not a plain file; compile the bundle again")
     size = path.stat().st_size
     if size != saved.size:
-        raise ConfigError(f"{path}: corrupt: {size} bytes instead of {saved.size}; compile the bundle anew")
+        raise ConfigError(f"{path}: corrupt: {size} bytes instead of {saved.size}; compile the bundle again")
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if hashlib.sha256(data).hexdigest() != saved.sha256:
-        raise ConfigError(f"{path}: corrupt: its checksum is wrong; compile the bundle anew")
+        raise ConfigError(f"{path}: corrupt: its checksum is wrong; compile the bundle again")
     return data

@@ -38,11 +38,11 @@ class Bundle:
         if found:
             raise ConfigError(
                 f"executables={self.folder}: this bundle is for another engine: {'; '.join(found)}. Give the options "
-                f"it was made with, compile it anew (`jaxllm compile`), or start without it"
+                f"it was made with, compile it again (`jaxllm compile`), or start without it"
             )
         missing = sorted(set(names) - set(self.manifest.executables))
         if missing:
-            raise ConfigError(f"executables={self.folder}: incomplete, it lacks {', '.join(missing)}; compile it anew")
+            raise ConfigError(f"executables={self.folder}: incomplete, it lacks {', '.join(missing)}; compile it again")
 
     def read(self, assignment: DeviceAssignment) -> "BundledExecutables":
         """The executables, for these devices. Raises `ConfigError` when a file is missing or corrupt."""

@@ -31,7 +31,7 @@ class ModelOptions(Section):
     load_format: Literal["auto", "safetensors", "gguf", "dummy", "sharded_state"] = option(
         "auto",
         "How weights are read. 'auto' takes safetensors or, without them, a GGUF file, or pytorch_model.bin, of which "
-        "nothing is run; 'gguf' takes the GGUF file beside them; 'dummy' makes random weights from the configuration "
+        "nothing is run; 'gguf' takes the GGUF file next to them; 'dummy' makes random weights from the configuration "
         "alone; 'sharded_state' reads what LLM.save_sharded_state has written. See docs/sleep_and_weights.md.",
         synonyms={
             **dict.fromkeys(("hf", "pt", "npcache"), "auto"),
@@ -165,7 +165,7 @@ class CacheOptions(Section):
     )
     max_state_snapshots: int | None = option(
         None,
-        "States of recurrent layers that are kept beside those of running requests, so that prompts with equal "
+        "States of recurrent layers that are kept in addition to those of running requests, so that prompts with equal "
         "prefixes start from one. Default: what an eighth of the memory for caches holds, at most four for each of "
         "max_num_seqs. 0: such models share no prefixes.",
         minimum=0,

@@ -17,7 +17,7 @@ class ParallelOptions(Section):
     device: Literal["auto", "tpu", "gpu", "cpu"] = option(
         "auto",
         "Platform to run on; the start fails where there is none. 'auto' is what JAX finds, with a warning when it is "
-        "the CPU beside an accelerator.",
+        "the CPU although there is an accelerator.",
         synonyms={"cuda": "gpu"},
     )
     tensor_parallel_size: int | Literal["auto"] = option(

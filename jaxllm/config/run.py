@@ -64,7 +64,7 @@ class OutputOptions(Section):
     )
     stream_interval: int = option(
         1,
-        "Tokens that a stream brings at a time, behind the first: more take less processor time, and come later. "
+        "Tokens that a stream brings at a time, after the first: more take less processor time, and come later. "
         "Requests may ask for more.",
         minimum=1,
     )

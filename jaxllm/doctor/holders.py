@@ -12,7 +12,7 @@ PATTERNS = ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg")
 """Device files: TPUs (older and newer drivers), NVIDIA GPUs, GPUs beneath WSL."""
 
 LOCK_FILES = ("libtpu_lockfile", "libtpu.so_lockfile")
-"""In `/tmp`; libtpu makes one, and a process that was killed leaves it behind."""
+"""In `/tmp`; libtpu makes one, and a process that was killed leaves it after."""
 
 
 class Holder(msgspec.Struct, frozen=True):

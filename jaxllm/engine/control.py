@@ -85,7 +85,7 @@ class EngineControl:
         if mode not in get_args(PauseMode):
             raise RequestError(f"mode={quoted(mode)}: choose one of {', '.join(get_args(PauseMode))}", "mode")
         if again and not (self.is_draining or self.is_halted):
-            raise RequestError("the engine goes on: it was resumed, woken up or started again meanwhile")
+            raise RequestError("the engine keeps running: it was resumed, woken or restarted meanwhile")
         engine = self._engine
         if mode == "abort":
             engine.abort_request(engine.scheduler.unfinished_ids())
@@ -226,7 +226,7 @@ class EngineControl:
         where its tensors allow that. Raises `RequestError`.
         """
         if not self._engine.runner.calls.is_alone:
-            raise RequestError("save_sharded_state: an engine on several hosts saves none: save it on one host")
+            raise RequestError("save_sharded_state: not supported for an engine on several hosts; save it on one host")
         self._weights().save(path, pattern, max_size, progress)
 
     def mark_weights_stale(self, reason: str) -> None:
@@ -265,9 +265,7 @@ class EngineControl:
     def _weights(self) -> "WeightStore":
         if self._store is None:
             if not self._engine.runner.calls.is_alone:
-                raise RequestError(
-                    "an engine on several hosts neither sleeps nor takes other weights: start it again instead"
-                )
+                raise RequestError("an engine on several hosts cannot sleep or take other weights; restart it instead")
             from jaxllm.executor.weights.store import WeightStore
 
             self._store = WeightStore(self._resolved, self._engine.runner.calls)

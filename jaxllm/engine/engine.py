@@ -315,7 +315,7 @@ class Engine(StepLoop[Dispatched]):
                 # It ended with this step, and nobody has been told.
                 self._ended.append(_refusal(request, told, is_fault=True))
                 if request not in finished:
-                    # The hook that has ended it failed behind that.
+                    # The hook that has ended it failed after that.
                     self._forget([request])
             else:
                 self._refuse(request, told, None, is_fault=True)

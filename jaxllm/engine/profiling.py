@@ -18,14 +18,14 @@ class Profiler:
     def start(self) -> str:
         """Begin a trace, and return the folder. Raises `RequestError` without a folder, or while one is taken."""
         if self._folder is None:
-            raise RequestError("no traces are taken here: start with profiler_dir (--profiler-dir FOLDER)")
+            raise RequestError("profiling is off: start with profiler_dir (--profiler-dir FOLDER)")
         if self._is_running:
             raise RequestError("a trace is being taken already: stop it first")
         try:
             Path(self._folder).mkdir(parents=True, exist_ok=True)
             jax.profiler.start_trace(self._folder)
         except (OSError, RuntimeError) as error:
-            raise RequestError(f"the trace could not be begun in {self._folder}: {error}") from error
+            raise RequestError(f"the trace could not be started in {self._folder}: {error}") from error
         self._is_running = True
         return self._folder
 

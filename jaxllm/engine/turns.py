@@ -37,7 +37,7 @@ class Turns:
         self._seconds[bucket_tokens] = (self._seconds.get(bucket_tokens, seconds) + seconds) / 2
 
     def must_wait(self, plan: StepPlan, bucket_tokens: int) -> bool:
-        """Whether the step behind this one, which is under way, is to be scheduled when it has ended."""
+        """Whether the step after this one, which is under way, is to be scheduled when it has ended."""
         return (
             plan.num_decodes < plan.num_rows
             and self._seconds.get(bucket_tokens, 0.0) > LONG_STEP_SECONDS

@@ -1,4 +1,4 @@
-"""Calls that choose the tokens of constrained rows behind their step, and their place in its result."""
+"""Calls that choose the tokens of constrained rows after their step, and their place in its result."""
 
 import jax
 import numpy as np

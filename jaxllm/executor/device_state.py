@@ -30,7 +30,7 @@ class StageState:
 class DeviceState(StageState):
     """The same of devices that sample: those of the last stage, or of all layers.
 
-    With data shards every one has its own: pages, slots and places of hidden states of all lie one behind the other.
+    With data shards every one has its own: pages, slots and places of hidden states of all lie one after the other.
     """
 
     sampling: SamplingState

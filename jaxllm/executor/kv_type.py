@@ -51,5 +51,5 @@ def _without_scales(asked: str, dtype: str, platform: str) -> KVCacheType | None
     if asked == dtype:
         return None
     if platform == "tpu" and asked == "float16":
-        raise ConfigError("kv_cache_dtype='float16': TPUs do not compute in it; take bfloat16, or leave it out")
+        raise ConfigError("kv_cache_dtype='float16': not supported on TPUs; use bfloat16, or leave it out")
     return KVCacheType(KV_DTYPES.get(asked, asked), "dynamic" if asked == "int8" else "none")

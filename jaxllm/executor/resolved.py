@@ -302,7 +302,7 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     if not names:
         return ()
     if runner == "pooling":
-        raise ConfigError("logits_processors: a model that pools chooses no tokens; leave them out")
+        raise ConfigError("logits_processors: pooling models sample no tokens; leave it out")
     if stages > 1 or processes > 1:
         where = f"pipeline_parallel_size={stages}" if stages > 1 else "engines on several hosts"
         raise ConfigError(f"logits_processors: not with {where}; use tensor_parallel_size on one host")
@@ -325,11 +325,11 @@ def _check_generates(asked: str, model: ModelConfig) -> None:
     made_for = lookup(architecture).use
     if made_for != "generate":
         raise ModelError(
-            f"{architecture} generates no text, it is made to {made_for}: leave runner out, or give --runner pooling"
+            f"{architecture} is not a generative model, it is made to {made_for}: omit runner, or pass --runner pooling"
         )
     if not model.is_causal:
         raise ModelError(
-            f"this {architecture} generates no text, its tokens see those behind them: leave runner out, or give "
+            f"this {architecture} is not a generative model, its tokens attend to later ones: omit runner, or pass "
             f"--runner pooling"
         )
 
@@ -361,7 +361,7 @@ def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: i
 def _choose_dtype(asked: str, model: ModelConfig, platform: str) -> str:
     checkpoint = model.dtype
     if platform == "tpu" and asked == "float16":
-        raise ConfigError("dtype='float16': TPUs do not compute in it; take bfloat16, or leave dtype out")
+        raise ConfigError("dtype='float16': not supported on TPUs; use bfloat16, or leave dtype out")
     if asked != "auto":
         return asked
     if platform == "tpu" and checkpoint == "float16":

@@ -270,7 +270,7 @@ class Runner:
             self.calls.call(SET_PAGES, slots, pages)
 
     def _copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy states of recurrent layers from slots to slots, in this order, behind all steps so far."""
+        """Copy states of recurrent layers from slots to slots, in this order, after all steps so far."""
         slots = np.zeros((2, self._num_slots), np.int32)
         slots[:, : len(copies)] = np.array(copies, np.int32).T
         self.calls.call(COPY_STATES, slots, np.int32(len(copies)))
@@ -288,7 +288,7 @@ class Runner:
 
     def _prompt_logprobs(self, plan: StepPlan, table: RequestTable) -> Iterator[PromptChunk]:
         """Start the log-probabilities of the prompts in this step that want them."""
-        # Behind the decodes are prompts in the making; there are few of them.
+        # After the decodes are prompts in the making; there are few of them.
         for row in plan.prompt_rows:
             request, slot, start = plan.requests[row], int(plan.slots[row]), int(plan.starts[row])
             end = min(start + int(plan.num_new_tokens[row]) + 1, len(request.prompt_token_ids))

@@ -44,7 +44,7 @@ class _Objects:
         self._found: dict[str, dict[str, Any]] = {}
 
     def put(self, flag: str, keys: str, text: str) -> None:
-        """Add a piece: `keys` are separated by dots; with + behind the last, the text is items of a list."""
+        """Add a piece: `keys` are separated by dots; with + after the last, the text is items of a list."""
         below = self._found.setdefault(flag, {})
         *path, last = keys.removesuffix("+").split(".")
         for key in path:
@@ -87,7 +87,7 @@ def merged(whole: dict[str, Any], pieces: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_dashes(argument: str) -> str:
-    """Dashes for underscores in the name of a flag, but not in the keys behind it."""
+    """Dashes for underscores in the name of a flag, but not in the keys after it."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")

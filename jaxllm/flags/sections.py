@@ -97,7 +97,7 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
         add(action=Texts, nargs="+", metavar=_METAVARS[tuple])
     elif flag.choices:
         listed = f"{{{','.join(map(str, flag.choices))}}}"
-        # Help repeats what stands for the value behind every name of the flag. Values of others are too many to list:
+        # Help repeats what stands for the value after every name of the flag. Values of others are too many to list:
         # the option checks them.
         add(
             type=flag.reader,

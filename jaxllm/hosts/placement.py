@@ -68,13 +68,13 @@ def find_placement(options: DistributedOptions, environment: Mapping[str, str]) 
     size, rank = options.nnodes or found.size, found.rank if options.node_rank is None else options.node_rank
     if size is None:
         raise ConfigError(
-            "distributed_executor_backend='multihost': how many processes there are is neither said by nnodes nor by "
-            "the environment (LWS_GROUP_SIZE, TPU_WORKER_HOSTNAMES, SLURM_NTASKS)"
+            "distributed_executor_backend='multihost': the number of processes is given neither by nnodes nor by the "
+            "environment (LWS_GROUP_SIZE, TPU_WORKER_HOSTNAMES, SLURM_NTASKS)"
         )
     if size == 1:
         return None
     if rank is None:
-        raise ConfigError(f"nnodes={size}: which of them this is is not known; give node_rank, 0 to {size - 1}")
+        raise ConfigError(f"nnodes={size}: the rank of this process is unknown; give node_rank, 0 to {size - 1}")
     if rank >= size:
         raise ConfigError(f"node_rank={rank}: with {size} processes ({found.source}) it is 0 to {size - 1}")
     address = options.master_addr or found.address or DEFAULT_ADDRESS

@@ -32,9 +32,9 @@ class CacheGroups:
     """The page tables of a request, by the window of each table's layers; those with equal windows are neighbours.
 
     `page_size` is in tokens. `lookahead` is the most tokens of a request that a step computes: tables of layers with
-    windows get pages for so many behind the computed ones. With `has_states` there are recurrent layers, too. Tables
+    windows get pages for so many after the computed ones. With `has_states` there are recurrent layers, too. Tables
     with windows keep `margin` pages more than tokens to come can see: with one, a request that leaves its slot still
-    has the whole window behind its last full page.
+    has the whole window after its last full page.
     """
 
     windows: tuple[int, ...] = (0,)
@@ -68,7 +68,7 @@ class CacheGroups:
         return -(-num_tokens // self.page_size)
 
     def begin(self, group: TableGroup, computed: int) -> int:
-        """The first page in a table of the group that a token behind `computed` others can see."""
+        """The first page in a table of the group that a token after `computed` others can see."""
         return max(computed - group.window + 1, 0) // self.page_size if group.window else 0
 
     def held_from(self, group: TableGroup, computed: int) -> int:
@@ -76,7 +76,7 @@ class CacheGroups:
         return max(self.begin(group, computed) - self.margin, 0)
 
     def end(self, group: TableGroup, computed: int, known: int) -> int:
-        """Behind the last page that a request with so many computed and known tokens is given in a table."""
+        """After the last page that a request with so many computed and known tokens is given in a table."""
         return self.pages_for(min(known, computed + self.lookahead) if group.window else known)
 
     def new_pages(self, computed: int, known: int) -> int:

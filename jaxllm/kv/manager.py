@@ -18,7 +18,7 @@ class KVManager:
 
     `num_pages` counts the null page 0, which is never handed out; `block_size` is the tokens in a page. `groups` says
     which page tables a request has; one that keeps everything by default. The pages of a request are one array for all
-    its tables, one behind the other and all of one width: `NULL_PAGE` where a table has no page, or none any more.
+    its tables, one after the other and all of one width: `NULL_PAGE` where a table has no page, or none any more.
     Where layers keep states, prefixes are found as far as there are `snapshots` of them. `retention_interval` says, in
     tokens, how many windows are worth keeping beside those where hits are likely to end, see `Retention`.
 

@@ -3,7 +3,7 @@
 The digest of a page is sha256(digest of the page before + its int32 token ids), and the chain starts from the
 request's `cache_salt` and the version of the weights. Where embeddings stand in place of tokens, their digest follows
 the ids. Equal digests therefore mean equal inputs from position 0 on, within one salt. Each page table of a request has
-pages of its own behind the same digests.
+pages of its own after the same digests.
 """
 
 from collections import OrderedDict
@@ -82,8 +82,8 @@ class PrefixCache:
     def find_for(self, digests: list[bytes], groups: CacheGroups, snapshots: SnapshotPool | None = None) -> Int32Array:
         """The pages that a request with these digests can begin with, int32 [tables, pages].
 
-        As many as possible such that every table has all that tokens behind them see: in a table of layers with
-        windows, pages before that are `NULL_PAGE`. With `snapshots`, one is behind the last of them.
+        As many as possible such that every table has all that tokens after them see: in a table of layers with
+        windows, pages before that are `NULL_PAGE`. With `snapshots`, one is after the last of them.
         """
         if groups.windows == (0,):
             found = self.find(digests, len(digests))
@@ -136,13 +136,13 @@ class PrefixCache:
             self._remembered.popitem(last=False)
 
     def _longest(self, digests: list[bytes], group: TableGroup, groups: CacheGroups) -> int:
-        """Most pages, at most as many as digests, behind which a token finds all that it sees in tables of a group."""
+        """Most pages, at most as many as digests, after which a token finds all that it sees in tables of a group."""
         tables = [self._page_of[table] for table in group.tables]
 
         def is_cached(place: int) -> bool:
             return all(digests[place] in pages for pages in tables)
 
-        # From the end on: how many pages lie side by side behind the one that is looked at.
+        # From the end on: how many pages lie side by side after the one that is looked at.
         end = place = len(digests)
         while place > groups.begin(group, end * groups.page_size):
             place -= 1

@@ -56,7 +56,7 @@ class Retention:
         return self._keeps_all or not group.window
 
     def keeps_state(self, num_tokens: int, step: int) -> bool:
-        """Whether the snapshot of states behind so many tokens is worth keeping; there is one every `step` tokens."""
+        """Whether the snapshot of states after so many tokens is worth keeping; there is one every `step` tokens."""
         if self._keeps_all or not self._interval:
             return self._keeps_all
         interval = self._interval * self._size

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 class SnapshotPool:
     """Slots from `first` on, `count` of them, each either blank, taken by a step under way, or cached under a digest.
 
-    The state that a slot holds is that behind the last token of a full page, and its digest that of the page. `take`
+    The state that a slot holds is that after the last token of a full page, and its digest that of the page. `take`
     prefers blank slots, then evicts the spare snapshot that is oldest, and only then one of the others: that which was
     used longest ago. A spare one that is found is spare no more. A snapshot that was found may be evicted at
     once: the device copies it before any later step writes it.

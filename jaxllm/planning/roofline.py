@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 CONTEXT = 1024
-"""Tokens that a decoding request has behind it, unless requests must be shorter."""
+"""Tokens that a decoding request has after it, unless requests must be shorter."""
 
 
 class StepEstimate(msgspec.Struct, frozen=True):

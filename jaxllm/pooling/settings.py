@@ -33,7 +33,7 @@ class PoolingSettings:
     all, None: none. `max_length` is the longest text the model's makers recommend. `answers` are two tokens, with their
     ids: the score of a language model without a classifier is the probability of the second where one of them comes;
     of one token, it is the sigmoid of its logit.
-    `dense` are layers behind the pooling of an embedder, `token_dense` those for vectors of single tokens, and
+    `dense` are layers after the pooling of an embedder, `token_dense` those for vectors of single tokens, and
     `lexical` those for a weight of each. `only` is the one task that is done, if it is one. Scores of tokens are those
     of tokens `step_token_id`, or of all. Results for tokens at the ends of a text are left out of a task where these
     are the two tokens that `left_out` names for it.
@@ -88,7 +88,7 @@ class PoolingSettings:
         if self.only:
             return (self.only,)
         if self.use == "embed":
-            # Layers behind the pooling are not for single tokens.
+            # Layers after the pooling are not for single tokens.
             vectors = ("embed",) if self.dense and not self.token_dense else ("embed", "token_embed")
             return (*vectors, "token_classify") if self.lexical else vectors
         return ("classify", "token_classify", *(("score",) if len(self.labels) == 1 else ()))

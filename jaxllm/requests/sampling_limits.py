@@ -12,7 +12,7 @@ MAX_STOP_CHARACTERS: Final = 2**12
 """Most characters in all stop strings of one request."""
 
 MAX_BAD_WORDS: Final = 1024
-"""Most bad words of one request. Each is looked for as it is written and behind a space: twice as many in tokens."""
+"""Most bad words of one request. Each is looked for as it is written and after a space: twice as many in tokens."""
 
 MAX_BAD_WORD_CHARACTERS: Final = 2**15
 """Most characters in all bad words of one request."""

@@ -138,7 +138,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """Ends an output that goes in circles, with the finish reason "repetition": a pattern of `min_pattern_size` to
     `max_pattern_size` tokens, `min_count` times in a row."""
     stream_interval: int | None = None
-    """Tokens that a stream brings at a time, behind the first; None, or less than the engine's: that of the engine."""
+    """Tokens that a stream brings at a time, after the first; None, or less than the engine's: that of the engine."""
     skip_reading_prefix_cache: bool | None = None
     """Compute the whole prompt, though its beginning may be cached; others still find it."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -410,7 +410,7 @@ def _check_together(params: SamplingParams) -> None:
         size = params.num_sequences * _encoded_size("extra_args", params.extra_args)
         check_at_most("extra_args", size, MAX_EXTRA_BYTES_OF_ALL, f"bytes in all n={params.num_sequences} sequences")
     if params.beam_search is not None and params.structured_outputs is not None:
-        raise RequestError("structured_outputs: do not go with beam search", "structured_outputs")
+        raise RequestError("structured_outputs: not compatible with beam search", "structured_outputs")
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:
         raise wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
     if params.beam_search is not None:

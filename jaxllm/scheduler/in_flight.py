@@ -70,7 +70,7 @@ class InFlightSteps:
         table, slot = self._table, int(plan.slots[row])
         end = int(plan.starts[row] + plan.num_new_tokens[row])
         table.num_pending[slot] = 0
-        # The first token that was taken is the one they went on with, but what they sampled behind it is not.
+        # The first token that was taken is the one they went on with, but what they sampled after it is not.
         table.num_computed[slot] = min(int(table.num_computed[slot]), end + 1)
         for later in self.plans:
             same = (later.slots == slot) & (later.generations == plan.generations[row])

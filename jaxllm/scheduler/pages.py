@@ -70,9 +70,9 @@ class PageTables:
         self._pages.publish_one_each(requests, numbers.tolist(), tokens, pages)
 
     def give_back(self, plan: StepPlan, live: npt.NDArray[np.bool_]) -> None:
-        """Free the pages that no token behind those of this step can see.
+        """Free the pages that no token after those of this step can see.
 
-        Steps that were scheduled after it may still be on their way, but they are behind it.
+        Steps that were scheduled after it may still be on their way, but they are after it.
         """
         if not self.gives_back:
             return

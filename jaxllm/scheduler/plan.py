@@ -30,10 +30,10 @@ class StepPlan:
     sampled for a group, whose tokens nobody takes.
 
     Of recurrent layers: `states_before` and `states_behind`, slots of states to copy (from, to) before the step and
-    behind it.
+    after it.
 
     Of several data shards: `parts`, a plan for each, or None where it does nothing. The rows are theirs, one part's
-    behind the other's, and so are `samples` and `generations`; decodes are first in each part, not in the whole.
+    after the other's, and so are `samples` and `generations`; decodes are first in each part, not in the whole.
     """
 
     slots: Int32Array
@@ -69,7 +69,7 @@ class StepPlan:
 
     @property
     def prompt_rows(self) -> list[int]:
-        """Rows behind the decodes."""
+        """Rows after the decodes."""
         if not self.parts:
             return list(range(self.num_decodes, self.num_rows))
         rows, first = [], 0

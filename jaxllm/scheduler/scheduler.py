@@ -1,7 +1,7 @@
 """The scheduler: one token budget per step, shared by prompts and decodes alike.
 
 There is no prefill phase and no decode phase: every running request has `num_tokens` known and `num_computed`
-computed tokens, and each step lets it catch up. Decodes (one token behind) go first, then prompts in order, then new
+computed tokens, and each step lets it catch up. Decodes (one token after) go first, then prompts in order, then new
 requests. A request that cannot get a page makes the last in order give up its own, which is computed again later.
 """
 
@@ -316,7 +316,7 @@ class Scheduler:
         )
 
     def _own_group(self, slots: Int32Array, behind: Int32Array) -> Int32Array:
-        """`behind` without requests whose token is on its way, and with no more decodes than the other stages get."""
+        """`after` without requests whose token is on its way, and with no more decodes than the other stages get."""
         behind = np.where(self.table.num_pending[slots] > 0, 0, behind)
         decodes = np.flatnonzero(behind == 1)
         behind[decodes[-(-len(slots) // self._stages) :]] = 0
@@ -391,7 +391,7 @@ class Scheduler:
         """Take the tokens of a step, row after row. Returns the requests that end with it.
 
         `counts`, int32 [n], says how many each of the plan's rows has: the sampled one, and those that follow it
-        without being sampled; None: one each. `tokens` is int32 [sum of counts]. Of those behind a token that ends the
+        without being sampled; None: one each. `tokens` is int32 [sum of counts]. Of those after a token that ends the
         request none is taken, see `StepPlan.num_taken`.
 
         Steps are taken in the order in which they were scheduled; some may be left out when no request is unfinished.

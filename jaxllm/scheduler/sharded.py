@@ -25,7 +25,7 @@ WAITING_WEIGHT = 4
 class ShardedScheduler:
     """Schedules the requests of all data shards, whose pages are `shards`; see `Scheduler` for what it does.
 
-    The slots of the shards lie one behind the other in `table`. A request goes to the shard that has most of its prompt
+    The slots of the shards lie one after the other in `table`. A request goes to the shard that has most of its prompt
     cached, of those that are not much busier than the one with the least to do. Those that wait for a shard move to
     another one that has nothing to do. `options` are those of `Scheduler`, for each shard.
     """

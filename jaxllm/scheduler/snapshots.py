@@ -1,6 +1,6 @@
 """When states of recurrent layers are copied: into snapshots while prompts are computed, and back where one is found.
 
-A state is that behind one token; unlike keys and values, it cannot be cut back to an earlier one. So a prompt's chunks
+A state is that after one token; unlike keys and values, it cannot be cut back to an earlier one. So a prompt's chunks
 end where a snapshot is worth having:
 
 - at the last full page of what is known when a request starts, from which the same prompt, or one that goes on, starts;
@@ -51,7 +51,7 @@ class StateSnapshots:
         self._under_way: deque[tuple[StepPlan, list[_Taken]]] = deque()
 
     def admitted(self, request: Request, num_cached: int) -> None:
-        """A request got a slot; it begins with the snapshot behind its first `num_cached` tokens, if there are any."""
+        """A request got a slot; it begins with the snapshot after its first `num_cached` tokens, if there are any."""
         slot = request.slot
         if num_cached:
             found = self._pool.find(request.page_hashes[num_cached // self._size - 1])

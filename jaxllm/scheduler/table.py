@@ -20,7 +20,7 @@ class RequestTable:
     token_ids: int32 [S, max_model_len], prompt and output. num_tokens, num_prompt_tokens: int32 [S].
     num_pending: int32 [S], tokens that follow the known ones and are sampled by steps still under way.
     num_computed: int32 [S], tokens whose keys and values are in the cache, or will be after the steps scheduled so far.
-    block_table: int32 [S, G * W], the pages of each table in order, one table behind the other; 0 after the last, and
+    block_table: int32 [S, G * W], the pages of each table in order, one table after the other; 0 after the last, and
     where a page was given back. Of G groups of them, begins, ends: int32 [groups, S], the first page that a slot holds
     in each table of a group, and the end of the last; num_pages: int32 [S], `ends` of the first group.
     max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.

@@ -104,7 +104,9 @@ class StructuredOutputsParams(
         if self.whitespace_pattern is not None:
             _check_text("whitespace_pattern", self.whitespace_pattern)
             if self.disable_any_whitespace:
-                raise RequestError("whitespace_pattern: does not go with disable_any_whitespace", "whitespace_pattern")
+                raise RequestError(
+                    "whitespace_pattern: cannot be combined with disable_any_whitespace", "whitespace_pattern"
+                )
 
     def _given(self, name: str) -> bool:
         value = getattr(self, name)

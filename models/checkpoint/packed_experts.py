@@ -1,7 +1,7 @@
 """Experts that a checkpoint keeps in one tensor where a family names the tensors of each.
 
 As Qwen3.5 has them, `experts.gate_up_proj` [E, 2 F, D] holds each expert's gate above what it gates, and
-`experts.down_proj` [E, D, F] what comes behind. Each expert's part is a range of the file's bytes.
+`experts.down_proj` [E, D, F] what comes after. Each expert's part is a range of the file's bytes.
 """
 
 from collections.abc import Container, Iterator

@@ -139,7 +139,7 @@ class ParameterLoader:
             arrays.pop(slot.path, None)
             arrays[slot.path] = put(values, array.sharding)
         if slot.path in arrays:
-            # Without waiting, host copies of the tensors would queue up behind a slow device.
+            # Without waiting, host copies of the tensors would queue up after a slow device.
             arrays[slot.path].block_until_ready()
 
     def _add_to_host(self, slot: WeightTarget, values: np.ndarray, layers: int) -> None:

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi in place of positions, a norm behind the embedding, biases everywhere."""
+"""BLOOM: ALiBi in place of positions, a norm after the embedding, biases everywhere."""
 
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.checkpoint.config_file import ConfigFile

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind the blocks and on heads; layers without a window do not see positions."""
+"""EXAONE 4: norms after the blocks and on heads; layers without a window do not see positions."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig

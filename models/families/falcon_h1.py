@@ -113,7 +113,7 @@ def _state_space(file: ConfigFile, norm: NormPlan | None) -> StateSpacePlan:
 
 
 class AttentionBeside(nnx.Module):
-    """The first half of a layer: it gives its input and, behind it, what attention makes of that, [T, 2 D]."""
+    """The first half of a layer: it gives its input and, after it, what attention makes of that, [T, 2 D]."""
 
     def __init__(self, config: FalconH1Config, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         assert isinstance(plan.attention, AttentionPlan)

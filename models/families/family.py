@@ -53,7 +53,7 @@ SANDWICH_NAMES: Names = {
     "layers.*.mlp_norm": "model.layers.*.pre_feedforward_layernorm",
     "layers.*.mlp_output_norm": "model.layers.*.post_feedforward_layernorm",
 }
-"""Those of layers with norms behind their blocks, as Gemma 2 and OLMo 2 call them."""
+"""Those of layers with norms after their blocks, as Gemma 2 and OLMo 2 call them."""
 
 TEXT_PARTS: Mapping[str, str] = {
     "language_model.model.": "model.",
@@ -82,16 +82,16 @@ MOST_FURTHER_LAYERS = 8
 
 
 def further_layers(config: ModelConfig) -> tuple[str, ...]:
-    """Where checkpoints have layers behind the last, which predict further tokens; they are not used."""
+    """Where checkpoints have layers after the last, which predict further tokens; they are not used."""
     behind = range(config.num_layers, config.num_layers + MOST_FURTHER_LAYERS)
     return tuple(f"model.layers.{number}." for number in behind)
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The classifier behind a model: an inner layer with its activation and a norm, if any, and the outer one.
+    """The classifier after a model: an inner layer with its activation and a norm, if any, and the outer one.
 
-    It has `labels` classes, or as many as the configuration says. `step_token_id` is the token behind the steps of an
+    It has `labels` classes, or as many as the configuration says. `step_token_id` is the token after the steps of an
     answer, if scores of tokens are meant for these alone.
     """
 

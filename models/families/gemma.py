@@ -1,4 +1,4 @@
-"""Gemma 1 to 3: norms around zero, scaled embeddings; 2 and 3 also norms behind blocks, and windows."""
+"""Gemma 1 to 3: norms around zero, scaled embeddings; 2 and 3 also norms after blocks, and windows."""
 
 from dataclasses import replace
 from typing import Any
@@ -47,7 +47,7 @@ def read_gemma2(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_vaultgemma(file: ConfigFile, architecture: str) -> ModelConfig:
-    """VaultGemma's: Gemma 2 without norms behind its blocks."""
+    """VaultGemma's: Gemma 2 without norms after its blocks."""
     config = read_gemma2(file, architecture)
     return replace(config, layers=with_norms(config.layers, attention_output_norm=None, mlp_output_norm=None))
 

@@ -1,4 +1,4 @@
-"""GLM-4: half of each head is rotated, neighbours in pairs; the 0414 releases also have norms behind blocks."""
+"""GLM-4: half of each head is rotated, neighbours in pairs; the 0414 releases also have norms after blocks."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def weight_names(config: ModelConfig) -> Names:
 
 
 def glm4_names(config: ModelConfig) -> Names:
-    """And norms behind the blocks."""
+    """And norms after the blocks."""
     behind = {
         "layers.*.attention_output_norm": "model.layers.*.post_self_attn_layernorm",
         "layers.*.mlp_output_norm": "model.layers.*.post_mlp_layernorm",

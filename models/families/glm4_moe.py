@@ -63,7 +63,7 @@ _NAMES = {"n_routed_experts": "num_local_experts"}
 
 
 def _with_experts(file: ConfigFile, layers: Sequence[LayerPlan], *, dense: int) -> tuple[LayerPlan, ...]:
-    """The same layers, those behind the first `dense` ones with experts."""
+    """The same layers, those after the first `dense` ones with experts."""
     size, shared = file.integer("moe_intermediate_size", 1408), file.integer("n_shared_experts", 1)
     count = file.integer("n_routed_experts", 128)
     router = sigmoid_router(file)

@@ -45,7 +45,7 @@ def read_layer_norm(file: ConfigFile, *, bias: bool = True) -> NormPlan:
 
 
 def parallel_model(file: ConfigFile, architecture: str, attention: AttentionPlan, activation: str) -> ModelConfig:
-    """A model whose blocks stand side by side behind one norm, with biases of feed-forward blocks and of the output."""
+    """A model whose blocks stand side by side after one norm, with biases of feed-forward blocks and of the output."""
     norm = read_layer_norm(file)
     mlp = MLPPlan(activation=activation, is_gated=False, bias=True)
     layer = LayerPlan(attention=attention, mlp=mlp, attention_norm=norm, mlp_norm=None, is_parallel=True)

@@ -1,4 +1,4 @@
-"""GPT-J: parallel blocks behind one norm, rotary embedding of neighbours in a part of each head."""
+"""GPT-J: parallel blocks after one norm, rotary embedding of neighbours in a part of each head."""
 
 from jaxllm.models.attention_plan import AttentionPlan, RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile

@@ -36,7 +36,7 @@ def read_granite_swa(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_hyperclovax(file: ConfigFile, architecture: str) -> ModelConfig:
-    """HyperCLOVA X's: Granite's with norms behind the blocks, and logits that are multiplied."""
+    """HyperCLOVA X's: Granite's with norms after the blocks, and logits that are multiplied."""
     config = _multiplied(file.reading(bos_token_id=1, eos_token_id=2), architecture, file.number("logits_scaling", 1.0))
     if not file.boolean("use_post_norm", True):
         return config

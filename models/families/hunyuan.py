@@ -1,4 +1,4 @@
-"""HunYuan, dense: heads are normalised behind the rotary embedding, whose base is stretched by alpha."""
+"""HunYuan, dense: heads are normalised after the rotary embedding, whose base is stretched by alpha."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig

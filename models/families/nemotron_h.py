@@ -27,7 +27,7 @@ LETTERS = {"M": MAMBA, "*": ATTENTION, "-": DENSE, "E": EXPERTS}
 
 @dataclass(frozen=True, kw_only=True)
 class NemotronHConfig(ModelConfig):
-    """A layer here is a state space or attention, and the MLP behind it, if there is one.
+    """A layer here is a state space or attention, and the MLP after it, if there is one.
 
     `mixers` and `feed_forwards` are their numbers in the checkpoint, the latter -1 where there is none.
     """

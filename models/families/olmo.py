@@ -1,4 +1,4 @@
-"""OLMo 1 to 3: norms without weights; then norms behind the blocks and over all heads; then windows."""
+"""OLMo 1 to 3: norms without weights; then norms after the blocks and over all heads; then windows."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions from the third row on, layer norms before the blocks or, of 350M, behind them."""
+"""OPT: learned positions from the third row on, layer norms before the blocks or, of 350M, after them."""
 
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.checkpoint.config_file import ConfigFile

@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: parallel blocks behind one norm, half of each head rotated, biases everywhere."""
+"""Phi 1, 1.5 and 2: parallel blocks after one norm, half of each head rotated, biases everywhere."""
 
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.checkpoint.config_file import ConfigFile

@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts: one more MLP for all tokens, behind a gate of its own."""
+"""Qwen 1.5 and 2 with experts: one more MLP for all tokens, after a gate of its own."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig

@@ -120,7 +120,7 @@ class _Known:
     """A family that is imported when it is asked for: each costs a millisecond, and a process needs one.
 
     `path` is its module, then a dot and the name in it unless that is `FAMILY`. `use` replaces the family's. `head` is
-    what checkpoints of classifiers of tokens call the layer behind each of them.
+    what checkpoints of classifiers of tokens call the layer after each of them.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""RoBERTa (arXiv 1907.11692) and XLM-RoBERTa: BERT whose positions are counted from behind the padding token's id."""
+"""RoBERTa (arXiv 1907.11692) and XLM-RoBERTa: BERT whose positions are counted from after the padding token's id."""
 
 from dataclasses import replace
 

@@ -9,7 +9,7 @@ VECTOR_SIZES = ("colbert_dim", "dim", "projection_dim")
 
 
 def token_classifier(family: Family, name: str = "classifier") -> Family:
-    """The family with a head of one layer behind each token, called `name` in checkpoints."""
+    """The family with a head of one layer after each token, called `name` in checkpoints."""
     unused = tuple(f"{inner}." for inner in family.head_names.values() if inner != name)
     return replace(
         family,
@@ -21,7 +21,7 @@ def token_classifier(family: Family, name: str = "classifier") -> Family:
 
 
 def reward_model(family: Family, *, labels: int, step_token_id: int | None = None) -> Family:
-    """A decoder with a head of two layers behind each token, as the reward models that were made of Qwen 2 have it."""
+    """A decoder with a head of two layers after each token, as the reward models that were made of Qwen 2 have it."""
     return replace(
         family,
         use="token_classify",

@@ -1,7 +1,7 @@
 """Zamba 2 (arXiv 2411.15242): Mamba-2 layers, and few blocks of attention that many of them share, with adapters.
 
 A layer of the checkpoint that has such a block is two here, of which each keeps what it keeps: the block, and the state
-space behind it, which gets what the block gives beside its own input.
+space after it, which gets what the block gives beside its own input.
 """
 
 from collections.abc import Sequence
@@ -169,7 +169,7 @@ class Adapter(nnx.Module):
 
 
 class BlockUse(nnx.Module):
-    """One use of a shared block: adapters, and the product behind it. It gives its input and, behind it, that."""
+    """One use of a shared block: adapters, and the product after it. It gives its input and, after it, that."""
 
     def __init__(self, config: Zamba2Config, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         size, heads = config.hidden_size, config.num_heads * config.head_size
@@ -206,7 +206,7 @@ class BlockUse(nnx.Module):
 
 
 class Mamba(nnx.Module):
-    """`x + mixer(norm(x))`; behind a shared block, what that gives is added to what is normalised."""
+    """`x + mixer(norm(x))`; after a shared block, what that gives is added to what is normalised."""
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         assert plan.recurrence is not None

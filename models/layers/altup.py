@@ -100,7 +100,7 @@ class AltUpLayer(DecoderLayer):
 
 
 class Streams(nnx.Module):
-    """What is before and behind the layers: streams of equal magnitude from one, and one from them."""
+    """What is before and after the layers: streams of equal magnitude from one, and one from them."""
 
     def __init__(self, size: int, plan: AltUpPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
         linear = partial(Linear, size, size, bias=False, dtype=dtype, options=options, axes=(None, None))

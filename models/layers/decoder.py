@@ -84,7 +84,7 @@ class DecoderLayer(nnx.Module):
         return self.attention(normed, cache, context)
 
     def _add(self, residual: jax.Array, x: jax.Array, norm: nnx.Module) -> jax.Array:
-        """The residual and what a block gives, which has a norm behind it."""
+        """The residual and what a block gives, which has a norm after it."""
         assert isinstance(norm, AnyNorm)
         scale = self.plan.residual_scale
         if self.plan.normalises_sum:
@@ -169,7 +169,7 @@ class FusedDecoderLayer(DecoderLayer):
 
 
 def can_fuse(plan: LayerPlan) -> bool:
-    """Whether a layer is one block after the other, each with an RMS norm before it and nothing behind it."""
+    """Whether a layer is one block after the other, each with an RMS norm before it and nothing after it."""
     norms = plan.attention_norm, plan.mlp_norm
     return (
         all(norm is not None and norm.kind == "rms" and norm.weight for norm in norms)

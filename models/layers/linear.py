@@ -58,7 +58,7 @@ class Linear(Matrix):
         """Map [T, in] to [T, out]."""
         out_axis, in_axis = self.axes
         partial = model_parallel(self.mesh) > 1 and sharding(self.mesh, in_axis) != sharding(self.mesh, None)
-        # What is added comes behind the sum over devices, and behind the bias.
+        # What is added comes after the sum over devices, and after the bias.
         last = fused.residual if self.mesh is not None or self.bias is not None else None
         if last is not None:
             fused = replace(fused, residual=None)

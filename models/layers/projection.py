@@ -1,4 +1,4 @@
-"""Dense layers behind the hidden states of an embedder, mostly in folders of sentence-transformers (`2_Dense`).
+"""Dense layers after the hidden states of an embedder, mostly in folders of sentence-transformers (`2_Dense`).
 
 Format: https://sbert.net/docs/package_reference/sentence_transformer/models.html#sentence_transformers.models.Dense.
 """

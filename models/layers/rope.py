@@ -131,7 +131,7 @@ def _longrope(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len
 
 
 def _proportional(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len: int) -> _Scaled:
-    # What is missing behind them is not rotated.
+    # What is missing after them is not rotated.
     return plain[: int(rope.part * head_size // 2)] / rope.factor, 1.0
 
 

@@ -39,15 +39,15 @@ def causal_convolution(
     Axis letters: T tokens, R rows, D channels, X tokens that an output depends on.
 
     Args:
-        x: [T, D], rows one behind the other.
+        x: [T, D], rows one after the other.
         states: [R, X - 1, D], what each row had before these tokens, oldest first; zeros where it begins.
         weight: [D, X], the last column is that of the token itself.
         bias: [D], or None.
-        query_start: int32 [R + 1], first token of each row; what is behind the last row is padding.
+        query_start: int32 [R + 1], first token of each row; what is after the last row is padding.
         implementation: a name in `IMPLEMENTATIONS`.
 
     Returns:
-        [T, D] in the type of `x`, computed in float32, of padding unspecified but finite; and the rows' states behind
+        [T, D] in the type of `x`, computed in float32, of padding unspecified but finite; and the rows' states after
         these tokens, [R, X - 1, D] in the type of `states`. Those of rows without tokens are unchanged.
 
     Raises:

@@ -10,7 +10,7 @@ def xla_causal_convolution(
     """See `causal_convolution`."""
     tokens, reach = x.shape[0], weight.shape[1] - 1
     place = jnp.arange(tokens, dtype=jnp.int32)
-    # Padding is of the last row, far behind its state: its values mean nothing.
+    # Padding is of the last row, far after its state: its values mean nothing.
     row = jnp.searchsorted(query_start[1:-1], place, side="right", method="compare_all").astype(jnp.int32)
     inside = place - query_start[row]
     wide = weight.astype(jnp.float32)
@@ -27,7 +27,7 @@ def xla_causal_convolution(
 
 
 def _next_states(x: jax.Array, states: jax.Array, query_start: jax.Array) -> jax.Array:
-    """The rows' states behind the tokens `x`."""
+    """The rows' states after the tokens `x`."""
     reach = states.shape[1]
     entry = jnp.arange(reach, dtype=jnp.int32)
     lengths = (query_start[1:] - query_start[:-1])[:, None]

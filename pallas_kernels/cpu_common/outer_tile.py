@@ -26,7 +26,7 @@ def make_outer_tile(rows: int, vectors: int, kind: str) -> Any:
     lie side by side in `c`. With `more` sums begin with what is in `c`. A result is one chain of products in order,
     whatever the tile.
 
-    At `nexts` lie as many addresses of what is needed next: row k of a run fetches what lies `k * step` bytes behind.
+    At `nexts` lie as many addresses of what is needed next: row k of a run fetches what lies `k * step` bytes after.
     """
 
     def emit(

@@ -53,7 +53,7 @@ def integer(value: int) -> ir.Constant:
 
 
 def pointer(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, kind: ir.Type) -> ir.Value:
-    """A pointer to element `offset` of `kind` behind `address`."""
+    """A pointer to element `offset` of `kind` after `address`."""
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [offset])
 
 

@@ -24,7 +24,7 @@ class Case:
     dtype: str = "float32"
     row_dtype: str = "float32"
     padding: int = 0
-    """Rows behind those that are in a group."""
+    """Rows after those that are in a group."""
     layers: int | None = None
     """As many matrices for each group in a stack, of which the last counts; None is no stack."""
 

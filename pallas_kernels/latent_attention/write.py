@@ -19,7 +19,7 @@ def write_latents(
 
 
 def _padded(x: jax.Array, size: int) -> jax.Array:
-    """`x` with zeros behind its last axis."""
+    """`x` with zeros after its last axis."""
     return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
 
 

@@ -23,7 +23,7 @@ class Case:
     dtype: str = "float32"
     """Of the weights."""
     padding: int = 0
-    """Rows behind those that count."""
+    """Rows after those that count."""
     norm: bool = False
     gated: bool = False
     residual: bool = False

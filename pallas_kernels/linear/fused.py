@@ -1,4 +1,4 @@
-"""What is done in one call with a product, before it and behind it."""
+"""What is done in one call with a product, before it and after it."""
 
 from dataclasses import dataclass, field
 

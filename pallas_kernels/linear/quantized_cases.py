@@ -40,7 +40,7 @@ class QuantizedCase:
     in_size: int = 64
     out_size: int = 32
     padding: int = 0
-    """Rows behind those that count."""
+    """Rows after those that count."""
     norm: bool = False
     gated: bool = False
     residual: bool = False

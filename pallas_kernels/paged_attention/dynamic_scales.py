@@ -1,4 +1,4 @@
-"""Keys and values in int8 with a scale for each token and head, which lies in the page behind what it scales.
+"""Keys and values in int8 with a scale for each token and head, which lies in the page after what it scales.
 
 So whatever moves, shares or copies pages moves the scales too, and whoever reads a page finds them there. A stored head
 is H numbers and then the bits of a float32, whose product with the numbers is the head.

@@ -28,7 +28,7 @@ class AttentionOptions:
     """Likewise for values."""
     scale_bytes: int = 0
     """Not 0: each token and head of an int8 cache has a scale of its own, see `dynamic_scales`, in so many more numbers
-    behind a stored head. Then `k_scale` and `v_scale` are None."""
+    after a stored head. Then `k_scale` and `v_scale` are None."""
     writes: bool = True
     """Whether the step's keys and values go into the cache. Else they are there already, since an earlier layer has
     written them, and those that are given only have their shape."""

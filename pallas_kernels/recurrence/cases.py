@@ -56,7 +56,7 @@ def make_rows(case: RowsCase) -> tuple[StateRows, RaggedBatch]:
 
 
 def make_batch(lengths: Sequence[int], done: Sequence[int], tokens: int, rows: int) -> RaggedBatch:
-    """A batch with so many tokens of each row behind those already `done`, padded to `tokens` and `rows`.
+    """A batch with so many tokens of each row after those already `done`, padded to `tokens` and `rows`.
 
     Rows with one token come first. It has no pages.
     """

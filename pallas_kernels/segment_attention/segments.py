@@ -15,7 +15,7 @@ class Segments:
     """
 
     starts: jax.Array
-    """[R + 1] first token of each text; `num_tokens` behind the last one."""
+    """[R + 1] first token of each text; `num_tokens` after the last one."""
     rows: jax.Array
     """[T] the text of each token; 0 for padding."""
     num_tokens: jax.Array

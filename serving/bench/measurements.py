@@ -112,7 +112,7 @@ class Measurements:
 
     @property
     def tpots(self) -> np.ndarray:
-        """Seconds per output token behind the first (float64); 0 for answers of one token."""
+        """Seconds per output token after the first (float64); 0 for answers of one token."""
         tokens = np.asarray(self.output_tokens)
         seconds = np.asarray(self.latencies) - np.asarray(self.ttfts)
         return np.where(tokens > 1, seconds / np.maximum(tokens - 1, 1), 0.0)

@@ -65,7 +65,7 @@ def read_goodput(limits: Sequence[str]) -> dict[str, float]:
         except ValueError:
             found[name] = -1.0
         if not found[name] >= 0:
-            raise ConfigError(f"goodput={limit!r}: expected a limit in ms behind the colon")
+            raise ConfigError(f"goodput={limit!r}: expected a limit in ms after the colon")
     return found
 
 

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 def collect() -> dict[str, Any]:
     """The report, sizes in bytes. A backend that does not start is part of the report, not an error."""
     found = machine()
-    # The device stands where a reader looks for it: behind the versions.
+    # The device stands where a reader looks for it: after the versions.
     behind = {name: found.pop(name) for name in ("caches", "environment")}
     return {**found, "jax": _backend(), **behind}
 

@@ -21,7 +21,7 @@ Generated from `jaxllm/config/` and `serving/options/server.py` by
 
 Write flags with hyphens or underscores, and whole numbers as `8k` (8000) or `8K` (8192). A JSON
 object may be given in pieces: `--hf-overrides.rope_theta 1e6 --pooler-config.normalize false`; a
-`+` behind the name (`--name.key+ a,b`) makes a list. `None` is the default of options that have
+`+` after the name (`--name.key+ a,b`) makes a list. `None` is the default of options that have
 none. `--disable-x` is `--no-enable-x`.
 
 ## Engine

@@ -122,7 +122,7 @@ def _steps(report: "Report") -> Iterator[str]:
         f"{_attention(estimates)}{_links(report.num_devices, estimates)}."
     )
     yield (
-        f"Decodes have {report.decode_context:,} tokens behind them; prefill is the beginning of one prompt. "
+        f"Decodes have {report.decode_context:,} tokens before them; prefill is the beginning of one prompt. "
         "Operations between the matrices are not counted."
     )
     yield from _in_stages(report)

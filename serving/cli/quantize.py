@@ -25,7 +25,7 @@ fp8        float8 (E4M3), a scale for each output: as large as int8; coarser, bu
 int8_w8a8  int8, and who reads it rounds each token's activations to 8 bits: faster for prompts and batches
 
 Matrices of the layers are rounded to the nearest; with other values than int8_w8a8 activations stay as they are. The
-embedding, the output layer, routers, norms and biases are copied, and so are the tokenizer and the other files beside
+embedding, the output layer, routers, norms and biases are copied, and so are the tokenizer and the other files next to
 the weights. One tensor at a time is in memory, and the folder appears once all is written. `jaxllm serve MODEL
 --quantization int8` rounds while loading instead, and writes nothing."""
 

@@ -85,7 +85,7 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     every: dict[str, Any] = {**from_environment(os.environ, _say), **from_file, **given}
     if "api_key" in every and not every["api_key"]:
         # Without a key, everybody would be let in.
-        raise ConfigError("api_key: it is given, but holds no key; leave it out to let everybody in")
+        raise ConfigError("api_key: is given but holds no key; omit it to serve without keys")
     of_server = {flag.name for flag in server_flags()}
     engine = {name: value for name, value in every.items() if name not in of_server}
     server = {name: value for name, value in every.items() if name in of_server}

@@ -25,7 +25,7 @@ def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSL
     """
     if insecure:
         if cacert is not None:
-            raise ConfigError("--cacert and --insecure do not go together")
+            raise ConfigError("--cacert and --insecure cannot be combined")
         sys.stderr.write("jaxllm: --insecure: whoever answers could read and change everything, and take the key\n")
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

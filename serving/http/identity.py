@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a response is: `id`, and the `engine_ids` of the requests behind it, which no other request has."""
+    """Who a response is: `id`, and the `engine_ids` of the requests after it, which no other request has."""
 
     id: str
     engine_ids: list[str]

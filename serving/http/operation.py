@@ -71,7 +71,7 @@ class Operation:
 
     @property
     def checked_handler(self) -> Handler:
-        """The handler, behind checks of the key, and that the model is of the right kind."""
+        """The handler, after checks of the key, and that the model is of the right kind."""
         if self.operator:
             return _for_operator(self.handler)
         return self.handler if self.runner is None else _for_runner(self.handler, self.runner)

@@ -62,7 +62,7 @@ class EventStream(Response):
     ) -> None:
         """`direct`: events may go to the connection past whatever middleware there is, where the server offers it.
 
-        `first` is sent before there are results, `last` behind the writer's end; `failure` gives the events for an
+        `first` is sent before there are results, `last` after the writer's end; `failure` gives the events for an
         error in a request of this id. For `keep_alive` see `KeepAlive`.
         """
         self.media_type = media_type

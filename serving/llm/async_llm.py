@@ -250,7 +250,7 @@ class AsyncLLM(AsyncControl):
         """
         inputs = self.inputs
         if not isinstance(inputs, InputProcessor):
-            raise RequestError("this model pools, it does not generate: ask for embeddings or scores instead")
+            raise RequestError("this is a pooling model: ask for embeddings or scores instead")
         settings: dict[str, Any] = {"priority": priority, "stream": stream, "add_special_tokens": add_special_tokens}
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 
@@ -292,7 +292,7 @@ class AsyncLLM(AsyncControl):
         """Check and tokenize texts for a pooling model, off the event loop. Raises `RequestError`."""
         inputs = self.inputs
         if not isinstance(inputs, PoolingInputs):
-            raise RequestError("this model generates, it does not pool: start it with --runner pooling for embeddings")
+            raise RequestError("this is a generative model: start it with --runner pooling for embeddings")
         settings: dict[str, Any] = {"priority": priority, "add_special_tokens": add_special_tokens}
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 

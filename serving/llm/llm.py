@@ -102,7 +102,7 @@ class LLM(PoolingMethods):
         engine = self._open()
         if not isinstance(engine, LLMEngine):
             raise RequestError(
-                "this model pools, it does not generate: use embed(), classify(), ..., or load one that "
+                "this is a pooling model: use embed(), classify(), ..., or load one that "
                 "generates with LLM(..., runner='generate')"
             )
         return engine

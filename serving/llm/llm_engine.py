@@ -72,9 +72,7 @@ class LLMEngine(TextEngine[TextRequest]):
         engine = open_engine(config, skip_tokenizer_init=skip_tokenizer_init, background=background, progress=progress)
         if not isinstance(engine, cls):
             engine.close()
-            raise ConfigError(
-                f"{config.model.model} pools, it does not generate: use LLM and its embed(), score(), ..."
-            )
+            raise ConfigError(f"{config.model.model} is a pooling model: use LLM and its embed(), score(), ...")
         return engine
 
     @classmethod

@@ -17,7 +17,7 @@ class OutputStream(AsyncIterator[RequestOutput]):
 
     A reader may give a `sink`. While it waits for the next result, and nothing is left to read, results go to the sink
     and wake nobody: waking a task for every token costs more than the token. The sink takes a result, or returns
-    False for one that the reader shall read after all. The iteration ends behind a last result that it took.
+    False for one that the reader shall read after all. The iteration ends after a last result that it took.
     With a `text_sink` likewise, outputs that are nothing but text need not even become a result: see `put_text`.
     """
 

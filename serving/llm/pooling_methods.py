@@ -105,7 +105,5 @@ class PoolingMethods(EngineMethods):
     def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
         engine = self._open()
         if isinstance(engine, LLMEngine):
-            raise RequestError(
-                "this model generates, it does not pool: load it with LLM(..., runner='pooling') for embeddings"
-            )
+            raise RequestError("this is a generative model: load it with LLM(..., runner='pooling') for embeddings")
         return OfflinePooling(engine, self._runs, use_tqdm)

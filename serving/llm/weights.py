@@ -18,7 +18,7 @@ def control_of(engine: Any) -> Any:
     """An engine's `EngineControl`, or what stands for that of others. Raises `RequestError` where there is none."""
     control = getattr(engine, "control", None)
     if control is None:
-        raise RequestError("a model that pools neither sleeps nor takes other weights: make another LLM")
+        raise RequestError("a pooling model cannot sleep or take other weights; make another LLM")
     return control
 
 

@@ -14,7 +14,7 @@ from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringOutput, 
 class Scoring:
     """One call: the `prompts` that the engine must pool, with `params`, and their results made `scores`.
 
-    Raises `RequestError` for a model that gives no scores, and for lists whose lengths do not go together.
+    Raises `RequestError` for a model that gives no scores, and for lists whose lengths cannot be combined.
     """
 
     def __init__(

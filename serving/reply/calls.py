@@ -61,9 +61,9 @@ def tagged_calls(
 ) -> Parsing[None]:
     """Read text in which certain tags begin calls, to its end.
 
-    `read` is called with the tag and reads what is behind it; where it returns False, having read nothing, the tag is
-    content. One of `ends` behind calls is dropped, and space around them but between one text and another; so is what
-    the source says is markup. `before` are content behind which calls may come. Once a call was read, tags are markup
+    `read` is called with the tag and reads what is after it; where it returns False, having read nothing, the tag is
+    content. One of `ends` after calls is dropped, and space around them but between one text and another; so is what
+    the source says is markup. `before` are content after which calls may come. Once a call was read, tags are markup
     wherever they stand, and `stray` ones too.
     """
     spoken = called = False
@@ -76,7 +76,7 @@ def tagged_calls(
 
     make: Callable[[str], ReplyPart] = content
     while True:
-        # Reasoning may have ended in a call, behind which its end is markup.
+        # Reasoning may have ended in a call, after which its end is markup.
         dropped = (*source.dropped, *markup) if called else source.dropped
         every = tuple(dict.fromkeys((*begins, *before, *dropped)))
         marker, space = yield from source.until(dropped if source.tired else every, make)

@@ -94,7 +94,7 @@ class _JsonCall:
         """Read the object up to its closing brace; False: there is something else in it than a call has."""
         source = self._source
         while True:
-            # When the call has begun, what is wrong behind its arguments changes nothing.
+            # When the call has begun, what is wrong after its arguments changes nothing.
             yield from source.skip()
             if (yield from source.comes("}")):
                 return True

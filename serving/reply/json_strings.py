@@ -87,7 +87,7 @@ class JsonStrings:
         return ends
 
     def _following(self, position: int) -> Parsing[str]:
-        """Space that comes from this index on, and one character behind it if there is one."""
+        """Space that comes from this index on, and one character after it if there is one."""
         source, start = self._source, position
         while True:
             position = spaces_end(source.text, position)
@@ -95,7 +95,7 @@ class JsonStrings:
                 return source.text[start : position + 1]
 
     def _goes_on(self, quote: str, position: int) -> Parsing[bool]:
-        """Whether a text in which markup stands is closed behind it: by its next quote, as no other call's would."""
+        """Whether a text in which markup stands is closed after it: by its next quote, as no other call's would."""
         source, pattern = self._source, QUOTES[quote]
         while True:
             found = pattern.search(source.text, position)
@@ -181,7 +181,7 @@ class JsonStrings:
 
 
 def spaces_end(text: str, at: int) -> int:
-    """The index behind space that begins at an index."""
+    """The index after space that begins at an index."""
     found = _SPACES.match(text, at)
     assert found is not None
     return found.end()

@@ -36,7 +36,7 @@ def json_text(
     """Read a value in brackets, making parts of it; False: the text ended in it, or markup stands in it.
 
     `stops` are markup that ends a value although it was not closed, and is left to be read; `outside` are more of them
-    outside of texts. Within a text that is closed behind them, they belong to the text.
+    outside of texts. Within a text that is closed after them, they belong to the text.
     """
     return _JsonText(source, make, tuple(stops), tuple(outside)).read()
 
@@ -75,7 +75,7 @@ class _JsonText(JsonStrings):
         super().__init__(source, make, stops, outside)
         self._patterns = _patterns(self._all_stops)
         self._comma = list[str]()
-        """A comma and the space behind it, until it is known that something follows."""
+        """A comma and the space after it, until it is known that something follows."""
         self._levels = list[str]()
         self._next = _Next.VALUE
 
@@ -224,7 +224,7 @@ class _Patterns(NamedTuple):
     """Searches of a reader, by its stops."""
 
     plain: Search
-    """A text or a word as JSON has it, all there and with what may follow right behind it."""
+    """A text or a word as JSON has it, all there and with what may follow right after it."""
     key_end: Search
     value_end: Search
     """What ends a word without quotes."""

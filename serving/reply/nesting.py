@@ -28,7 +28,7 @@ class Nesting:
         return bool(self._quote)
 
     def scan(self, text: str, at: int, stops: str = "", limit: int | None = None) -> tuple[int, str]:
-        """Go on at index `at`, up to `limit`; returns the index behind what was taken, and the character that ended it.
+        """Go on at index `at`, up to `limit`; returns the index after what was taken, and the character that ended it.
 
         That is the bracket that closes the value, one of `stops` right inside the first bracket, or none at the end of
         the text.

@@ -110,7 +110,7 @@ def _request(kind: type[Body]) -> dict[str, Any]:
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
-    """What stands in the path and behind it."""
+    """What stands in the path and after it."""
     names = re.findall(r"{(\w+)", operation.path)
     made: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names

@@ -80,7 +80,7 @@ async def metrics(request: Request) -> Response:
     server = server_of(request)
     own = None
     if server.shared_metrics is not None:
-        # What is shown is published first: if this process dies, no counter goes back behind it.
+        # What is shown is published first: if this process dies, no counter goes back after it.
         own = server.metrics.measured()
         server.shared_metrics.publish(Published(num_http_requests(server), own))
     # In a thread: writing them takes milliseconds, which no stream should wait for.

@@ -50,7 +50,7 @@ class Escaped:
         self._control = control
 
     def followed_by(self, text: str) -> "Escaped":
-        """With more text behind, whose control tokens are meant."""
+        """With more text after, whose control tokens are meant."""
         return Escaped(self.text + self._control.named_secretly(text), self._control)
 
 

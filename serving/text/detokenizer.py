@@ -74,7 +74,7 @@ class IncrementalDecoder:
         return self._tokenizer.decode(held, skip_special_tokens=self._skip) if held else ""
 
     def _restart(self) -> str | None:
-        """Decode afresh behind the text already shown, which a later byte would have changed ("Invalid prefix")."""
+        """Decode afresh after the text already shown, which a later byte would have changed ("Invalid prefix")."""
         self._step = self._new_step()
         pieces = [self._step(token_id) for token_id in self._held()]
         return "".join(piece or "" for piece in pieces) or None

@@ -19,7 +19,7 @@ class FinishedRequest:
 
     `queue_seconds` last from arrival until it is first scheduled, `prefill_seconds` from there to its first token,
     `decode_seconds` from the first token to the last, `e2e_seconds` from arrival to the end; None: it did not come
-    that far. `generation_tokens` counts what the engine generated, also behind a stop string. `n` and
+    that far. `generation_tokens` counts what the engine generated, also after a stop string. `n` and
     `max_generation_tokens` (of its longest sequence) belong to the whole request: they come with the last of its
     sequences, and are None with the others. `cached_tokens` of the prompt were in the prefix cache.
     """
@@ -112,7 +112,7 @@ class Meter:
         self._measured.cached_tokens += sequence.cached
 
     def more(self, sequence: "SequenceTimes", count: int, now: float) -> None:
-        """Measure `count` tokens behind the first, which arrived `now`: they share the time since the one before."""
+        """Measure `count` tokens after the first, which arrived `now`: they share the time since the one before."""
         if not count:
             return
         measured = self._measured

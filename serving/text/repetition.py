@@ -20,7 +20,7 @@ class RepetitionWatch:
         self._sizes = np.arange(smallest, params.max_pattern_size + 1)
         self._needed = self._sizes * (params.min_count - 1)
         self._equal = np.zeros(len(self._sizes), np.int64)
-        # The last tokens twice, one behind the other: those before any place lie side by side.
+        # The last tokens twice, one after the other: those before any place lie side by side.
         self._most = params.max_pattern_size
         self._last = np.full(2 * self._most, -1, np.int64)
         self._place = 0

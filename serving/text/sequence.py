@@ -159,7 +159,7 @@ class Sequence:
         return stop if output.finish_reason is None else None
 
     def _repeats(self, watch: RepetitionWatch, first: int) -> bool:
-        """Whether the tokens from index `first` on end in a repetition; those behind it are forgotten."""
+        """Whether the tokens from index `first` on end in a repetition; those after it are forgotten."""
         ends = self.finish_reason is not None
         for place in range(first, len(self.token_ids)):
             found = watch.push(self.token_ids[place])
@@ -171,7 +171,7 @@ class Sequence:
         return False
 
     def _cut(self, length: int) -> None:
-        """Forget the tokens behind the first ones, all of them of the last step."""
+        """Forget the tokens after the first ones, all of them of the last step."""
         rest = len(self._news) - (len(self.token_ids) - length)
         self._cumulative -= sum(item.logprob for item in self._news[rest:])
         del self.token_ids[length:]
@@ -179,7 +179,7 @@ class Sequence:
             del self._logprobs[length:]
 
     def _decode(self, decoder: IncrementalDecoder, first: int) -> str | None:
-        """Decode the tokens from index `first` on; at a stop string, forget those behind it and return it."""
+        """Decode the tokens from index `first` on; at a stop string, forget those after it and return it."""
         params, stops = self.state.request.params, self._stops
         for place in range(first, self._text_end()):
             piece = decoder.push(self.token_ids[place])

@@ -39,7 +39,7 @@ class StopAutomaton:
                 states.append(following)
 
     def after(self, state: int, character: str) -> int:
-        """The state behind one more character."""
+        """The state after one more character."""
         while state and character not in self._next[state]:
             state = self._back[state]
         return self._next[state].get(character, 0)

@@ -1,4 +1,4 @@
-"""The bytes behind single tokens, which need not be whole characters."""
+"""The bytes after single tokens, which need not be whole characters."""
 
 import json
 import re

@@ -43,7 +43,7 @@ class TokensRequest(Body, kw_only=True):
     return_token_ids: bool | None = None
     """Return the token ids of the prompt too."""
     reasoning_end_token_ids: Annotated[list[Natural], documented(minItems=1)] | None = None
-    """The answer begins inside reasoning, which these end; structured_outputs hold behind it."""
+    """The answer begins inside reasoning, which these end; structured_outputs hold after it."""
 
     token_offsets: Annotated[Any, Ignored("nothing here reads it")] = None
     reasoning_ended: Annotated[Any, Ignored("reasoning_end_token_ids says it")] = None

@@ -41,7 +41,7 @@ def test_a_large_step_on_eight_devices() -> None:
     for kind, size, count, is_async in found.collectives:
         if size >= MIB:
             times[kind, is_async] = times.get((kind, is_async), 0) + count
-    # Before attention, and once at the end; behind attention, and of the embedding.
+    # Before attention, and once at the end; after attention, and of the embedding.
     assert times["all-gather", False] == times["reduce-scatter", False] == 33
     # Tokens and sums in both directions, seven rounds in each of 32 layers; and little pieces of scattered sums.
     assert times["collective-permute", True] >= 32 * 7 * 4

@@ -129,7 +129,7 @@ def same_but(faults: set[str], found: dict[str, Answer], expected: dict[str, Ans
 def failing(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fails: Callable[..., bool], *, behind: bool = False
 ) -> list[int]:
-    """Let a method raise when `fails` says so, before it has done its work or `behind` it; how often it did."""
+    """Let a method raise when `fails` says so, before it has done its work or `after` it; how often it did."""
     original, times = getattr(owner, name), [0]
 
     def method(*args: Any, **kwargs: Any) -> Any:

@@ -180,7 +180,7 @@ def test_engines_that_cannot_have_them() -> None:
         make_engine(enable_prompt_embeds=True, pipeline_parallel_size=2)
 
 
-# Scales in the table and behind it, and learned positions.
+# Scales in the table and after it, and learned positions.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "minicpm3", "granite", "gpt2"])
 def test_what_is_behind_the_rows(tmp_path: Path, name: str) -> None:

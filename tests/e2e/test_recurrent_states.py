@@ -121,7 +121,7 @@ def test_a_prompt_that_is_repeated_is_found_up_to_its_last_page(shared: Engine, 
 
 
 def test_what_prompts_share_is_found_by_the_third(shared: Engine) -> None:
-    """The second finds its pages, but no state behind them, and makes the snapshot."""
+    """The second finds its pages, but no state after them, and makes the snapshot."""
     assert shared.reset_prefix_cache()
     system, hits = prompts()[5][:18], []
     for index in range(3):

@@ -53,7 +53,7 @@ def test_experts_are_packed(tmp_path: Path, kind: Kind) -> None:
 
 
 def test_experts_are_streamed_from_the_stack(tmp_path: Path) -> None:
-    """By the kernel for TPUs, in Pallas's interpreter, with columns of zeros behind each expert's own."""
+    """By the kernel for TPUs, in Pallas's interpreter, with columns of zeros after each expert's own."""
     folder = save(tmp_path)
     wanted = logits(folder, MODEL, ForwardOptions(), "float32", "auto")
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):

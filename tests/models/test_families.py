@@ -267,7 +267,7 @@ class Twin:
 
 
 def with_a_further_layer(values: Tensors) -> Tensors:
-    """A layer behind the last, which predicts further tokens."""
+    """A layer after the last, which predicts further tokens."""
     return {
         **values,
         "model.layers.2.enorm.weight": np.ones(64, np.float32),

@@ -16,7 +16,7 @@ from tests.models.test_parity import SMALL
 
 FULL, LINEAR = "full_attention", "linear_attention"
 DELTA = {
-    # What a head gives may be near zero, and the norm behind it would make much of the last bits.
+    # What a head gives may be near zero, and the norm after it would make much of the last bits.
     "rms_norm_eps": 1e-3,
     "num_hidden_layers": 3,
     "layer_types": [LINEAR, LINEAR, FULL],
@@ -204,7 +204,7 @@ SEEING = {
 def test_the_language_model_of_one_that_sees(tmp_path: Path, name: str) -> None:
     config_class, model_class = SEEING[name]
     vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
-    # With other random weights the norm behind a recurrence makes more of the last bits.
+    # With other random weights the norm after a recurrence makes more of the last bits.
     text = {**SMALL, **CASES[name].options, "tie_word_embeddings": False, "rms_norm_eps": 0.1}
     config = config_class(
         text_config=text, vision_config=vision, tie_word_embeddings=False, attn_implementation="eager"

@@ -1,4 +1,4 @@
-"""A row's sum has the same bits among any number of rows, whatever stands before and behind it."""
+"""A row's sum has the same bits among any number of rows, whatever stands before and after it."""
 
 from collections.abc import Callable
 

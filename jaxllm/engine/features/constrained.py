@@ -225,7 +225,7 @@ class ConstrainedDecoding(StepFeature):
         return self._processing is not None and self._processing.has(request)
 
     def on_collected(self, step: Dispatched, result: StepResult) -> None:
-        """Take the sampled tokens of a step's constrained rows, and put those behind them which are bound to follow.
+        """Take the sampled tokens of a step's constrained rows, and put those after them which are bound to follow.
 
         Requests that cannot go on end here, before anybody takes a token that was not allowed.
         """

@@ -55,7 +55,7 @@ class CacheShape:
     latent: "LatentSizes | None" = None
     """What latent attention keeps of a token, in place of heads."""
     scale_bytes: int = 0
-    """Of a dynamic scale, which lies behind each stored head."""
+    """Of a dynamic scale, which lies after each stored head."""
 
     @classmethod
     def of(

@@ -81,7 +81,7 @@ def _calls(
     before = []
     for index, following in enumerate(programs[1:]):
         steps = {bucket.name: following.step(bucket) for bucket in following.buckets.all}
-        # Behind the parameters, the state and what the host packs.
+        # After the parameters, the state and what the host packs.
         places = {name: program.arguments[3].sharding for name, program in steps.items()}
         before.append(EarlierStage(DeviceCalls(executables[index], loaded[index]), places))
     return StagedCalls(executables[-1], loaded[-1], before)

@@ -1,4 +1,4 @@
-"""The programs of an engine whose layers are in stages: a step is a program of each stage, one behind the other.
+"""The programs of an engine whose layers are in stages: a step is a program of each stage, one after the other.
 
 All are dispatched at once and run when their input is there. So stages work at the same time, on different steps, as
 soon as several are under way.

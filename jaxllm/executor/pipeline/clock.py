@@ -56,7 +56,7 @@ class StageClock:
                 jax.block_until_ready(outputs[stage])
             except Exception:  # noqa: BLE001
                 # Who collects the step hears of it. Of a sleeping engine the array may be gone. Whatever it is: a
-                # thread that ended here would leave its queue, and those behind it, to keep arrays for ever.
+                # thread that ended here would leave its queue, and those after it, to keep arrays for ever.
                 pass
             else:
                 end = self._clock()

@@ -40,7 +40,7 @@ class ListedRows:
     blocks: list[jax.Array]
 
     def collect(self) -> dict[int, np.ndarray]:
-        """Wait for the log-probabilities: float32 [K] of each row; those behind the request's own mean nothing."""
+        """Wait for the log-probabilities: float32 [K] of each row; those after the request's own mean nothing."""
         found = np.concatenate(jax.device_get(self.blocks))
         return dict(zip(self.rows.tolist(), found, strict=False))
 

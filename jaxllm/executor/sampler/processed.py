@@ -1,4 +1,4 @@
-"""Rows whose logits are changed by processors before their tokens are chosen, behind the step.
+"""Rows whose logits are changed by processors before their tokens are chosen, after the step.
 
 A processor gets logits with bias and penalties, of the tokens that a grammar allows; temperature and filters come after
 it. Those that run on the host get them from one program, and give them to another; those that are compiled are part of

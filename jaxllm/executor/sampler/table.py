@@ -56,7 +56,7 @@ class SamplingTable:
         self.lists_tokens = np.zeros(max_num_seqs, np.bool_)
         """Which slots' requests list tokens whose log-probabilities they want: bool [S]."""
         self.listed_tokens = np.zeros((max_num_seqs, MAX_LOGPROB_TOKEN_IDS), np.int32)
-        """These tokens, int32 [S, K]; what is behind them means nothing."""
+        """These tokens, int32 [S, K]; what is after them means nothing."""
 
     def must_wait(self, table: RequestTable) -> bool:
         """Whether the next step's parameters depend on tokens that the host does not know yet."""

@@ -9,7 +9,7 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 class WordIndex:
-    """Which tokens would complete a word (at least two tokens each) behind a given output.
+    """Which tokens would complete a word (at least two tokens each) after a given output.
 
     Most tokens end the beginning of no word and cost one look-up. Others cost one for each length that such a beginning
     has: at most 181 for 16,384 tokens of words, and two or three for words that people write.

@@ -11,7 +11,7 @@ class Analysis:
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self.rules = {name: rules[name] for name in _from_below(rules)}
-        """Most of them behind those that they name: so few rounds find out all."""
+        """Most of them after those that they name: so few rounds find out all."""
         self.alphabet = Alphabet({node.ranges for rule in rules.values() for node in walk(rule) if type(node) is Chars})
         self._empty = dict.fromkeys(rules, False)
         self._first = dict.fromkeys(rules, 0)
@@ -95,7 +95,7 @@ class Analysis:
         return before != self._of_rule
 
     def _spread(self, node: Node, behind: int) -> None:
-        """Note that these may come behind a node, and so behind what it ends with."""
+        """Note that these may come behind a node, and so after what it ends with."""
         self.follow[node] = self.follow.get(node, 0) | behind
         match node:
             case Ref(name):

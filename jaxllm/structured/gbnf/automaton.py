@@ -23,7 +23,7 @@ class Automaton:
         return made
 
     def goes_on(self, places: set[int], characters: int) -> bool:
-        """Whether one of these characters may come behind one of these places."""
+        """Whether one of these characters may come after one of these places."""
         return any(self.chars[following] & characters for place in places for following in self.next[place])
 
     def _add(self, node: Node, analysis: Analysis) -> tuple[bool, set[int], set[int]]:
@@ -68,7 +68,7 @@ class Automaton:
 
 
 def swallows(longer: Automaton, shorter: Automaton, behind: int) -> bool:
-    """Whether some text is complete as the shorter one, may be followed by one of the characters `behind`, and the
+    """Whether some text is complete as the shorter one, may be followed by one of the characters `after`, and the
     longer one would take that character as its own.
     """
     waiting = [(a, b) for a in longer.first for b in shorter.first if longer.chars[a] & shorter.chars[b]]

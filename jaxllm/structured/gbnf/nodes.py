@@ -78,7 +78,7 @@ def normal(ranges: list[tuple[int, int]], *, negated: bool = False) -> Ranges:
     if not negated:
         return tuple(part for each in merged for part in _without_surrogates(*each))
     edges = [-1, *(edge for first, last in merged for edge in (first - 1, last)), LAST]
-    # Before the first, between each two, behind the last.
+    # Before the first, between each two, after the last.
     gaps = [(edges[0] + 1, edges[1])] + [(edges[i] + 1, edges[i + 1]) for i in range(2, len(edges) - 1, 2)]
     return tuple((first, last) for first, last in gaps if first <= last)
 

@@ -33,7 +33,7 @@ def parse(grammar: str) -> dict[str, Node]:
     if names:
         raise ValueError(f"rule {names[0][:80]!r} is used and not defined")
     if ROOT not in rules:
-        raise ValueError(f"there is no rule {ROOT!r}, which the output has to be like")
+        raise ValueError(f"there is no rule {ROOT!r}, which defines the output")
     return rules
 
 

@@ -21,7 +21,7 @@ class TurnQueue(Generic[Item]):
         return len(self._by_owner.get(owner, ()))
 
     def put(self, owner: str, item: Item) -> None:
-        """Add an item behind the others of its owner."""
+        """Add an item after the others of its owner."""
         self._by_owner.setdefault(owner, deque()).append(item)
 
     def put_back(self, owner: str, item: Item) -> None:

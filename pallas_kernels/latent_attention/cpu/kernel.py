@@ -92,7 +92,7 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
         tokens, token_bytes = word(work, W_TOKENS), 4 * word(work, W_N) * word(work, W_Z)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, 0, 0) - tokens) * token_bytes)
         chunks = plan_chunks(work)
-        # A chunk's latents are read by those behind it and by all its groups, so all are written before any is read.
+        # A chunk's latents are read by those after it and by all its groups, so all are written before any is read.
         set_word(work, W_RESULTS, chunks * word(work, W_K))
         set_word(work, W_WRITES, chunks)
         set_word(work, W_WRITTEN, 0)

@@ -1,7 +1,7 @@
 """The copies of the kernel: what comes into VMEM ahead of the computation, and what leaves it.
 
 A producer runs ahead of the computation, from block to block and from row to row, so that the latents of the next
-blocks arrive while the present one is computed. Pages come as they lie; what is fetched behind the row's end is masked.
+blocks arrive while the present one is computed. Pages come as they lie; what is fetched after the row's end is masked.
 """
 
 from functools import partial
@@ -103,7 +103,7 @@ class Copies:
         return jnp.minimum(self.length(row) - index * self.blocks.queries, self.blocks.queries)
 
     def end(self, row: Any, index: Any) -> Any:
-        """One behind the last key that a block of queries sees."""
+        """One after the last key that a block of queries sees."""
         return self.first_position(row, index) + self.tokens(row, index)
 
     def _after(self, place: Place) -> Place:

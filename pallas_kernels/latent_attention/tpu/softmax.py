@@ -37,7 +37,7 @@ def scores_of(queries: jax.Array, keys: jax.Array, sizes: Sizes) -> jax.Array:
 
 
 def visible(scores: jax.Array, before: Any, heads: int) -> jax.Array:
-    """Scores with those masked of keys behind the query's own: the first query sees the first `before` + 1 keys.
+    """Scores with those masked of keys after the query's own: the first query sees the first `before` + 1 keys.
 
     Row m is of query m // heads: instead of dividing, places of keys are multiplied.
     """

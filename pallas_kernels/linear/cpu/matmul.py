@@ -1,4 +1,4 @@
-"""Products of activations with packed weights, see `packed`, and what comes right before and behind them.
+"""Products of activations with packed weights, see `packed`, and what comes right before and after them.
 
 A few rows are bound by memory: every weight is read once, and what follows is fetched ahead. Many rows are bound by
 arithmetic: three blocks stay in the second cache while a chunk of rows goes by, and every tile fetches its share of the

@@ -39,7 +39,7 @@ def normalise(to: int, row: int, size: int, weight: int, epsilon: int) -> None:
 
 @compiled
 def gate(to: int, row: int, size: int) -> None:
-    """`silu(g) * u` of `size` numbers `g` and as many `u` behind them (arXiv 2002.05202)."""
+    """`silu(g) * u` of `size` numbers `g` and as many `u` after them (arXiv 2002.05202)."""
     for place in range(0, size, LANES):
         values = load(row, place)
         power = exp2(subtract(splat(ZERO), maximum(multiply(values, splat(LOG2_E)), splat(SMALLEST))))

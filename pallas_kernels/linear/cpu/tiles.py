@@ -24,8 +24,8 @@ def make_block_tile(rows: int, blocks: int, kind: str) -> Any:
     """`f(x, x_stride, w, w_stride, length, y, y_stride, more, ahead, pace)`: `y[r, p] = sum_k x[r, k] w_p[k]`.
 
     `x` are rows of float32. A block `w_p` is [length, BLOCK] of type `kind`; the next one begins `w_stride` bytes
-    behind it. The results of the blocks lie side by side in `y`; with `more` they are added to what is there. Step k
-    fetches what lies `ahead + k * pace` bytes behind the start of each block. A result is one chain of products in
+    after it. The results of the blocks lie side by side in `y`; with `more` they are added to what is there. Step k
+    fetches what lies `ahead + k * pace` bytes after the start of each block. A result is one chain of products in
     order, whatever the tile.
     """
     registers = BLOCK // LANES

@@ -127,7 +127,7 @@ def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False) -> Kernel:
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, Q, 0) - tokens) * token_bytes)
         chunks = plan_chunks(work)
         items, writes = chunks * word(work, W_K), 0
-        # The keys of a chunk are read by those behind it, so all must be there before any chunk is computed. Where
+        # The keys of a chunk are read by those after it, so all must be there before any chunk is computed. Where
         # every row is a single chunk, nobody else reads them, and each item writes its own.
         for chunk in range(1, chunks):
             if word(work, W_NEW_K) and chunk_parts(work, chunk)[0] == chunk_parts(work, chunk - 1)[0]:

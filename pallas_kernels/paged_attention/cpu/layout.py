@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_maj
 def transposed_shape(geometry: CacheGeometry) -> tuple[int, ...]:
     """[L, P, 2, K, C * H]: in a page, the keys of head 0 as [H, C], of head 1, ..., then the value heads as [C, H].
 
-    Scales by token lie behind each of these, float32 [C], not behind each of their rows.
+    Scales by token lie after each of these, float32 [C], not after each of their rows.
     """
     page = geometry.page_size * geometry.head_size
     return (geometry.layers, geometry.pages, 2, geometry.num_kv_heads, page)

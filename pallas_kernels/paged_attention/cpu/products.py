@@ -55,8 +55,8 @@ def make_row_tiles(vectors: int, kind: str) -> Any:
 def find_block(work: int, row: int, head: int, begin: int, last: int, keys: int, values: int) -> None:
     """Addresses of the keys of a block from `begin` on, a vector of them each, and those of their values.
 
-    Behind the addresses of a block's keys lie those of their scales, and so for values.
-    Of a row that ends at `last`; behind it any key does, it will be masked.
+    After the addresses of a block's keys lie those of their scales, and so for values.
+    Of a row that ends at `last`; after it any key does, it will be masked.
     """
     behind = (last - 1) // LANES * LANES
     for vector in range(BLOCK // LANES):

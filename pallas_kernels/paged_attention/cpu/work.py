@@ -47,8 +47,8 @@ ROWS = 192
 """Rows of queries (tokens times query heads of a KV head) of an item, about: what it works on fits the second cache."""
 
 # Arguments of the call, in order. Queries, keys and values are three arrays, or three times the one that holds all,
-# heads behind heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, query heads,
-# whether keys and values are written (their address is 0 if they are not), and bytes of a token's scale behind a head;
+# heads after heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, query heads,
+# whether keys and values are written (their address is 0 if they are not), and bytes of a token's scale after a head;
 # `FLOATS` the scale of products, soft cap (0: none), scale of values, then N sinks and N slopes; `COS` and `SIN` have
 # no rows if nothing is to be rotated.
 Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN = range(11)
@@ -155,7 +155,7 @@ def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int, i
 def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int, int, int, int]:
     """Addresses of a head's key and value at a position of a row, and of their scales, if they have some.
 
-    The numbers of a key lie a page size apart, those of a value side by side; behind all of a head lie its scales.
+    The numbers of a key lie a page size apart, those of a value side by side; after all of a head lie its scales.
     """
     page_size, head_size, heads, bytes_each = word(work, W_C), word(work, W_H), word(work, W_K), word(work, W_BYTES)
     index = position // page_size

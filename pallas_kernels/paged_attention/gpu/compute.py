@@ -37,7 +37,7 @@ class Unit:
     first: jax.Array
     """First tile of keys."""
     end: jax.Array
-    """Behind the last tile of keys."""
+    """After the last tile of keys."""
     window: jax.Array
     """A query at position p sees no key at or before p - window."""
     used: jax.Array
@@ -159,7 +159,7 @@ class Warpgroup:
         return acc, new_maximum, total
 
     def _meet(self) -> None:
-        """Wait for the other warpgroup, where they alternate. One is half a tile behind: their phases interleave."""
+        """Wait for the other warpgroup, where they alternate. One is half a tile after: their phases interleave."""
         if self.options.alternates:
             plgpu.barrier_arrive(self.scratch["turn"])
             plgpu.barrier_wait(self.scratch["turn"])

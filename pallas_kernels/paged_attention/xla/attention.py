@@ -23,7 +23,7 @@ from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 @dataclass(frozen=True)
 class _HeadMajor(Pages):
-    """Those of a cache [L, P, 2, K, C, H], or with `scale_bytes` behind each head."""
+    """Those of a cache [L, P, 2, K, C, H], or with `scale_bytes` after each head."""
 
     scale_bytes: int = 0
 

@@ -53,7 +53,7 @@ def _add_groups(weights: Part, least: jax.Array, sums: Ref) -> None:
 
 
 def _totals(registers: list[jax.Array]) -> jax.Array:
-    """The sum of each of at most 128 registers in a lane of its own, zeros behind: [B, 128]."""
+    """The sum of each of at most 128 registers in a lane of its own, zeros after: [B, 128]."""
     lane = lane_index(registers[0].shape[0])
     found = jnp.zeros_like(registers[0])
     for place, register in enumerate(registers):

@@ -53,4 +53,4 @@ def _request(
         if tokens <= input_len:
             return LoadRequest(text, output_len, tokens)
         chosen.pop()
-    raise ConfigError(f"sonnet_input_len={input_len}: no line fits behind what all prompts share")
+    raise ConfigError(f"sonnet_input_len={input_len}: no line fits after what all prompts share")

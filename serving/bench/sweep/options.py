@@ -32,7 +32,7 @@ class SweepOptions(Section):
         super().__post_init__()
         for name in ("serve_cmd", "bench_cmd"):
             if not getattr(self, name).strip():
-                raise ConfigError(f"--{name.replace('_', '-')} is missing: what is to be run?")
+                raise ConfigError(f"--{name.replace('_', '-')} is missing: give the command to run")
         if self.resume and self.experiment_name is None:
             raise ConfigError("--resume needs --experiment-name")
 

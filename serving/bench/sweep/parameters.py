@@ -116,7 +116,7 @@ def _text(value: Any) -> str:
 
 @cache
 def _several() -> frozenset[str]:
-    """Flags with any number of values, which cannot be told from a model's name behind them."""
+    """Flags with any number of values, which cannot be told from a model's name after them."""
     ours = (
         flag for section in (LoadOptions, ReportOptions, DatasetOptions) for flag in section_flags("bench", section)
     )
@@ -125,7 +125,7 @@ def _several() -> frozenset[str]:
 
 
 def _without(command: Sequence[str], flags: set[str], *, has_values: bool, several: bool = False) -> list[str]:
-    """The command less these flags, and where they have values, less the one behind each, or `several`."""
+    """The command less these flags, and where they have values, less the one after each, or `several`."""
     result: list[str] = []
     dropping = 0.0
     for word in command:

@@ -17,7 +17,7 @@ _STOP_SECONDS = 30.0
 
 
 class SweepServer:
-    """A command that serves at a URL; a context manager: inside it is ready, and behind it nothing is left of it.
+    """A command that serves at a URL; a context manager: inside it is ready, and after it nothing is left of it.
 
     Raises `EngineError` when it ends, or does not answer within `seconds`. `log` takes what it prints.
     """

@@ -179,7 +179,7 @@ class LoadTest:
         if self._where.ready_check_timeout_sec:
             answer = await wait_until_ready(target, requests[0], self._where.ready_check_timeout_sec)
             if answer.error:
-                raise EngineError(f"the server did not get ready: {answer.error}")
+                raise EngineError(f"the server did not become ready: {answer.error}")
         if count := self._load.num_warmups:
             some = [requests[index % len(requests)] for index in range(count)]
             answers = await gather_load(target, some, [0.0] * count, self._load.max_concurrency)

@@ -53,5 +53,5 @@ def _folder(options: SweepOptions) -> Path:
     if options.resume and not folder.is_dir():
         raise ConfigError(f"--resume: there is no experiment {str(folder)!r}")
     if not options.resume and folder.exists() and not options.dry_run:
-        raise ConfigError(f"{folder} exists: go on with it with --resume, or name another with --experiment-name")
+        raise ConfigError(f"{folder} exists: continue it with --resume, or name another with --experiment-name")
     return folder

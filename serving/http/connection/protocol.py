@@ -73,7 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     address: str | None = None
     _running: RequestResponseCycle | None = None
-    """The request that is being answered; those behind it wait in `pipeline`."""
+    """The request that is being answered; those after it wait in `pipeline`."""
     _upload: Upload | None = None
     """Of the request that is being read, from its headers on."""
     _refusal: tuple[int, str] | None = None
@@ -174,7 +174,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer behind a body in chunks."""
+        """A header, or a trailer after a body in chunks."""
         self._count_header(len(name) + len(value))
         if self._upload is not None:
             # A trailer, which must not become a header: what the headers say was checked before.

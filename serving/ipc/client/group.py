@@ -92,7 +92,7 @@ class EngineGroup:
         """Raise `QueueFullError` while prompts of so many tokens wait, or are computed."""
         queued = sum(engine.num_queued_tokens for engine in self.engines)
         if queued >= most:
-            raise QueueFullError(f"prompts of {queued} tokens wait already, of {most}: try again later")
+            raise QueueFullError(f"the prefill queue is full: {queued} of {most} tokens; try again later")
 
     def drop(self, reader: Any) -> None:
         """End the request of a reader that reads no more, without further results, unless it has ended."""
@@ -104,8 +104,8 @@ class EngineGroup:
         engines = self.members.open
         if asked is not None:
             if not 0 <= asked < len(engines):
-                there = f"0 to {len(engines) - 1}" if len(engines) > 1 else "only 0"
-                raise RequestError(f"data_parallel_rank={asked}: there is {there}", "data_parallel_rank")
+                allowed = f"between 0 and {len(engines) - 1}" if len(engines) > 1 else "0"
+                raise RequestError(f"data_parallel_rank={asked}: must be {allowed}", "data_parallel_rank")
             engines[asked].health.check_soon()
             if engines[asked].stats.weights_problem:
                 raise EngineError(engines[asked].stats.weights_problem, RETRY_AFTER)
@@ -133,7 +133,7 @@ class EngineGroup:
         if method in ("start_weight_update", "update_weights_from", "finish_weight_update"):
             for engine in self.members.there:
                 if not engine.health.is_up:
-                    raise EngineError(f"engine {engine.number} is started again: update when it is back", RETRY_AFTER)
+                    raise EngineError(f"engine {engine.number} is restarting: update it when it is back", RETRY_AFTER)
         if method == "save_sharded_state":
             # All engines have the same weights.
             first = next((engine for engine in self.engines if engine.health.is_up), self.engines[0])

@@ -23,10 +23,12 @@ class Admission:
         return len(self._names)
 
     def check(self, requests: Sequence[Any], most: int | None) -> None:
-        """Raise `QueueFullError` if these are too many beside `most` sequences, `RequestError` for an id in use."""
+        """Raise `QueueFullError` if these are more than `most` sequences allow, `RequestError` for an id in use."""
         count = sum(len(request.children) for request in requests)
         if most is not None and self._sequences + count > most and self._has_its_share(requests, count, most):
-            raise QueueFullError(f"{self._sequences} sequences run or wait already, of {most}: try again later")
+            raise QueueFullError(
+                f"the queue is full: {self._sequences} of {most} sequences run or wait; try again later"
+            )
         known: set[str] = set()
         for request in requests:
             name = request.request_id

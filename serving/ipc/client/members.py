@@ -160,7 +160,7 @@ class Members:
             left = sum(map(len, self.all[size:]))
             self.size = before
             raise ScalingTimeoutError(
-                f"{left} requests of the engines that shall end still run after drain_timeout={seconds:g} s; all "
+                f"{left} requests of the engines that should end still run after drain_timeout={seconds:g} s; all "
                 f"{before} engines go on. Try again with a longer one"
             ) from None
         except BaseException:

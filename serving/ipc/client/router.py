@@ -15,7 +15,7 @@ Routing = Literal["load", "prefix"]
 BLOCK = 64
 """Tokens of a prompt that are compared at a time."""
 MOST_BLOCKS = 64
-"""Blocks of a prompt that are looked at: what lies behind them hardly tells prompts apart, and would take long."""
+"""Blocks of a prompt that are looked at: what lies after them hardly tells prompts apart, and would take long."""
 MOST_KNOWN = 1 << 16
 """Blocks that are remembered."""
 _WAITS = 4
@@ -133,7 +133,7 @@ class Router:
     def choose(
         self, engines: Sequence[int], prompt_token_ids: np.ndarray, *, sequences: int = 1, salt: str | None = None
     ) -> int:
-        """The engine, of those that may be chosen, for a prompt (int32 [length]) and so many sequences behind it."""
+        """The engine, of those that may be chosen, for a prompt (int32 [length]) and so many sequences after it."""
         if len(engines) == 1 and self._prefixes is None:
             return self._sent(engines[0], sequences)
         free = min(engines, key=lambda engine: (self._load(engine).score, (engine - self._next) % (1 + max(engines))))

@@ -48,7 +48,7 @@ class RestartBudget:
         return min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (recent - 1)) if recent else 0.0
 
     def __str__(self) -> str:
-        """Why there may be no more, behind the reason of the last end."""
+        """Why there may be no more, after the reason of the last end."""
         if not self._most:
             return ""
         return f"; there were {self._most} restarts within {self._window:g} s (max_restarts, restart_window)"

@@ -86,7 +86,7 @@ def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients
             _reconcile(message, engine, client, clients)
         case Call() | UpdateWeights():
             called = _call(message, engine, clients)
-            # Behind the state that all clients are told of.
+            # After the state that all clients are told of.
             client.output_queue.put_behind(called)
         case AttachClient() if isinstance(engine, Engine) and engine.state().halted:
             # A client that hears nothing takes it that requests may come.
@@ -102,7 +102,7 @@ def _call(message: Call | UpdateWeights, engine: AnyEngine, clients: Clients) ->
         if isinstance(message, Call) and message.method not in get_args(ControlMethod):
             return Called(message.number, getattr(engine, message.method)())
         if isinstance(engine, PoolingEngine):
-            raise RequestError("an engine that pools neither pauses nor sleeps, nor takes other weights")
+            raise RequestError("a pooling engine cannot pause, sleep or take other weights")
         try:
             return Called(message.number, _control(message, engine, clients))
         finally:

@@ -35,7 +35,7 @@ class OutputQueue:
                 self._changed.notify()
 
     def put_behind(self, message: FromEngine) -> None:
-        """Queue a message behind the outputs that wait."""
+        """Queue a message after the outputs that wait."""
         with self._changed:
             self._behind.append(message)
             self._changed.notify()

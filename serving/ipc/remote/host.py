@@ -215,7 +215,7 @@ class HostSession:
         threading.Thread(target=engine.end, name="engine-end", daemon=True).start()
 
     def _report_exits(self) -> None:
-        """Engines that have ended, behind the last that they said."""
+        """Engines that have ended, after the last that they said."""
         for channel, reason in list(self._exits.items()):
             pipe = self._relay.pipes.get((b"", channel))
             if pipe is not None:

@@ -17,7 +17,7 @@ from jaxllm.serving.options.server import ServerOptions
 def arranged(config: EngineConfig, *, headless: bool) -> EngineConfig:
     """The options with `data_parallel_size` the engines behind this one server, as the flags mean it together.
 
-    Raises `ConfigError` for flags that do not go together.
+    Raises `ConfigError` for flags that cannot be combined.
     """
     parallel = config.parallel
     size, start = parallel.data_parallel_size, parallel.data_parallel_start_rank

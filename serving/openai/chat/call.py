@@ -55,7 +55,7 @@ async def prepare_chat(
 
 
 def _check(body: ChatCompletionRequest, limits: AdmissionLimits, limit: str, asked: int | None) -> int:
-    """The priority. Raises `RequestError` for fields that do not go together, or are too large."""
+    """The priority. Raises `RequestError` for fields that cannot be combined, or are too large."""
     check_generation(body, limits, top_logprobs=body.top_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")

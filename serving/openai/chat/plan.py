@@ -118,7 +118,7 @@ def plan_reply(
     reasoning = formats.reasoning
     if params.thinking_token_budget is not None and reasoning is None:
         raise RequestError(
-            "thinking_token_budget: it is not known how this model reasons; the server says so with --reasoning-parser",
+            "thinking_token_budget: the server does not know how this model marks its reasoning; start it with --reasoning-parser",
             "thinking_token_budget",
         )
     if tools is None and reasoning is None:
@@ -155,7 +155,7 @@ def plan_reply(
 def _tool_format(formats: ReplyFormats) -> ToolFormat:
     if formats.tools is None:
         raise RequestError(
-            "tools: it is not known how this model calls them: start the server with --tool-call-parser and one of "
+            "tools: the server does not know how this model calls them: start it with --tool-call-parser and one of "
             f"{', '.join(TOOL_FORMATS)}; tool_choice='none' shows them to the model and lets it answer in words",
             "tools",
         )
@@ -187,7 +187,7 @@ def _with_grammar(
     try:
         return msgspec.structs.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
     except RequestError as error:
-        raise RequestError(f"tools: their schemas make no grammar: {error}", "tools") from None
+        raise RequestError(f"tools: their schemas cannot be compiled to a grammar: {error}", "tools") from None
 
 
 def _json_schema(form: StructuredOutputsParams) -> dict[str, Any] | None:

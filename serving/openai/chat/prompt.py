@@ -24,7 +24,7 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
     """The messages of a request as templates read them, and the prompt; for threads. Raises `RequestError`."""
     if body.chat_template is not None and not server.options.trust_request_chat_template:
         raise RequestError(
-            "chat_template: requests may not bring templates, which are programs; the server allows it with "
+            "chat_template: templates in requests are off, because they are programs; the server allows them with "
             "--trust-request-chat-template",
             "chat_template",
         )

@@ -143,5 +143,5 @@ def _known(tool: Any, functions: Mapping[str, Function], place: str) -> str:
         raise RequestError(f"{place}: this field is required", place)
     if name not in functions:
         hint = nearest(name, functions) if functions else "; give tools with it"
-        raise RequestError(f"{place}={quoted(name)}: there is no such tool{hint}", place)
+        raise RequestError(f"{place}={quoted(name)}: no tool has this name{hint}", place)
     return name

@@ -113,7 +113,7 @@ def split_prompts(prompt: str | list[str | int | list[int]], *, most: int = MAX_
 
 
 def _check(body: CompletionRequest, limits: AdmissionLimits, num_prompts: int) -> int:
-    """The priority. Raises `RequestError` for fields that do not go together, or are too large."""
+    """The priority. Raises `RequestError` for fields that cannot be combined, or are too large."""
     check_max_tokens("max_tokens", body.max_tokens, limits)
     check_generation(body, limits, num_prompts=num_prompts, logprobs=body.logprobs)
     if body.logprob_token_ids is not None and body.logprobs is None:

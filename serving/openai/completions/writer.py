@@ -95,7 +95,7 @@ class CompletionWriter:
         return [self._choice(prompt_index, completion) for completion in output.outputs]
 
     def _choice(self, prompt_index: int, completion: CompletionOutput) -> CompletionChoice:
-        """News of a choice; its first come behind the prompt, if that is to be echoed."""
+        """News of a choice; its first come after the prompt, if that is to be echoed."""
         index = prompt_index * self._n + completion.index
         request = self._requests[prompt_index]
         first = index not in self._offsets

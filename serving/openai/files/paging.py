@@ -18,7 +18,7 @@ Item = TypeVar("Item", bound=Identified)
 
 
 def page(items: Sequence[Item], after: str | None, limit: int, most: int) -> tuple[list[Item], bool]:
-    """At most `limit` items behind the one of the id `after`, and whether there are more. Raises `RequestError`."""
+    """At most `limit` items after the one of the id `after`, and whether there are more. Raises `RequestError`."""
     if not 1 <= limit <= most:
         raise RequestError(f"limit={limit}: must be from 1 to {most}", "limit")
     begin = 0

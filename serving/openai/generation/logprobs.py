@@ -95,7 +95,7 @@ class TextOffsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def next(self, token: bytes) -> int:
-        """Where the character begins in which this token begins; the next call is about the token behind it."""
+        """Where the character begins in which this token begins; the next call is about the token after it."""
         place = self._characters
         self._characters += len(self._decoder.decode(token))
         return place

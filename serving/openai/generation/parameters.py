@@ -79,7 +79,7 @@ def beam_params(
     if body.stream:
         raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
     if body.prompt_logprobs is None and "prompt_logprobs" in given:
-        raise RequestError("echo with logprobs does not go with beam search", "echo")
+        raise RequestError("echo with logprobs is not compatible with beam search", "echo")
     options = BeamOptions(
         width=getattr(body, width_name(body)) or 1,
         n=body.n or 1,

@@ -24,7 +24,7 @@ class Prioritised(Protocol):
 def check_generation(
     body: GenerationRequest, limits: AdmissionLimits, *, num_prompts: int = 1, **alternatives: int | None
 ) -> None:
-    """Raise `RequestError` for fields that do not go together, or ask for more than the server gives.
+    """Raise `RequestError` for fields that cannot be combined, or ask for more than the server gives.
 
     `alternatives` are fields that say how many alternatives per token are to be returned.
     """

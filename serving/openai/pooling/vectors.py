@@ -62,7 +62,7 @@ class VectorFormat:
         return values.tolist()
 
     def response(self, identity: Identity, vectors: Sequence[np.ndarray], usage: TextUsage) -> Response:
-        """All vectors one behind the other; with `bytes` the header `metadata` says what they are."""
+        """All vectors one after the other; with `bytes` the header `metadata` says what they are."""
         parts = [self.bytes(values) for values in vectors]
         headers = {}
         if self.encoding == "bytes":

@@ -18,7 +18,7 @@ class OutputExpiry(Body, kw_only=True):
 
     anchor: Literal["created_at"]
     seconds: FromZero
-    """So many seconds behind it."""
+    """So many seconds after it."""
 
 
 class BatchRequestBody(Body, kw_only=True):
@@ -118,6 +118,6 @@ class BatchesQuery(Body, kw_only=True):
     """Query parameters of listing batches."""
 
     after: str | None = None
-    """Only the batches behind the one of this id."""
+    """Only the batches after the one of this id."""
     limit: Annotated[int, documented(minimum=1, maximum=100)] | None = None
     """Most batches to return, from 1 to 100; default 20."""

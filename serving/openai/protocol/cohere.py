@@ -21,7 +21,7 @@ class CoherePart(Body, kw_only=True):
 
 
 class CohereInput(Body, kw_only=True):
-    """An input of several parts, which are read one behind the other."""
+    """An input of several parts, which are read one after the other."""
 
     content: list[CoherePart]
 

@@ -45,7 +45,7 @@ class FilesQuery(Body, kw_only=True):
     """Query parameters of listing files."""
 
     after: str | None = None
-    """Only the files behind the one of this id."""
+    """Only the files after the one of this id."""
     limit: Annotated[int, documented(minimum=1, maximum=10000)] | None = None
     """Most files to return, from 1 to 10000; default 10000."""
     order: Literal["asc", "desc"] | None = None

@@ -140,7 +140,7 @@ class GenerationRequest(Body, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     """Show tokens in logprobs as token_id:NUMBER."""
     stream_interval: AtLeastOne | None = None
-    """With stream: tokens that each event brings, behind the first; default that of the server (--stream-interval)."""
+    """With stream: tokens that each event brings, after the first; default that of the server (--stream-interval)."""
     repetition_detection: RepetitionBody | None = None
     """Ends a text that goes in circles, with the finish reason repetition."""
     session_id: str | None = None

@@ -1,4 +1,4 @@
-"""vLLM's `/generative_scoring`: how likely labels are behind texts, as a model that generates sees it."""
+"""vLLM's `/generative_scoring`: how likely labels are after texts, as a model that generates sees it."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from jaxllm.serving.openai.protocol.usage import Usage
 
 
 class LabelScoresRequest(Body, kw_only=True):
-    """A query, items, and the labels that may stand behind both."""
+    """A query, items, and the labels that may stand after both."""
 
     model: str | None = None
     """One of /v1/models; default: the first."""

@@ -162,7 +162,7 @@ class RetrieveQuery(Body, kw_only=True):
     stream: bool | None = None
     """Send the events again, those to come too; only for responses made with background and stream."""
     starting_after: FromZero | None = None
-    """With stream: only the events behind the one of this sequence_number."""
+    """With stream: only the events after the one of this sequence_number."""
     include: list[str] | None = None
     """Accepted, without effect: a response is kept as it was made."""
     include_obfuscation: bool | None = None
@@ -173,7 +173,7 @@ class InputItemsQuery(Body, kw_only=True):
     """Query parameters of listing input items."""
 
     after: str | None = None
-    """Only the items behind the one of this id."""
+    """Only the items after the one of this id."""
     limit: Annotated[int, documented(minimum=1, maximum=100)] | None = None
     """Most items to return, from 1 to 100; default 20."""
     order: Literal["asc", "desc"] | None = None

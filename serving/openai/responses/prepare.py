@@ -29,7 +29,7 @@ _MOST_METADATA = (16, 64, 512)
 
 
 def check(body: ResponsesRequest, store: ResponseStore) -> None:
-    """Raise `RequestError` for fields that are wrong, or do not go together."""
+    """Raise `RequestError` for fields that are wrong, or cannot be combined."""
     for index, name in enumerate(body.include or ()):
         if name != LOGPROBS:
             raise UnsupportedError(
@@ -59,7 +59,7 @@ NOT_KEPT = "this server keeps no responses (--max-stored-responses is 0, or --ap
 
 
 def read_turn(body: ResponsesRequest, items: Sequence[Item | ItemReference], store: ResponseStore, owner: str) -> Turn:
-    """The items of the request's input behind the conversation of the same owner that it continues.
+    """The items of the request's input after the conversation of the same owner that it continues.
 
     Raises `RequestError` and `HttpError`.
     """

@@ -28,7 +28,7 @@ class ToolFormat(Protocol):
 
     @property
     def closing(self) -> str:
-        """Comes behind the last."""
+        """Comes after the last."""
 
     @property
     def forces_reasoning(self) -> bool:
@@ -56,7 +56,7 @@ class ReasoningFormat(Protocol):
 
     @property
     def end(self) -> str:
-        """Ends reasoning; what comes behind it is the answer."""
+        """Ends reasoning; what comes after it is the answer."""
 
     @property
     def sections(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -223,7 +223,7 @@ class _Values:
         return bool((yield from self._source.match(closing))) or (yield from self._source.comes(*self._ends))
 
     def _next(self, closing: str) -> Parsing[bool]:
-        """Read over what is behind a value; True: it closes."""
+        """Read over what is after a value; True: it closes."""
         yield from self._source.skip()
         if (yield from self._closes(closing)):
             return True

@@ -1,4 +1,4 @@
-"""IBM Granite 3: a list of JSON objects behind `<|tool_call|>` (chat templates of granite-3.0 to 3.3).
+"""IBM Granite 3: a list of JSON objects after `<|tool_call|>` (chat templates of granite-3.0 to 3.3).
 
 Granite 4 writes calls as Hermes does.
 """
@@ -21,7 +21,7 @@ class Granite:
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
-        """Text, and a list of calls behind a tag."""
+        """Text, and a list of calls after a tag."""
         return tagged_calls(source, self.markers, lambda _: json_calls(source, calls, stops=self.markers))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:

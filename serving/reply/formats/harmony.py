@@ -50,7 +50,7 @@ class Harmony:
             last = None
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
-        """A call as a message, perhaps behind reasoning."""
+        """A call as a message, perhaps after reasoning."""
         reasoning = lark.rule(
             f"{lark.text(f'{_CHANNEL}analysis{_MESSAGE}')} {lark.rule(FREE_TEXT)} "
             f"{lark.text(f'<|end|>{_START}assistant')}"

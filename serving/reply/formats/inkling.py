@@ -49,7 +49,7 @@ class Inkling:
             last = make
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
-        """A call as a block, perhaps behind reasoning."""
+        """A call as a block, perhaps after reasoning."""
         reasoning = lark.rule(f"{lark.text(_THINKING)} {lark.rule(FREE_TEXT)} {lark.text(f'{_ENDS[0]}{_MESSAGE}')}")
         return f"{reasoning}? {lark.text(_CALL)} {named_object(lark, name, schema, 'args')}"
 

@@ -17,19 +17,19 @@ class JsonTags:
     begins: tuple[str, ...]
     """Any of these begins calls."""
     ends: tuple[str, ...] = ()
-    """Dropped behind them."""
+    """Dropped after them."""
     opening: str = ""
     separator: str = ", "
     closing: str = ""
     before: str = ""
     """What is written before each call that is forced."""
     after: str = ""
-    """What is written behind it."""
+    """What is written after it."""
     keys: CallKeys = CALL_KEYS
     tokens: tuple[str, ...] = ()
     """Markers, where they are other than the tags."""
     before_calls: tuple[str, ...] = ()
-    """Calls may come behind these, which are no markup."""
+    """Calls may come after these, which are no markup."""
     leading: bool = False
     """Whether a reply may begin with calls, without a tag."""
     forces_reasoning: bool = False

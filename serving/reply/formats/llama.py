@@ -66,7 +66,7 @@ class Llama3Json:
 
 
 def _read_over(source: Source, pieces: tuple[str, ...]) -> Parsing[tuple[list[str], str]]:
-    """Read over space and some pieces; returns the pieces and the space behind them."""
+    """Read over space and some pieces; returns the pieces and the space after them."""
     found = list[str]()
     while True:
         space = yield from source.skip()

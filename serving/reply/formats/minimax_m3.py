@@ -69,7 +69,7 @@ class _Call:
         self._calls = calls
 
     def read(self, tag: str) -> Parsing[bool]:
-        """Read the call behind its first tag; False, and nothing is read: this is none."""
+        """Read the call after its first tag; False, and nothing is read: this is none."""
         source, start = self._source, self._source.at
         if tag == _ALL:
             yield from source.skip()

@@ -29,7 +29,7 @@ class Mistral:
     forces_reasoning = False
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
-        """Text, and calls of either form behind the mark."""
+        """Text, and calls of either form after the mark."""
         return tagged_calls(source, (_MARK,), lambda _: _calls(source, calls))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:

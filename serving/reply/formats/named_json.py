@@ -24,9 +24,9 @@ class NamedJson:
     behind: tuple[str, ...]
     """Between the name and the arguments."""
     tail: tuple[str, ...]
-    """Behind the arguments."""
+    """After the arguments."""
     last: tuple[str, ...] = ()
-    """Behind the last call."""
+    """After the last call."""
     numbered: bool = False
     """Whether the name is within an id such as `functions.add:0`."""
     tokens: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class NamedJson:
 
     @property
     def closing(self) -> str:
-        """Tags behind all calls."""
+        """Tags after all calls."""
         return "".join(self.last)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:

@@ -39,7 +39,7 @@ class Pythonic:
         return (self.begin,)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
-        """A list of calls at the beginning or behind the mark; everything else is content."""
+        """A list of calls at the beginning or after the mark; everything else is content."""
         start = source.at
         yield from source.skip()
         if (yield from _list(source, calls, self, leading=True)):

@@ -37,7 +37,7 @@ class ValueTagCall:
         """All arguments, where they came as one value."""
 
     def read(self, tag: str) -> Parsing[bool]:
-        """Read the call behind its first tag; False, and nothing is read: this is none."""
+        """Read the call after its first tag; False, and nothing is read: this is none."""
         source, tags, start = self._source, self._tags, self._source.at
         if tag not in tags.heads or tags.bare_name:
             yield from source.skip()
@@ -78,7 +78,7 @@ class ValueTagCall:
                 return bool(found)
 
     def _name(self) -> Parsing[str]:
-        """Read the name and what is behind it; empty: there is none."""
+        """Read the name and what is after it; empty: there is none."""
         source, tags = self._source, self._tags
         if not tags.bare_name:
             text = yield from source.run(_ATTRIBUTES)
@@ -166,7 +166,7 @@ class ValueTagCall:
         return marker
 
     def _following(self, marker: str | None, ends: tuple[str, ...]) -> Parsing[str | None]:
-        """The tag of this call behind a value that ended with `marker`; another call's is left to be read."""
+        """The tag of this call after a value that ended with `marker`; another call's is left to be read."""
         source, tags = self._source, self._tags
         if marker in (tags.behind_value, *(ends if len(ends) == 1 else ())):
             yield from source.skip()
@@ -175,7 +175,7 @@ class ValueTagCall:
         return (yield from source.match(*tags.keys, tags.tail))
 
     def _behind_key(self) -> Parsing[bool]:
-        """Read over what is behind a key, which may have space in it between tags."""
+        """Read over what is after a key, which may have space in it between tags."""
         source = self._source
         for tag in self._tags.key_ends:
             if not (yield from source.match(tag)):

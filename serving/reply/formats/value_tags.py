@@ -24,7 +24,7 @@ _TEXT = frozenset({"string"})
 class ValueTags:
     """The tags of a family: `head` name `behind_name`, then `key` name `behind_key` value `behind_value`, then `tail`.
 
-    They stand here without the space that the family writes: `space` is behind each of `head`'s end, of values and of
+    They stand here without the space that the family writes: `space` is after each of `head`'s end, of values and of
     `behind_name`; what is read may have any.
     """
 
@@ -37,14 +37,14 @@ class ValueTags:
     first: tuple[str, ...] = ()
     """Tags that come before `head`, and may be missing; the first begins calls too."""
     last: tuple[str, ...] = ()
-    """Tags behind calls, which are dropped."""
+    """Tags after calls, which are dropped."""
     opening: str = ""
     separator: str = "\n"
     closing: str = ""
     before: str = ""
     """What is written before `head`."""
     after: str = ""
-    """What is written behind `tail`."""
+    """What is written after `tail`."""
     space: str = "\n"
     padding: str = ""
     """What is written around a value, and is none of it."""
@@ -55,7 +55,7 @@ class ValueTags:
     types: Mapping[str, str] = field(default_factory=dict)
     """How the family calls the types of JSON, where it tells them apart."""
     number: tuple[str, str] | None = None
-    """What is written before and behind a number of the call, behind its name; reading passes over attributes."""
+    """What is written before and after a number of the call, behind its name; reading passes over attributes."""
     words: bool = False
     """Whether words such as `function` may stand between the tags before `head`."""
     cdata: bool = False
@@ -130,7 +130,7 @@ class ValueTags:
         return [self.typed[1].format(type=name) for name in sorted({self.types[each] for each in known})]
 
     def _value(self, lark: Lark, schema: Mapping[str, Any]) -> tuple[bool, str]:
-        """Whether a value is text, and the grammar of it and the tag behind it."""
+        """Whether a value is text, and the grammar of it and the tag after it."""
         end, schema = f"{self.padding}{self.behind_value}", resolved(schema)
         values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
         if values:
@@ -159,5 +159,5 @@ class ValueTags:
 
     @cached_property
     def key_ends(self) -> list[str]:
-        """The tags behind a key, without the space between them."""
+        """The tags after a key, without the space between them."""
         return re.findall(r"<[^<>]*>|[^<\s]+", self.behind_key)

@@ -1,4 +1,4 @@
-"""The number of engines is changed behind several API server processes, each of which has requests of its own."""
+"""The number of engines is changed after several API server processes, each of which has requests of its own."""
 
 import asyncio
 from collections.abc import Callable, Iterable

@@ -103,7 +103,7 @@ def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
                 target=lambda: waiting.append(client.post("/v1/completions", json={**LONG, "stream": False}))  # noqa: B023
             )
             streams = OpenAIStreams(server.url, 12)
-            # Behind them, so that it cannot have ended when they have begun.
+            # After them, so that it cannot have ended when they have begun.
             began = client.get("/load").json()["server_load"]
             whole.start()
             until(lambda: client.get("/load").json()["server_load"] != began)  # noqa: B023

@@ -125,6 +125,6 @@ async def bad_requests(client: httpx.AsyncClient) -> None:
     body = {"prompt": "a", "max_tokens": 1}
     gone = await client.post("/v1/completions", json=body, headers={"X-data-parallel-rank": "1"})
     assert gone.status_code == 400
-    assert "there is only 0" in gone.json()["error"]["message"]
+    assert "must be 0" in gone.json()["error"]["message"]
     same = await scale(client, 1)
     assert same.json()["engines"] == [{"data_parallel_rank": 0, "state": "up", "requests": 0}]

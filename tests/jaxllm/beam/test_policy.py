@@ -136,7 +136,7 @@ def candidates(*pairs: tuple[int, float]) -> Candidates:
 
 
 def test_only_the_first_candidates_may_end() -> None:
-    """An end token behind `width` better candidates is no hypothesis, as in `transformers`."""
+    """An end token after `width` better candidates is no hypothesis, as in `transformers`."""
     search = BeamSearch(BeamOptions(width=2, n=2), frozenset({0}), 9)
     search.advance([candidates((5, -0.1), (6, -0.2), (0, -0.3))])
     assert [beam.last.token_id for beam in search.beams] == [5, 6]

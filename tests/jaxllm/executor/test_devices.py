@@ -110,7 +110,7 @@ def test_tpus_do_not_compute_in_float16(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         assert resolve_config(EngineConfig.from_options({"model": model}), [device]).dtype == "bfloat16"
     assert "bfloat16 in place of the checkpoint's float16" in caplog.text
-    with pytest.raises(ConfigError, match="dtype='float16': TPUs do not compute in it; take bfloat16"):
+    with pytest.raises(ConfigError, match="dtype='float16': not supported on TPUs; use bfloat16"):
         resolve_config(EngineConfig.from_options({"model": model, "dtype": "half"}), [device])
 
 

@@ -125,7 +125,7 @@ def save_modules(folder: Path, mode: str, *, normalize: bool, max_length: int | 
 
 
 def save_dense(folder: Path, layers: Sequence[torch.nn.Linear], activations: Sequence[str], **change: Any) -> None:
-    """Dense layers behind the pooling that `save_modules` wrote, with their configuration changed by `change`."""
+    """Dense layers after the pooling that `save_modules` wrote, with their configuration changed by `change`."""
     path = folder / "modules.json"
     first, second, *rest = json.loads(path.read_text())
     added = []

@@ -74,7 +74,9 @@ def test_decoders_that_see_both_sides(tmp_path: Path) -> None:
     assert abs(first @ unit(hidden_states(model, TEXTS[1][:9])[0])) < 0.999
 
 
-@pytest.mark.parametrize(("options", "message"), [({}, "generates no text"), ({"sliding_window": 1}, "a window of 1")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({}, "is not a generative model"), ({"sliding_window": 1}, "a window of 1")]
+)
 def test_what_sees_both_sides_does_not_generate(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     save(tmp_path, "Gemma3TextModel", **options)
     path = tmp_path / "config.json"

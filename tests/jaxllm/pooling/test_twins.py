@@ -53,7 +53,7 @@ JINA: dict[str, Any] = {
     "architecture", ["HF_ColBERT", pytest.param("ColBERTJinaRobertaModel", marks=pytest.mark.slow)]
 )
 def test_jina_colbert(tmp_path: Path, architecture: str) -> None:
-    """jina-colbert-v2: Jina's XLM-RoBERTa, as transformers has it for their third embedder, and a layer behind it."""
+    """jina-colbert-v2: Jina's XLM-RoBERTa, as transformers has it for their third embedder, and a layer after it."""
     model = save(tmp_path, "JinaEmbeddingsV3Model", type_vocab_size=1, rope_parameters=THETA, layer_norm_eps=1e-5)
     layer, path = nn.Linear(32, 12, bias=False), tmp_path / "model.safetensors"
     save_file({**load_file(path), "linear.weight": layer.weight.detach()}, path)

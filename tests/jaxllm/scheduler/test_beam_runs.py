@@ -50,7 +50,7 @@ def _states_of(tokens: tuple[int, ...], salt: str | None) -> list[int]:
 
 @lru_cache(maxsize=100_000)
 def ranked(state: int) -> Candidates:
-    """The model: tokens behind a state, most likely first, with log-probabilities."""
+    """The model: tokens after a state, most likely first, with log-probabilities."""
     logits = np.random.default_rng(state).normal(0, 1.5, VOCABULARY)
     logprobs = logits - np.log(np.exp(logits).sum())
     order = np.argsort(-logprobs)
@@ -95,7 +95,7 @@ class Device:
         self.num_copies = 0
 
     def run(self, plan: StepPlan) -> list[int]:
-        """Run a step; the state behind each row's last token."""
+        """Run a step; the state after each row's last token."""
         table = self.scheduler.table
         if plan.copies is not None:
             froms, tos = plan.copies.T
@@ -129,7 +129,7 @@ class Device:
         return [state[-1] for state in states]
 
     def _check_digests(self) -> None:
-        """A sequence goes on to publish pages behind the digests that it has: they must be of its own tokens."""
+        """A sequence goes on to publish pages after the digests that it has: they must be of its own tokens."""
         for slot, request in enumerate(self.scheduler.table.requests):
             if request is not None and request.page_hashes:
                 fresh: list[bytes] = []
@@ -257,7 +257,7 @@ class Run:
         self.scheduler.check_integrity()
 
     def drain(self) -> None:
-        # With several owners a request may have to begin again behind older ones that came later.
+        # With several owners a request may have to begin again after older ones that came later.
         again = len(self.live) + 1 if self.num_owners > 1 else 1
         for _ in range(4 * (self.ahead + 1) * again * MAX_MODEL_LEN * (len(self.live) + 1)):
             if not self.live:

@@ -1,4 +1,4 @@
-"""Several owners: nobody waits long behind what another has sent, and nothing is left unused."""
+"""Several owners: nobody waits long after what another has sent, and nothing is left unused."""
 
 from collections import Counter
 from collections.abc import Sequence

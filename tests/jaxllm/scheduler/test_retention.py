@@ -171,7 +171,7 @@ def test_windows_are_kept_at_intervals(interval: int | None, hits: int) -> None:
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("steps", [3, 4, 30])
 def test_one_that_was_preempted_or_aborted_finds_its_prefix(ahead: int, steps: int) -> None:
-    """Behind its last chunk, or its last full page."""
+    """After its last chunk, or its last full page."""
     server = Server(5000, ahead=ahead)
     request = server.add(server.tokens(300), 100)
     for _ in range(steps):

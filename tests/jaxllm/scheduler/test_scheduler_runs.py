@@ -2,7 +2,7 @@
 
 The model's next token depends on the whole sequence, and it reads the sequence from the pages as a device would. An
 oracle that knows no pages, steps or batches generates each request alone; all must agree with it. As on a device, a
-step runs when it is scheduled, and the host may learn its tokens only after it has scheduled the next ones. Behind some
+step runs when it is scheduled, and the host may learn its tokens only after it has scheduled the next ones. After some
 tokens the host knows more than the device would sample, and others than it samples: they come with the sampled ones.
 """
 
@@ -50,7 +50,7 @@ def next_token(state: int) -> int:
 
 
 def num_forced(state: int) -> int:
-    """How many tokens are known, without being sampled, behind a sampled one."""
+    """How many tokens are known, without being sampled, after a sampled one."""
     return (state >> 13) % 4 if (state >> 17) % 3 == 0 else 0
 
 

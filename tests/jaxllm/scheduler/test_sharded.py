@@ -1,4 +1,4 @@
-"""Several data shards behind one scheduler: where requests go, and that a step of all is one plan."""
+"""Several data shards after one scheduler: where requests go, and that a step of all is one plan."""
 
 from collections import deque
 from itertools import count

@@ -55,7 +55,7 @@ def save(folder: Path, name: str, auto: Any) -> torch.nn.Module:
 
 
 def packed() -> PackedSequences:
-    """The texts one behind the other, and padding."""
+    """The texts one after the other, and padding."""
     lengths = [len(text) for text in TEXTS]
     ends = np.cumsum(lengths)
     token_ids, rows = np.zeros(PLACES, np.int32), np.zeros(PLACES, np.int32)

@@ -48,7 +48,7 @@ def test_chunks(implementation: str, chunks: list[list[int]], width: int, has_bi
     convolve = convolve if implementation == "reference" else jax.jit(convolve)
     for counts in chunks:
         parts = [row[begin : begin + count] for row, begin, count in zip(rows, done, counts, strict=True)]
-        # Padding behind the last row is anything but zero.
+        # Padding after the last row is anything but zero.
         x = jnp.asarray(np.concatenate([*parts, np.full((3, CHANNELS), 100.0, np.float32)]))
         starts = jnp.asarray(np.concatenate([[0], np.cumsum(counts)]), jnp.int32)
         out, states = convolve(x, states, jnp.asarray(weight), None if bias is None else jnp.asarray(bias), starts)

@@ -58,7 +58,7 @@ def test_matches_numpy(case: Case) -> None:
 
 @pytest.mark.slow
 def test_a_decode_gives_what_a_chunk_gives() -> None:
-    """The last token of a prompt, in a chunk of three and alone behind the others."""
+    """The last token of a prompt, in a chunk of three and alone after the others."""
     case = Case("cut", ((3, 300),), dtype="bfloat16", page_size=64)
     whole = make_inputs(case)
     out, cache = interpret(whole)

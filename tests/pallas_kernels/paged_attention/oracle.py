@@ -53,7 +53,7 @@ def _stored(values: np.ndarray, scale: float | None, dtype: np.dtype) -> np.ndar
 
 
 def _stored_with_scales(values: np.ndarray, scale_bytes: int) -> np.ndarray:
-    """Values in int8, and behind each head the bits of its scale, as float32."""
+    """Values in int8, and after each head the bits of its scale, as float32."""
     values = values.astype(np.float32)
     largest = np.abs(values).max(axis=-1, keepdims=True)
     scales = largest * np.float32(1 / 127)
@@ -63,7 +63,7 @@ def _stored_with_scales(values: np.ndarray, scale_bytes: int) -> np.ndarray:
 
 
 def _heads(case: Case, stored: np.ndarray) -> np.ndarray:
-    """Stored heads [..., H + scale bytes] times the scale behind each, or as they are where there is none."""
+    """Stored heads [..., H + scale bytes] times the scale after each, or as they are where there is none."""
     if not case.scale_bytes:
         return stored
     scales = np.ascontiguousarray(stored[..., case.head_size :][..., :4].astype(np.int8)).view(np.float32)

@@ -38,7 +38,7 @@ async def test_a_slow_reader_gets_one_part_at_a_time() -> None:
         assert not connection.sent
         connection.reads.set()
         await event
-    # What waits for its reader needs no comment. A slow machine may be silent behind it.
+    # What waits for its reader needs no comment. A slow machine may be silent after it.
     assert connection.sent[0] == b"event"
 
 

@@ -1,4 +1,4 @@
-"""A message that is lost is noticed by the one behind it."""
+"""A message that is lost is noticed by the one after it."""
 
 import numpy as np
 import pytest

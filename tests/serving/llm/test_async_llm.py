@@ -255,7 +255,7 @@ async def test_whoever_reads_an_aborted_request_hears_of_it(llm: AsyncLLM, strea
 
 
 async def test_observers_see_every_token(llm: AsyncLLM) -> None:
-    # What is aborted is told with the next outputs: none of an earlier test's are still to come behind this.
+    # What is aborted is told with the next outputs: none of an earlier test's are still to come after this.
     await collect(llm, "Mira is", SamplingParams(max_tokens=1))
     seen = Seen()
     llm.observers.append(seen)

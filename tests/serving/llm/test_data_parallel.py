@@ -1,4 +1,4 @@
-"""Several engines of one model behind `AsyncLLM` and `LLM`: shared out, pinned, killed, and the same tokens."""
+"""Several engines of one model after `AsyncLLM` and `LLM`: shared out, pinned, killed, and the same tokens."""
 
 import asyncio
 import os
@@ -76,14 +76,14 @@ async def test_pinned_requests_stay_where_they_are_sent(llm: AsyncLLM) -> None:
     llm.observers.remove(seen)
     assert seen.tokens[0] == 0 < seen.tokens[1]
     for rank in (2, -1):
-        with pytest.raises(RequestError, match="there is 0 to 1"):
+        with pytest.raises(RequestError, match="must be between 0 and 1"):
             await text_of(llm, "a", SEEDED, data_parallel_rank=rank)
 
 
 async def test_places_are_counted_together(llm: AsyncLLM) -> None:
     tasks = [asyncio.ensure_future(text_of(llm, prompt, LONG)) for prompt in PROMPTS[:8] + PROMPTS]
     await until(lambda: llm.num_unfinished == 20)
-    with pytest.raises(QueueFullError, match="20 sequences run or wait already, of 20"):
+    with pytest.raises(QueueFullError, match="20 of 20 sequences run or wait"):
         await text_of(llm, "one too many", SEEDED)
     for task in tasks:
         task.cancel()

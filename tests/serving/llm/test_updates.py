@@ -32,7 +32,7 @@ async def updated_when_it_is_back(llm: AsyncLLM, weights: dict[str, np.ndarray])
             try:
                 return await llm.update_weights(weights)
             except EngineError as error:
-                if "update when it is back" not in str(error):
+                if "update it when it is back" not in str(error):
                     raise
                 await asyncio.sleep(0.1)
 

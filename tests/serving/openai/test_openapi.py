@@ -88,7 +88,7 @@ def check_with_schemathesis(
     server: ServerProcess, mode: str, phases: str, max_examples: int, *, key: str | None = None
 ) -> None:
     """Made-up requests to every operation: no server error, answers as documented, and a server in good health."""
-    # Not that every request of the right shape is accepted: some fields do not go together.
+    # Not that every request of the right shape is accepted: some fields cannot be combined.
     checks = ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
     header = [] if key is None else ["--header", f"Authorization: Bearer {key}"]
     run = subprocess.run(

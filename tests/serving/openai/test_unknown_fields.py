@@ -190,7 +190,7 @@ def test_every_request_knows_misspellings_of_its_own_fields(path: str) -> None:
         decode(b'{"client_note": 1}', kind, fresh(strict=True))
     shared = {"metadata": {}, "store": False, "service_tier": "auto", "safety_identifier": "x",
               "prompt_cache_key": "x", "verbosity": "low", "rid": "a"}  # fmt: skip
-    # What the request needs may be missing behind it.
+    # What the request needs may be missing after it.
     with contextlib.suppress(BodyError):
         read(shared, kind, ignored)
     assert "rid" in names(ignored)

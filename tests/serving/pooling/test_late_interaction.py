@@ -26,7 +26,7 @@ QUERY, DOCUMENTS = "what color is the sky", ["the sky is blue", "apples are red"
 
 @pytest.fixture(scope="module")
 def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random BERT with a layer behind each token."""
+    """Folder of a random BERT with a layer after each token."""
     folder = tmp_path_factory.mktemp("colbert")
     save(folder, "BertModel")
     tensors = load_file(folder / "model.safetensors")

@@ -97,9 +97,11 @@ def test_wrong_calls_say_what_to_do(embedding: LLM, crossing: LLM) -> None:
 
 
 def test_models_for_the_other_use_say_so(cross_encoder: Path) -> None:
-    with pytest.raises(ConfigError, match="BertForSequenceClassification generates no text, it is made to classify"):
+    with pytest.raises(
+        ConfigError, match="BertForSequenceClassification is not a generative model, it is made to classify"
+    ):
         LLM(str(cross_encoder), runner="generate", **OPTIONS)
-    with pytest.raises(ConfigError, match="pools, it does not generate: use LLM"):
+    with pytest.raises(ConfigError, match="is a pooling model: use LLM"):
         LLMEngine.from_config(EngineConfig.from_options({"model": str(cross_encoder), **QUICK}))
 
 

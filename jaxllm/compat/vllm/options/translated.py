@@ -67,7 +67,7 @@ def _structured(value: Any) -> dict[str, Any]:
     if unknown is not None:
         raise ConfigError(f"unknown key {unknown!r}{nearest(unknown, known)}")
     if given.get("enable_in_reasoning"):
-        raise ConfigError("enable_in_reasoning: grammars begin behind the reasoning; leave it out")
+        raise ConfigError("enable_in_reasoning: grammars begin after the reasoning; leave it out")
     return _renamed({name: name for name in _STRUCTURED})(given)
 
 

@@ -84,7 +84,7 @@ def stage_for(folder: Path, manifest: Manifest, resolved: ResolvedConfig, specs:
 
 
 def layers_of(resolved: ResolvedConfig) -> tuple[int, int]:
-    """The first layer of a stage, or of a whole model, and the one behind the last."""
+    """The first layer of a stage, or of a whole model, and the one after the last."""
     stage = resolved.stage
     return (0, resolved.model.num_layers) if stage is None else (stage.start, stage.stop)
 

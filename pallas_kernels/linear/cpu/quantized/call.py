@@ -59,7 +59,7 @@ def quantized_matmul(
 ) -> jax.Array:
     """`x` float32 [T, in] times packed matrices: `sizes` int32 [E] rows with the first, the second, ... of a layer.
 
-    Returns float32 [T, 16 B / E]; rows behind those that `sizes` count are zero. A residual is float32 of that shape.
+    Returns float32 [T, 16 B / E]; rows after those that `sizes` count are zero. A residual is float32 of that shape.
     `input_scale` is a number by which activations are divided where that is static.
     """
     form, depth = operand.form, operand.in_size

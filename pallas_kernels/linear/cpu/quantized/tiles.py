@@ -3,15 +3,15 @@
 Every tile is a function of the same arguments:
 
     f(x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-      base_stride, y, y_stride, ahead, pace, turn, behind)
+      base_stride, y, y_stride, ahead, pace, turn, after)
 
 `x` are prepared rows, `depth` inputs each, as `prepare` has them: from the first input of the group on. A block of
-weights is `steps` times what one load of 16 outputs brings; the next one begins `w_stride` bytes behind it. `meta` is
+weights is `steps` times what one load of 16 outputs brings; the next one begins `w_stride` bytes after it. `meta` is
 what `prepare` knows of a group of a row, the next row's is `meta_stride` words further on. `scales` and `offsets` are
 those of the group, [16], of the next block `scale_stride` elements further on; no offsets are 0. They are of a type
 `SCALE_KINDS[scale_kind]`. Results are added to those at `base`, rows of `base_stride` floats, unless that is 0, and go
-to `y`, rows of `y_stride` floats. Step k fetches what lies `ahead + k * pace` bytes behind the start of each block, and
-from step `turn` on what lies `behind + k * pace` bytes behind it.
+to `y`, rows of `y_stride` floats. Step k fetches what lies `ahead + k * pace` bytes after the start of each block, and
+from step `turn` on what lies `after + k * pace` bytes after it.
 """
 
 from dataclasses import dataclass, fields, replace

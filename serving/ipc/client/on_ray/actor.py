@@ -41,7 +41,7 @@ class EngineActor:
         return name
 
     def address(self) -> tuple[str, int]:
-        """Where the others may reach a process on this machine: with the port behind it, which is free too."""
+        """Where the others may reach a process on this machine: with the port after it, which is free too."""
         address: str = import_ray().util.get_node_ip_address()
         return address, free_ports(address, 2)
 

@@ -25,7 +25,7 @@ def import_ray() -> Any:
         # An extra of the package.
         import ray
     except ImportError:
-        raise ConfigError("Ray is to start the engine, and is not installed: pip install 'jaxllm[ray]'") from None
+        raise ConfigError("Ray should start the engine but is not installed: pip install 'jaxllm[ray]'") from None
     return ray
 
 
@@ -64,7 +64,7 @@ def processes_of(config: EngineConfig) -> int:
     if options.distributed_executor_backend != "ray":
         return 1
     if options.nnodes is None:
-        raise ConfigError("distributed_executor_backend='ray': on how many hosts the engine is, nnodes must say")
+        raise ConfigError("distributed_executor_backend='ray': set nnodes to the number of hosts of the engine")
     if options.node_rank is not None:
         raise ConfigError(f"node_rank={options.node_rank}: leave it out, Ray starts all {options.nnodes} processes")
     if options.nnodes > 1 and config.parallel.data_parallel_size > 1:

@@ -75,7 +75,7 @@ def test_stages_on_virtual_devices_share_one_memory(monkeypatch: pytest.MonkeyPa
     bundles.check_memory(resolved, programs, 10)
     for part in programs:
         bundles.check_memory(resolved, [part], 40)
-    with pytest.raises(CapacityError, match="compile them anew"):
+    with pytest.raises(CapacityError, match="compile them again"):
         bundles.check_memory(resolved, programs, 40)
 
 

@@ -28,7 +28,7 @@ AWQ = WeightType(Values.CODES, group=64, has_offsets=True, code=UINT4, scales="f
     ids=["mxfp4", "awq", "int8"],
 )
 def test_matches_numpy(kind: WeightType, sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
-    """With blocks so small that there are several windows; rows behind the last group mean nothing."""
+    """With blocks so small that there are several windows; rows after the last group mean nothing."""
     rng, (out_size, in_size) = np.random.default_rng(0), shape
     matrix = random_matrix((len(sizes) * out_size, in_size), kind, rng)
     layout = Strips(matrix.shape, kind, len(sizes))

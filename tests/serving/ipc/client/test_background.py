@@ -115,7 +115,7 @@ def test_one_step_at_a_time_with_aborts_and_a_cache_reset(llm: LLM) -> None:
     engine.abort_request(["b", "never there"])
     assert not engine.has_unfinished_requests()
     assert not engine.engine.has_unfinished_requests()
-    # The abort is taken between two steps, so that the reset behind it finds nothing running.
+    # The abort is taken between two steps, so that the reset after it finds nothing running.
     assert llm.reset_prefix_cache()
     for name in ("1", "0", "10"):
         engine.add_request(name, "Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
