@@ -1,4 +1,4 @@
-"""A decode through a mixture of experts on CPU: its time beside that of reading the weights of its experts once.
+"""A decode through a mixture of experts on CPU: its time compared with that of reading the weights of its experts once.
 
     python benchmarks/experts.py [--experts 128] [--active 8] [--hidden 2048] [--size 768] [--dtype float32]
 

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: right on every case, and how near to the memory and the matrix units, beside cuDNN.
+"""Paged attention on a GPU: right on every case, and how near to the memory and the matrix units, compared with cuDNN.
 
     scripts/bench gpu_attention                       everything; prints Markdown for docs/benchmarks.md
     scripts/bench gpu_attention --only llama_3_8b     cases whose name contains this

@@ -1,4 +1,4 @@
-"""Latent attention on this CPU: the kernel beside XLA's, at the sizes of DeepSeek's models.
+"""Latent attention on this CPU: the kernel compared with XLA's, at the sizes of DeepSeek's models.
 
     scripts/bench latent_attention                      prints a table in Markdown
     scripts/bench latent_attention --dtype bfloat16     another type of cache; queries are float32

@@ -1,4 +1,4 @@
-"""Products with quantised weights on CPU beside those in float32, alternating in one run.
+"""Products with quantised weights on CPU compared with those in float32, alternating in one run.
 
     python -m benchmarks.quantized [--rows 1,8,32,512] [--layers 6] [--size 8192] [--kinds int8,w8a8,int4]
 

@@ -1,4 +1,4 @@
-"""Tokens a second of a whole model on CPU, its weights rounded while loading, beside float32 in the same run.
+"""Tokens a second of a whole model on CPU, its weights rounded while loading, compared with float32 in the same run.
 
     scripts/bench quantized_models [--small] [--kinds int8,int4] [--repeat 3]
 

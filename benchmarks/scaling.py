@@ -1,4 +1,4 @@
-"""How step time grows with batch, context, prompt, vocabulary and number of KV pages; plots it beside the work."""
+"""How step time grows with batch, context, prompt, vocabulary and number of KV pages; plots it alongside the work."""
 
 import argparse
 import json

@@ -1,9 +1,10 @@
-"""How much slow and idle clients cost others: first tokens beside 1,000 connections that send a byte a second.
+"""How much slow and idle clients cost others: first tokens compared with 1,000 connections that send a byte a second.
 
     scripts/bench slow_clients --connections 1000 --seconds 20
 
 Starts a server of the demo model, or takes a running one (`--url`), and measures the time to the first token of
-streams one after the other: alone, then beside connections that send a request's headers, a body, or nothing at all, a
+streams one after the other: alone, then alongside connections that send a request's headers, a body, or nothing at
+all, a
 byte a second each. Prints median and 95th percentile of each case, and how many of the slow connections the server has
 closed by the end.
 """

@@ -1,4 +1,5 @@
-"""Pipeline parallel on processors: throughput of one stage and of two, beside two devices that share every matrix.
+"""Pipeline parallel on processors: throughput of one stage and of two, compared with two devices that share every
+matrix.
 
     scripts/bench stages                         each line takes a minute of processor time, most of it to compile
     scripts/bench stages --requests 8 32         so many requests at once

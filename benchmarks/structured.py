@@ -1,4 +1,6 @@
-"""Structured outputs on the demo model: throughput beside free text, time to compile a schema, time of a mask."""
+"""Structured outputs on the demo model: throughput compared with free text, time to compile a schema, time of a
+mask.
+"""
 
 import argparse
 import json

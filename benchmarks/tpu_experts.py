@@ -1,8 +1,8 @@
 """Grouped products of mixtures of experts on a TPU that is not there, from the compiled program.
 
     scripts/bench tpu_experts [--chip v6e] [--model qwen3-30b-a3b ...] [--tokens 64 8192]
-    scripts/bench tpu_experts --peer-path PEER        beside tpu-inference's kernel (see scripts/bench tpu_static)
-    scripts/bench tpu_experts --xla                   beside XLA's ragged_dot, of which only copies have an estimate
+    scripts/bench tpu_experts --peer-path PEER        against tpu-inference's kernel (see scripts/bench tpu_static)
+    scripts/bench tpu_experts --xla                   against XLA's ragged_dot, whose copies alone have an estimate
 
 Each product of a layer of experts is compiled for the chip, with experts that are chosen at random, and read by the
 static method (docs/kernels.md). The fewest bytes are those of the matrices that some token needs, of rows and results.

@@ -1,7 +1,7 @@
 """Products with quantised matrices on a TPU that is not there, from the compiled program.
 
     scripts/bench tpu_quantized [--chip v6e] [--matrix gate_up ...] [--type int8 ...] [--rows 8 64 2048]
-    scripts/bench tpu_quantized --xla                 beside XLA's own, by its estimate
+    scripts/bench tpu_quantized --xla                 compared with XLA's own, by its estimate
 
 Each product is compiled for the chip and read by the static method (docs/kernels.md). The fewest bytes are those of
 the matrix with its scales, of rows and results; the peak is that of bfloat16, which products of 8 bits can exceed. Rows

@@ -3,8 +3,8 @@
     scripts/bench tpu_recurrent [--chip v6e] [--kernel gated_delta ...] [--tokens 64 512]
 
 Each operation is compiled by libtpu for one layer of a published model: 64 requests that decode, in a step of theirs
-alone, and a prompt of 512 tokens. XLA notes its estimate of cycles beside its operations, which are counted as often as
-they run. The fewest bytes are those of the states, read and written once, and of a token's inputs and output.
+alone, and a prompt of 512 tokens. XLA notes its estimate of cycles alongside its operations, which are counted as
+often as they run. The fewest bytes are those of the states, read and written once, and of a token's inputs and output.
 """
 
 import argparse

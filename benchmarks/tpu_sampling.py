@@ -3,7 +3,7 @@
     scripts/bench tpu_sampling [--rows 64 256] [--trips 10] [--list]
 
 The whole step is compiled by libtpu, for Llama's defaults (temperature 0.6, top-p 0.9). XLA notes its own estimate of
-cycles beside each of its operations. It has none of Pallas kernels: attention is left out of the step, so that the
+cycles alongside each of its operations. It has none of Pallas kernels: attention is left out of the step, so that the
 share shown is too high; the kernel that chooses tokens is added by the static method (docs/kernels.md). Its search for
 top-p's threshold guesses twice a trip: 4 to 10 trips for 32 rows of normal, Zipf's and peaked logits on a CPU.
 Every row is assumed to find its threshold among its candidates; `--all` adds as many trips through everything.

@@ -15,7 +15,7 @@ class KVCacheType:
     """`dtype` is NumPy's name of an array type; `scales` are factors that make keys and values of stored numbers.
 
     'none' is 1, 'checkpoint' one for the keys and one for the values of a layer, 'dynamic' one for each token and head,
-    which lies in the page beside what it scales.
+    which lies in the page alongside what it scales.
     """
 
     dtype: str

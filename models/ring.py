@@ -23,7 +23,8 @@ def in_ring(devices: Sequence[jax.Device]) -> list[jax.Device]:
 
 
 def ring(sides: Sequence[Sequence[int]]) -> list[Position]:
-    """All positions of a box with these coordinates along its axes, each beside the next, the last beside the first.
+    """All positions of a box with these coordinates along its axes, each next to the next one, the last next to
+    the first.
 
     Where no such ring exists (one row, or only odd sides) the last is elsewhere.
     """
@@ -39,7 +40,7 @@ def ring(sides: Sequence[Sequence[int]]) -> list[Position]:
 
 
 def snake(sides: Sequence[Sequence[int]]) -> list[Position]:
-    """All positions of a box, each beside the next."""
+    """All positions of a box, each next to the next one."""
     if not sides:
         return [()]
     paths = snake(sides[1:])

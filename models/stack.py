@@ -40,7 +40,7 @@ ByLayerPaging = Mapping[LayerPaging, RaggedBatch]
 
 
 class LayerInputs(NamedTuple):
-    """What layers are told of a step beside their input."""
+    """What layers are told of a step besides their input."""
 
     rotations: Rotations
     ragged: ByLayerPaging

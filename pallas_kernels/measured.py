@@ -33,7 +33,7 @@ def key_of(fields: Mapping[str, int | str]) -> Key:
 
 
 def measured_folder() -> Path:
-    """Where the user's measured block sizes are: beside JAX's cache, if that is in its usual place."""
+    """Where the user's measured block sizes are: alongside JAX's cache, if that is in its usual place."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxllm" / "tuned"
 
 

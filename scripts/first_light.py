@@ -224,7 +224,7 @@ def line(result: Result) -> str:
 
 
 def write_report(folder: Path, results: Sequence[Result], missing: Sequence[str]) -> Path:
-    """Summaries beside the logs, all in one archive."""
+    """Summaries alongside the logs, all in one archive."""
     summary = {
         "python": sys.version,
         "machine": list(os.uname()),

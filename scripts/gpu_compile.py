@@ -59,7 +59,7 @@ CASES = (
 """Shapes of models (one of those that share them), and every feature at least once. Each compiles both kernels."""
 
 KNOWN_SPILLS = {"head_256_int8": 40}
-"""Bytes, by case. Converting a tile beside an accumulator of 64 x 256 is more than 240 registers hold."""
+"""Bytes, by case. Converting a tile alongside an accumulator of 64 x 256 is more than 240 registers hold."""
 
 FEW_SPILLS = {"gpu": 0, "triton": 88}
 """Bytes that are no matter, by kernel: Triton chooses registers itself, and a program of the second has 255."""
@@ -153,7 +153,7 @@ def _compile_case(device: str, case: Case, dump: Path) -> list[str]:
 
 
 def _of_mosaic(files: list[Path]) -> Iterator[Kernel]:
-    """Mosaic runs ptxas itself, and leaves its report beside the PTX."""
+    """Mosaic runs ptxas itself, and leaves its report alongside the PTX."""
     for path in files:
         if path.suffix == ".ptxas":
             yield parse_kernel(path.stem, path.read_text(), path.with_suffix(".ptx").read_text())

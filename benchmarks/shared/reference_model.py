@@ -50,7 +50,7 @@ def write_reference_model(
 
 
 def write_reference_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of that vocabulary beside it: every token is a word with a space before it, or a byte."""
+    """Write a tokenizer of that vocabulary alongside it: every token is a word with a space before it, or a byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]

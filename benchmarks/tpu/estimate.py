@@ -1,4 +1,4 @@
-"""XLA's own estimate of what a compiled program takes, from the cycles that it notes beside each operation."""
+"""XLA's own estimate of what a compiled program takes, from the cycles that it notes alongside each operation."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -82,7 +82,7 @@ def _arguments(call: Call) -> list[jax.Array]:
 
 def _waves(array: jax.ShapeDtypeStruct) -> jax.Array:
     def make() -> jax.Array:
-        # Fused into one loop, a cache of gibibytes needs no memory beside it.
+        # Fused into one loop, a cache of gibibytes needs no memory alongside it.
         phase = sum(
             lax.broadcasted_iota(jnp.float32, array.shape, axis) * (0.37 + 0.61 * axis)
             for axis in range(len(array.shape))

@@ -1,4 +1,4 @@
-"""Shows that a seed gives the same text, whatever runs beside it."""
+"""Shows that a seed gives the same text, whatever runs alongside it."""
 
 from jaxllm import LLM, SamplingParams
 

@@ -33,7 +33,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `engine` is the identity of the engines that it is for; `num_pages` is the number of KV pages, the null page
     included, `num_snapshots` that of snapshots of recurrent states; `temporary_bytes` the most that an executable needs
-    on a device beside its arguments, code included. Of an engine in stages `engine` is the identity of the last one,
+    on a device besides its arguments, code included. Of an engine in stages `engine` is the identity of the last one,
     and `stages` those of the others, whose executables have names that `stage_prefix` begins.
     """
 
@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
         if header.version != VERSION:
             raise ConfigError(
                 f"{path}: version {header.version} of the format, and this jaxllm reads version {VERSION}; compile the "
-                f"bundle anew with `jaxllm compile`"
+                f"bundle again with `jaxllm compile`"
             )
         manifest = msgspec.json.decode(text, type=Manifest)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

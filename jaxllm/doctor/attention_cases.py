@@ -1,4 +1,4 @@
-"""Cases of paged or latent attention on the device beside the reference on the CPU."""
+"""Cases of paged or latent attention on the device compared with the reference on the CPU."""
 
 import os
 import time

@@ -50,7 +50,7 @@ class Answers(msgspec.Struct, frozen=True):
 def engine_answers(
     context: Context, options: Mapping[str, Any], cache: Path, variables: Mapping[str, str] | None = None
 ) -> Answers:
-    """Start an engine with these options beside the usual ones, and have it generate. `cache` keeps its executables.
+    """Start an engine with these options besides the usual ones, and have it generate. `cache` keeps its executables.
 
     Raises `EngineError` with the end of what it said when it fails.
     """

@@ -67,7 +67,7 @@ class OtherEngine:
 
 
 def other_engines(one: Answers, size: int, *, is_small: bool) -> Iterator[tuple[str, OtherEngine]]:
-    """Engines beside that on one device, by name."""
+    """Engines compared with that on one device, by name."""
     if size > 1:
         yield f"tp {size}", OtherEngine({"tensor_parallel_size": size})
     # On a CPU the stage `layers` has compared the kernels with XLA's; here it is for want of anything else.

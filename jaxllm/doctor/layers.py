@@ -1,4 +1,4 @@
-"""Stage `layers`: one layer and four of the model, with random weights, beside float32 on the CPU."""
+"""Stage `layers`: one layer and four of the model, with random weights, compared with float32 on the CPU."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -122,7 +122,9 @@ class _Child:
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a stage: a CPU backend beside the accelerator, as the reference, and no memory set aside."""
+    """The environment of a stage: a CPU backend alongside the accelerator, as the reference, and no memory set
+    aside.
+    """
     found = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **given}
     platforms = given.get("JAX_PLATFORMS", "")
     if platforms and "cpu" not in platforms.split(","):

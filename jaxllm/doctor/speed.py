@@ -1,4 +1,6 @@
-"""Stage `speed`: copies between host and device, memory of the device, and matrix products, beside the chip's peaks."""
+"""Stage `speed`: copies between host and device, memory of the device, and matrix products, compared with the chip's
+peaks.
+"""
 
 from collections.abc import Callable
 from functools import partial

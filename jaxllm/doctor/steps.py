@@ -1,4 +1,4 @@
-"""Stage `steps`: how long steps of an engine take, beside what `jaxllm plan` says."""
+"""Stage `steps`: how long steps of an engine take, compared with what `jaxllm plan` says."""
 
 import json
 import statistics

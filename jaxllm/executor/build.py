@@ -157,7 +157,7 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | Non
 
 def free_on_cpu(resolved: ResolvedConfig) -> int:
     """Bytes of the machine's memory for the KV cache of an engine, or of each data shard."""
-    # Engines beside this one have as much, and so has every data shard.
+    # Engines alongside this one have as much, and so has every data shard.
     engines = max(1, resolved.config.parallel.engines_here) * resolved.data_shards
     return cpu_free_bytes(resolved.config.cache.gpu_memory_utilization) // engines
 
@@ -200,7 +200,7 @@ def steady_pages(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) 
 def load_and_ask_compiler(
     resolved: ResolvedConfig, cache: Path | None, progress: Progress
 ) -> tuple[tuple[jax.Array, ...], int]:
-    """The parameters' leaves, and the bytes that the largest step needs beside them and the KV cache."""
+    """The parameters' leaves, and the bytes that the largest step needs besides them and the KV cache."""
     # Only here: a start on CPU need not wait for the import.
     from jaxllm.executor.largest_step import bytes_beside_cache
 

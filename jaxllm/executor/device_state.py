@@ -28,9 +28,9 @@ class StageState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceState(StageState):
-    """The same of devices that sample: those of the last stage, or of all layers.
+    """State of the stage that samples, which is the last one, or has all layers.
 
-    With data shards every one has its own: pages, slots and places of hidden states of all lie one after the other.
+    Each data shard has its own part of every array; the parts are concatenated along the first axis.
     """
 
     sampling: SamplingState

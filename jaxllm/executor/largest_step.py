@@ -1,4 +1,4 @@
-"""How much memory the largest step needs on each device beside weights and KV cache: the compiler knows."""
+"""How much memory the largest step needs on each device besides weights and KV cache: the compiler knows."""
 
 import json
 from pathlib import Path

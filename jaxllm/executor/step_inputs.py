@@ -45,7 +45,7 @@ class StepShape:
     sampling: str = "xla"
     """How tokens are chosen, an implementation of `choose_tokens`."""
     logprobs_mode: str = RAW
-    """Which numbers stand beside tokens, see `jaxllm.executor.sampler.logprobs_mode`."""
+    """Which numbers stand alongside tokens, see `jaxllm.executor.sampler.logprobs_mode`."""
     num_tables: int = 1
     """Page tables of a request, which lie side by side."""
     shards: int = 1

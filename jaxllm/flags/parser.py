@@ -26,7 +26,7 @@ class FlagParser(argparse.ArgumentParser):
         return args
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse what is known, in the forms that vLLM allows; the rest is returned beside it."""
+        """Parse what is known, in the forms that vLLM allows; the rest is returned alongside it."""
         given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(rewritten(given, self._option_string_actions), namespace)
 

@@ -23,7 +23,7 @@ class Timing:
 
 
 class Group(ABC):
-    """The processes of one engine, as one of them sees it. One thread uses it, beside its own."""
+    """The processes of one engine, as one of them sees it. One thread uses it, alongside its own."""
 
     def __init__(self, place: Placement) -> None:
         self.place = place

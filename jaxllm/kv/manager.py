@@ -20,7 +20,7 @@ class KVManager:
     which page tables a request has; one that keeps everything by default. The pages of a request are one array for all
     its tables, one after the other and all of one width: `NULL_PAGE` where a table has no page, or none any more.
     Where layers keep states, prefixes are found as far as there are `snapshots` of them. `retention_interval` says, in
-    tokens, how many windows are worth keeping beside those where hits are likely to end, see `Retention`.
+    tokens, how many windows are worth keeping alongside those where hits are likely to end, see `Retention`.
 
     `prefix_queries` and `prefix_hits` count prompt tokens looked up in and found in the prefix cache, once per
     request (resumption after preemption is not counted).

@@ -66,7 +66,7 @@ def _other_plans(resolved: ResolvedConfig, target: TargetDevices, memory: Memory
     """More devices, or a smaller type."""
     if resolved.dtype == "float32" and _fits(_changed(resolved.config, dtype="bfloat16"), target, beside):
         yield "--dtype bfloat16"
-    # Weights that are too large alone are as large beside a small cache.
+    # Weights that are too large alone are as large alongside a small cache.
     narrow = _with_narrow_cache(resolved) if memory.for_cache(None) > beside else None
     if narrow is not None and _fits(narrow, target, beside):
         yield f"--kv-cache-dtype {narrow.cache.kv_cache_dtype}"

@@ -31,7 +31,7 @@ def fit_here(resolved: ResolvedConfig) -> ResolvedConfig:
     Raises `CapacityError` where the model does not fit, whatever is left open; the message says what would.
     """
     if resolved.stages:
-        # Their number is given. What each holds beside its weights is counted when it is built.
+        # Their number is given. What each holds besides its weights is counted when it is built.
         for part in resolved.by_stage:
             check_weights(part, bytes_on_device(generation_programs(part, 1).parameters))
     if resolved.config.compile.executables is not None:

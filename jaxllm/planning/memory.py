@@ -27,7 +27,7 @@ from jaxllm.planning.target import TargetDevices
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler says of one bucket: bytes on each device beside the arguments, and how long it took here.
+    """What the compiler says of one bucket: bytes on each device besides the arguments, and how long it took here.
 
     `cost` is what it takes on the chip, without kernels; None where that was not asked for.
     """
@@ -53,7 +53,7 @@ class MemoryUse:
     """States of one request."""
 
     def for_cache(self, largest: CompiledStep | None) -> int:
-        """What is left for KV cache and states of requests beside the largest step, negative where nothing is."""
+        """What is left for KV cache and states of requests besides the largest step, negative where nothing is."""
         beside = 0 if largest is None else largest.temporary_bytes + largest.code_bytes
         return self.usable - self.weights - self.state - beside
 
@@ -174,7 +174,7 @@ def sized_for(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Resolved
 
 
 def _free(resolved: ResolvedConfig, target: TargetDevices) -> int:
-    """Bytes of an accelerator for caches, beside the largest step, which is compiled."""
+    """Bytes of an accelerator for caches, besides the largest step, which is compiled."""
     buckets = generation_programs(resolved, PROVISIONAL_PAGES).buckets
     return max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0)
 

@@ -108,7 +108,7 @@ def estimate(resolved: ResolvedConfig, chip: Chip, weight_bytes: int, page_bytes
 
 
 def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: int) -> Work:
-    """The work of one device beside attention, with logits for `rows` of the tokens."""
+    """The work of one device alongside attention, with logits for `rows` of the tokens."""
     model, devices, stage = resolved.own_model, resolved.num_devices, resolved.stage
     item = jnp.dtype(resolved.dtype).itemsize
     table = resolved.vocab_size * model.hidden_size

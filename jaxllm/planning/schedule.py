@@ -1,8 +1,8 @@
 """What a compiled step takes, from XLA's own estimate of each operation and from what devices send each other.
 
-XLA notes cycles beside most operations of a program for TPUs, and the order in which they run. It notes none for
+XLA notes cycles alongside most operations of a program for TPUs, and the order in which they run. It notes none for
 collectives, which take here what `jaxllm.planning.links` says, for copies between memories, which take the memory's
-bandwidth, and for kernels, which count nothing. What has a start and a done runs beside the operations between them.
+bandwidth, and for kernels, which count nothing. What has a start and a done runs alongside the operations between them.
 """
 
 import re

@@ -22,7 +22,7 @@ def check_fits(memories: Sequence[MemoryUse]) -> None:
 
 
 def fullest(memories: Sequence[MemoryUse], largest: Sequence[CompiledStep | None]) -> int:
-    """The number of the stage whose KV cache holds the fewest pages, beside the largest steps if all are compiled."""
+    """The number of the stage whose KV cache holds the fewest pages, besides the largest steps if all are compiled."""
     if len(memories) == 1:
         return 0
     if None in largest:

@@ -14,7 +14,7 @@ from jaxllm.planning.memory import MemoryUse, estimate_memory
 from jaxllm.planning.target import TargetDevices
 
 STEP_SHARE = 1 / 8
-"""Of the memory beside the weights, what a step of a default size may take for itself: the rest is KV cache."""
+"""Of the memory besides the weights, what a step of a default size may take for itself: the rest is KV cache."""
 
 
 STATES_SHARE = 1 / 2

@@ -1,4 +1,4 @@
-"""Language models that judge: their score is how likely a token is, such as yes, mostly beside another one."""
+"""Language models that judge: their score is how likely a token is, such as yes, mostly alongside another one."""
 
 import json
 from pathlib import Path

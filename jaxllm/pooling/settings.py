@@ -1,4 +1,6 @@
-"""How a model pools: from its configuration, from what sentence-transformers left beside it, and from the options."""
+"""How a model pools: from its configuration, from what sentence-transformers left alongside it, and from the
+options.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -5,7 +5,7 @@ import numpy as np
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Log-probability of one token, beside alternatives at its place.
+    """Log-probability of one token, alongside alternatives at its place.
 
     `rank` counts from 1 (the most likely token). `top_ids` and `top_logprobs` have equal length, most likely first;
     they need not contain `token_id`. With `logprob_token_ids`, they are those, in that order. All logprobs are natural

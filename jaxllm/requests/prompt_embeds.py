@@ -19,7 +19,7 @@ NO_TOKEN: Final = -2
 class PromptEmbeds:
     """Embeddings of a prompt: `rows` [E, D] of the engine's type, for `places` int32 [E], in order.
 
-    The prompt's token ids are `NO_TOKEN` there. `page_keys` has for each page of the prompt what it depends on beside
+    The prompt's token ids are `NO_TOKEN` there. `page_keys` has for each page of the prompt what it depends on besides
     its token ids: a digest of the page's rows, empty where there are none.
     """
 
@@ -43,7 +43,7 @@ class PromptEmbeds:
         return self.places[first:last], self.rows[first:last]
 
     def page_key(self, number: int) -> bytes:
-        """What the prompt's page of this number depends on beside its token ids."""
+        """What the prompt's page of this number depends on besides its token ids."""
         return self.page_keys[number] if number < len(self.page_keys) else b""
 
 

@@ -70,7 +70,7 @@ class Request:
 
     @property
     def prefix_salt(self) -> str | None:
-        """What requests with equal beginnings have in common beside their token ids."""
+        """What requests with equal beginnings have in common besides their token ids."""
         if self.prompt_embeds is None:
             return self.cache_salt
         return f"{self.cache_salt or ''} {self.prompt_embeds.page_keys[0].hex()}"

@@ -100,7 +100,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     stop: str | list[str] | None = None
     """Strings that end the output; kept as a list once checked."""
     stop_token_ids: list[int] | None = None
-    """Tokens that end the output, beside the model's end tokens."""
+    """Tokens that end the output, besides the model's end tokens."""
     bad_words: list[str] | None = None
     """Texts that may not be generated."""
     include_stop_str_in_output: bool = False
@@ -112,11 +112,11 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     min_tokens: int = 0
     """End and stop tokens are forbidden until this many tokens are generated."""
     logprobs: int | None = None
-    """Alternatives per output token to return beside the chosen one; -1: the whole vocabulary."""
+    """Alternatives per output token to return besides the chosen one; -1: the whole vocabulary."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for the prompt's tokens."""
     logprob_token_ids: list[int] | None = None
-    """Tokens, at most 128, whose log-probabilities are returned beside that of the chosen one at each place of the
+    """Tokens, at most 128, whose log-probabilities are returned alongside that of the chosen one at each place of the
     output, in this order and without ranks. They take the place of the most likely ones: `logprobs` becomes 0."""
     detokenize: bool = True
     """Turn the tokens into text."""

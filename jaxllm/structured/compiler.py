@@ -1,4 +1,4 @@
-"""Grammars compiled beside the engine's loop, and kept."""
+"""Grammars compiled alongside the engine's loop, and kept."""
 
 import threading
 from collections import OrderedDict

@@ -19,7 +19,7 @@ WAIT_SECONDS = 0.005
 
 
 class Constraints:
-    """Compiles the grammars of requests beside the engine's loop, and says which tokens may follow.
+    """Compiles the grammars of requests alongside the engine's loop, and says which tokens may follow.
 
     Requests that ask for nothing of the kind never come here. Not thread-safe; the compiler has threads of its own.
     """

@@ -86,7 +86,7 @@ def _as_numpy(name: str, array: Any, source: str) -> np.ndarray:
 
 
 def _on_host(array: Any) -> np.ndarray:
-    """The values on the host. JAX keeps the host's copy of an array beside it, so whole ones are never asked for."""
+    """The values on the host. JAX keeps the host's copy of an array alongside it, so whole ones are never asked for."""
     if not isinstance(array, jax.Array):
         return np.asarray(array)
     if not array.is_fully_addressable:

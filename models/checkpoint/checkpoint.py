@@ -24,7 +24,7 @@ OTHER_FORMATS = [
     "onnx/*",
     "openvino/*",
 ]
-"""Copies of the weights in other layouts, which many repositories hold beside the usual one. Folders may hold small
+"""Copies of the weights in other layouts, which many repositories hold besides the usual one. Folders may hold small
 configurations, such as 1_Pooling of sentence-transformers, and layers of their own, such as 2_Dense;
 BGE-M3 has colbert_linear.pt and sparse_linear.pt."""
 

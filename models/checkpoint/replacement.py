@@ -35,7 +35,7 @@ class Replacement:
         They are this object's until `leaves` gives them back.
         """
         specs = leaf_specs(model)
-        # Scales of keys and values are no weights, but they lie beside them.
+        # Scales of keys and values are no weights, but they lie alongside them.
         self._sought = {path: spec for path, spec in specs.items() if path[-1] != "kv_scales"}
         self._specs, self._names = specs, names
         self.slots = checkpoint_slots(self._sought, names.names, names.first_layer)

@@ -28,7 +28,7 @@ STORAGES = {
 
 MAX_AXES = 64
 MAX_VALUES = 2**59
-"""What an axis of 0 hides beside it: with more, NumPy cannot count the bytes."""
+"""What an axis of 0 hides alongside it: with more, NumPy cannot count the bytes."""
 
 
 class PickleError(ValueError):

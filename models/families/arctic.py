@@ -1,4 +1,4 @@
-"""Arctic: experts that take a layer's input, beside an MLP after the attention."""
+"""Arctic: experts that take a layer's input, alongside an MLP after the attention."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention, and experts in groups beside one that all tokens have.
+"""DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention, and experts in groups alongside one that all tokens
+have.
 
 Layers after the last that predict further tokens (`num_nextn_predict_layers`) are not used.
 """

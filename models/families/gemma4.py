@@ -174,7 +174,7 @@ def _double_wide(layers: Sequence[LayerPlan], size: int) -> tuple[LayerPlan, ...
 
 
 def _with_experts(file: ConfigFile, layers: Sequence[LayerPlan], norm: NormPlan) -> tuple[LayerPlan, ...]:
-    """If there are some: beside the MLP of each layer, both normalised before and after."""
+    """If there are some: alongside the MLP of each layer, both normalised before and after."""
     if not file.boolean("enable_moe_block", False):
         file.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
         return tuple(layers)

@@ -1,4 +1,6 @@
-"""GLM-4.5 and 4.6, dots.llm1 and Solar Open: some dense layers, then experts in groups beside those all tokens have."""
+"""GLM-4.5 and 4.6, dots.llm1 and Solar Open: some dense layers, then experts in groups alongside those all tokens
+have.
+"""
 
 from collections.abc import Sequence
 

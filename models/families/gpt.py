@@ -23,7 +23,7 @@ KEYS: Mapping[str, str] = {
 """How GPT-2 spells its sizes, and those that followed it."""
 
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-"""Masks and constants that old checkpoints hold beside the weights."""
+"""Masks and constants that old checkpoints hold besides the weights."""
 
 
 UNUSED = ("n_ctx", "summary_*", "task_specific_params")

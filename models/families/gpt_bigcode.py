@@ -13,7 +13,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     file.ignore("*_softmax_in_fp32", "*_runner*", "max_batch_size", "max_sequence_length", "num_key_value_heads")
     file.ignore("pad_key_length", "pre_allocate_kv_cache")
     multi_query = file.boolean("multi_query", True)
-    # The number of KV heads that some files have beside it means nothing.
+    # The number of KV heads that some files have alongside it means nothing.
     view = file.reading({"num_key_value_heads": "n_head"}, activation_function="gelu_pytorch_tanh")
     config = gpt2.read_config(view, architecture)
     return replace(config, num_kv_heads=1 if multi_query else config.num_heads)

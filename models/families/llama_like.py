@@ -24,7 +24,7 @@ _IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 
 
 def read_seed_oss(file: ConfigFile, architecture: str) -> ModelConfig:
-    """Seed-OSS: a switch for the bias of the output projection beside that of the others."""
+    """Seed-OSS: a switch for the bias of the output projection alongside that of the others."""
     sizes = {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288}
     file = file.reading(**sizes, bos_token_id=0, eos_token_id=2)
     qkv, output = file.boolean("attention_bias", True), file.boolean("attention_out_bias", False)

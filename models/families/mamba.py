@@ -25,7 +25,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Mamba's configuration."""
     file.ignore("time_step_*", "rescale_prenorm_residual", "residual_in_fp32", "use_mambapy", "use_associative_scan")
     file.ignore("use_falcon_mambapy", "mixer_rms_eps")
-    # Names of the authors' own code beside those of transformers.
+    # Names of the authors' own code alongside those of transformers.
     file.ignore("d_inner", "d_model", "n_layer", "fused_add_norm", "pad_vocab_size_multiple")
     file.expect(rms_norm=True, ssm_cfg={})
     norm = NormPlan(eps=file.number("layer_norm_epsilon", 1e-5))

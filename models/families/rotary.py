@@ -73,7 +73,7 @@ def _linear(file: ConfigFile, rope: ConfigFile, positions: int) -> dict[str, Any
 def _dynamic(file: ConfigFile, rope: ConfigFile, positions: int) -> dict[str, Any]:
     # With `alpha`, HunYuan's, the base is fixed, whatever else is given.
     if rope.has("alpha"):
-        # HunYuan's files repeat YaRN's options beside it.
+        # HunYuan's files repeat YaRN's options alongside it.
         rope.ignore("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
     return {"factor": rope.number("factor", 1.0 if rope.has("alpha") else None), "alpha": rope.optional_number("alpha")}
 

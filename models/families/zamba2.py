@@ -1,7 +1,7 @@
 """Zamba 2 (arXiv 2411.15242): Mamba-2 layers, and few blocks of attention that many of them share, with adapters.
 
 A layer of the checkpoint that has such a block is two here, of which each keeps what it keeps: the block, and the state
-space after it, which gets what the block gives beside its own input.
+space after it, which gets what the block gives besides its own input.
 """
 
 from collections.abc import Sequence

@@ -188,7 +188,7 @@ class MixtureOfExperts(nnx.Module):
     ) -> jax.Array:
         """Rows in order of their experts times the matrix of each, and its bias, if it is to be added.
 
-        Products have the type of the rows: beside the weights, what many rows write counts as much.
+        Products have the type of the rows: besides the weights, what many rows write counts as much.
         """
         weight, bias = operands
         out = grouped_matmul(rows, weight, groups.sizes, out_dtype=rows.dtype, platform=self.platform)

@@ -143,8 +143,8 @@ def _read_block(weights: ConfigFile) -> list[int]:
 def _read_activations(inputs: ConfigFile | None, weights: ConfigFile, sharing: Sharing) -> Activations:
     """How they are rounded: as the checkpoint says where products of these types are computed, else not at all.
 
-    That is the case for symmetric ones of 8 bits of the weights' own type, beside one scale for each output. Anything
-    else that is rounded less than the checkpoint allows is closer to what was rounded.
+    That is the case for symmetric ones of 8 bits of the weights' own type, alongside one scale for each output.
+    Anything else that is rounded less than the checkpoint allows is closer to what was rounded.
     """
     if inputs is None:
         return Activations.AS_THEY_ARE

@@ -41,7 +41,7 @@ def write_export(
 ) -> None:
     """Write the copy to the folder `target`, which appears once all is on the disk.
 
-    Beside the weights it gets the other files of the checkpoint's folder. `progress` is called with the bytes written
+    Besides the weights it gets the other files of the checkpoint's folder. `progress` is called with the bytes written
     and the bytes in total. Raises `ModelError` for tensors that cannot be read or rounded, for a target that is there
     already, and for a disk that is full or refuses.
     """
@@ -63,7 +63,7 @@ def write_export(
 
 
 def other_files(folder: Path) -> list[Path]:
-    """What is in a checkpoint's folder beside weights and config.json: tokenizer, chat template, licence."""
+    """What is in a checkpoint's folder besides weights and config.json: tokenizer, chat template, licence."""
     return [
         file
         for file in sorted(folder.iterdir())

@@ -1,4 +1,4 @@
-"""Matrices with a number to an element, int8 or float8, beside their scales.
+"""Matrices with a number to an element, int8 or float8, besides their scales.
 
 As compressed-tensors has them in 'int-quantized', 'float-quantized' and 'naive-quantized'
 (https://github.com/vllm-project/compressed-tensors), and checkpoints of method 'fp8': per tensor, or in blocks as

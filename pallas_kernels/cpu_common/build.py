@@ -65,7 +65,7 @@ class _Plain(JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """There is none, but now all that the function calls must be beside it."""
+        """There is none, but now all that the function calls must be alongside it."""
         self._ensure_finalized()
         return 0
 

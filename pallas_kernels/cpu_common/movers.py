@@ -15,7 +15,7 @@ def finite(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
-    """`LANES` vectors, row by row, as columns: squares beside the diagonal change places, halves, quarters, ..."""
+    """`LANES` vectors, row by row, as columns: squares alongside the diagonal change places, halves, quarters, ..."""
     width = LANES // 2
     while width:
         for first in (row for row in range(LANES) if not row & width):

@@ -35,7 +35,7 @@ class Target:
     build: Callable[[], bytes]
     """Makes the object file, for `Trampoline.open`. May import Numba."""
     sources: Path
-    """Folder of what it is made from, beside this one."""
+    """Folder of what it is made from, alongside this one."""
     more_sources: tuple[Path, ...] = ()
     """Other such folders."""
 

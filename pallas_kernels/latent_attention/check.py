@@ -1,4 +1,4 @@
-"""Whether an implementation is right on a case: its result on the device, beside the reference."""
+"""Whether an implementation is right on a case: its result on the device, compared with the reference."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -77,7 +77,7 @@ class WeightType:
 
     @property
     def row_type(self) -> np.dtype[np.generic]:
-        """NumPy's type of rounded activations: int8 beside codes, else that of the values."""
+        """NumPy's type of rounded activations: int8 alongside codes, else that of the values."""
         return np.dtype(np.int8) if self.values == Values.CODES else self.array_type
 
     def values_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -138,7 +138,7 @@ class QuantizedMatrix:
 
 
 def pack_codes(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Codes [..., in] of 0 to 15 as bytes [..., in / 2]; an odd one at the end gets a 0 beside it."""
+    """Codes [..., in] of 0 to 15 as bytes [..., in / 2]; an odd one at the end gets a 0 alongside it."""
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros((*codes.shape[:-1], 1), np.uint8)], axis=-1)
     return codes[..., ::2] | codes[..., 1::2] << np.uint8(4)

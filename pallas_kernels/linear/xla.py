@@ -59,7 +59,7 @@ class RowMajor(WeightLayout):
 
 @dataclass(frozen=True)
 class InStack(RowMajor):
-    """A tensor as it is, beside others of a matrix whose kernel finds a layer in the stack of all."""
+    """A tensor as it is, alongside others of a matrix whose kernel finds a layer in the stack of all."""
 
     in_stack: ClassVar[bool] = True
 

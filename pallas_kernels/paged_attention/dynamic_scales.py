@@ -31,7 +31,7 @@ def quantise_heads(heads: jax.Array) -> ScaledHeads:
     heads = jnp.where(jnp.isfinite(heads), heads, 0).astype(jnp.float32)
     largest = jnp.max(jnp.abs(heads), axis=-1)
     is_zero = largest < SMALLEST
-    # Multiplied, since XLA may take a division for one or not, and every backend must store the same.
+    # Multiply by the reciprocal; XLA may or may not rewrite a division, and every backend must store the same.
     factors = jnp.where(is_zero, 0.0, LARGEST / largest)
     numbers = jnp.round(heads * factors[..., None]).astype(jnp.int8)
     return ScaledHeads(numbers, jnp.where(is_zero, 0.0, largest * INVERSE))

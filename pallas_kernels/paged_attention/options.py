@@ -1,4 +1,4 @@
-"""What is computed beside plain causal attention."""
+"""What is computed besides plain causal attention."""
 
 from dataclasses import dataclass
 

@@ -64,7 +64,7 @@ class SharedRows:
         return heads[..., : self.num_kv_heads, :]
 
     def spread(self, q: jax.Array) -> jax.Array:
-        """Queries [T, N, H] as [T, K' * R * G, R * H]: each in the lanes of its KV head, beside zeros."""
+        """Queries [T, N, H] as [T, K' * R * G, R * H]: each in the lanes of its KV head, alongside zeros."""
         if self.per_row == 1:
             return q
         wide = jnp.concatenate([self.pad_queries(q, axis=1)] * self.per_row, axis=2)

@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TpuBatch(RaggedBatch):
-    """A batch with what the kernels read beside it."""
+    """A batch with what the kernels read alongside it."""
 
     table: jax.Array
     """int32 [R, 1, W]: the page table as rows that a DMA can fetch one by one."""

@@ -79,7 +79,9 @@ async def wait_until_ready(target: LoadTarget, request: LoadRequest, seconds: fl
 
 
 class Probe:
-    """Sends a short request again and again beside a load, past its limits; a context manager, and then `answers`."""
+    """Sends a short request again and again alongside a load, past its limits; a context manager, and then
+    `answers`.
+    """
 
     def __init__(self, target: LoadTarget, rate: float) -> None:
         """`rate` is per second; 0 sends none."""

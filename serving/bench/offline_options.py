@@ -1,4 +1,4 @@
-"""Options of `jaxllm bench latency`, `throughput` and `startup` beside the engine's, under vLLM's names."""
+"""Options of `jaxllm bench latency`, `throughput` and `startup` alongside the engine's, under vLLM's names."""
 
 from dataclasses import dataclass
 

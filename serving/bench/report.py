@@ -186,7 +186,7 @@ def values_of(name: str, measured: Measurements) -> np.ndarray:
 
 
 def probe_figures(answers: Sequence[LoadResult]) -> dict[str, Any]:
-    """The figures of the requests beside the load, if any went well."""
+    """The figures of the requests alongside the load, if any went well."""
     latencies = [answer.latency * 1e3 for answer in answers if not answer.error]
     if not latencies:
         return {}

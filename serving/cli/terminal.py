@@ -125,7 +125,7 @@ def printable(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line to the person, beside the answers: on stderr."""
+    """A line to the person, alongside the answers: on stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -141,7 +141,7 @@ def longest_start(installation: Installation) -> int:
 
 
 def resources(installation: Installation) -> Object:
-    """The accelerators of a host, and processors and memory for the server beside them."""
+    """The accelerators of a host, and processors and memory for the server alongside them."""
     hardware = installation.hardware
     weights = installation.weights / hardware.hosts / GIB
     if hardware.resource is None:

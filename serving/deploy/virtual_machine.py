@@ -102,7 +102,7 @@ def unit(installation: Installation) -> str:
 
 
 def install_script(installation: Installation) -> str:
-    """A script to run as root beside the unit; again, it does what is not done yet."""
+    """A script to run as root alongside the unit; again, it does what is not done yet."""
     extra = {"tpu": "[tpu]", "gpu": "[cuda]", "cpu": ""}[installation.hardware.platform]
     head = [
         "#!/usr/bin/env bash",

@@ -20,7 +20,7 @@ _MOST_EMBEDDINGS = 128 * 2**20
 _BATCH = 4
 """Times as much for models that pool: their texts come in batches."""
 _OTHER_FILES = 256
-"""Files that the server may need beside its connections."""
+"""Files that the server may need besides its connections."""
 
 
 @dataclass(frozen=True, kw_only=True)

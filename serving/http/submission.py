@@ -85,7 +85,7 @@ async def respond(
 ) -> Response:
     """Generate, and answer as a stream or at once. Raises `QueueFullError` and `EngineError`.
 
-    `framing` is what `EventStream` is to know beside the writer.
+    `framing` is what `EventStream` is to know besides the writer.
     """
     if not requests[0].stream:
         return await respond_whole(request, server, requests, writer.whole)

@@ -208,7 +208,7 @@ class Reconciled(msgspec.Struct, tag=True):
 
 
 class Credit(msgspec.Struct, tag=True):
-    """Nothing: the numbers in front of it tell how many messages the engine has taken."""
+    """An empty acknowledgement; the frame numbers carry the count."""
 
 
 ControlMethod = Literal[
@@ -226,7 +226,7 @@ ControlMethod = Literal[
 ]
 """Methods of `jaxllm.engine.control.EngineControl`."""
 EngineMethod = Literal["reset_prefix_cache", "start_profile", "stop_profile", ControlMethod]
-"""What a client may have the engine do beside requests."""
+"""What a client may have the engine do alongside requests."""
 CallResult = bool | str | int | None
 
 

@@ -1,4 +1,4 @@
-"""Messages as frames of bytes: a number, msgpack, and arrays beside it where copying them would cost.
+"""Messages as frames of bytes: a number, msgpack, and arrays alongside it where copying them would cost.
 
 The number in front of every message shows when one is lost, and tells the sender how many were taken.
 An array under 256 bytes travels inside the message; a larger one is a frame of its own, which is not copied; a very
@@ -58,7 +58,7 @@ class FrameEncoder:
         self._handles: set[int] = set()
 
     def encode(self, message: Any) -> list[Frame]:
-        """The message, and after it the arrays that travel beside it."""
+        """The message, and after it the arrays that travel alongside it."""
         self._frames = []
         return [self._encoder.encode(message), *self._frames]
 

@@ -117,8 +117,9 @@ class AsyncLLM(AsyncControl):
     ) -> Self:
         """Start the engine processes and load model and tokenizer, side by side.
 
-        `max_queued_requests` limits the sequences that wait beside those that can run, `max_in_flight` all that there
-        are, `max_queued_tokens` the prompt tokens of requests without a token yet; None: no limit. An engine that says
+        `max_queued_requests` limits the sequences that wait alongside those that can run, `max_in_flight` all that
+        there are, `max_queued_tokens` the prompt tokens of requests without a token yet; None: no limit.
+        An engine that says
         nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
         again `max_restarts` times within `restart_window` seconds (None: always); what it had gets an `EngineError`.
         `chat_template` is Jinja text or a file; with `skip_tokenizer_init` prompts and results are token ids. `launch`

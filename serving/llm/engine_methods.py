@@ -115,7 +115,7 @@ class EngineMethods:
 
             llm.update_weights(trainer.params_by_name())
 
-        Tensors that are not among the arrays stay as they are. Nothing is compiled, and beside the weights the devices
+        Tensors that are not among the arrays stay as they are. Nothing is compiled, and besides the weights the devices
         hold one tensor at most. No cached prefix outlives it. Returns how often weights were replaced so far.
 
         Raises `RequestError` for what is wrong with a tensor. If it came half-way, every call says so until all

@@ -1,4 +1,4 @@
-"""What is loaded beside an engine: the tokenizer, the parameters of requests that bring none, what tries grammars."""
+"""What is loaded besides an engine: the tokenizer, the parameters of requests that bring none, what tries grammars."""
 
 import dataclasses
 import json

@@ -27,7 +27,7 @@ class ServerOptions(Section):
     )
     api_key: tuple[str, ...] = option(
         (),
-        "Keys of which requests must bring one; all but health, metrics and pages need it.",
+        "API keys; required except for health, metrics and pages.",
         environment="JAXLLM_API_KEY",
     )
     api_key_file: str | None = option(

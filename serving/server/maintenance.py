@@ -1,4 +1,4 @@
-"""What runs beside the answers of a server, again and again."""
+"""What runs alongside the answers of a server, again and again."""
 
 import asyncio
 import logging

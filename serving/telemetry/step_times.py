@@ -1,4 +1,4 @@
-"""How long steps take, by the compiled shape they ran in, beside what was planned."""
+"""How long steps take, by the compiled shape they ran in, compared with what was planned."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

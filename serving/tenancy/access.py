@@ -62,7 +62,7 @@ class Access:
 
     def _take(self, file: KeyFile) -> None:
         keys = [*self._plain, *file.keys]
-        # Where the clients have a file, the key beside it is the operator's; so is one that nobody shares.
+        # Where the clients have a file, the key alongside it is the operator's; so is one that nobody shares.
         alone = len({key.digest for key in keys}) == 1
         plain = [replace(key, is_operator=alone or bool(file.keys)) for key in self._plain]
         listed = [replace(key, is_operator=key.is_operator or alone) for key in file.keys]

@@ -55,7 +55,7 @@ def _of_folder(folder: Path) -> Any:
 
 
 def _is_known(tokenizer_class: Any) -> bool:
-    """Whether it is a class of `transformers`: others are code beside the files, which is not run."""
+    """Whether it is a class of `transformers`: others are code alongside the files, which is not run."""
     # As in `import_transformers`, after it.
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 

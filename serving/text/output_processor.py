@@ -97,7 +97,7 @@ class OutputProcessor:
             if sequence is None:
                 continue
             try:
-                if sequence.quick and output.finish_reason is None and output.token_ids:
+                if sequence.has_fast_path and output.finish_reason is None and output.token_ids:
                     if meter is not None and sequence.times is not None:
                         meter.more(sequence.times, len(output.token_ids), now)
                     result = sequence.take_text(output.token_ids)
@@ -153,7 +153,7 @@ class OutputProcessor:
         if meter is not None:
             meter.take(output, now)
         stop = sequence.take(output)
-        sequence.quick = sequence.only_text and state.metrics.first_token_time is not None
+        sequence.has_fast_path = sequence.only_text and state.metrics.first_token_time is not None
         if stop is not None:
             processed.stopped.append((output.request_id, stop))
         if sequence.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""What a request returns to a person: text beside the token ids, under vLLM's names."""
+"""What a request returns to a person: text alongside the token ids, under vLLM's names."""
 
 from dataclasses import dataclass, field
 

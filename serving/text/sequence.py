@@ -72,14 +72,30 @@ class RequestState:
 class Sequence:
     """One sequence in flight: its tokens, its text so far, and why it ended.
 
-    Of most sequences nothing is to be told but text, as it comes (`only_text`). After its first token such a sequence
-    is `quick`: further ones may be given to `take_text` instead of `take`.
+    Most sequences only stream text (`only_text`). After its first token such a sequence has a fast path: further ones
+    may be given to `take_text` instead of `take`.
     """
 
     __slots__ = (
-        "_cumulative", "_decoder", "_interval", "_logprobs", "_news", "_pieces", "_repetition", "_reported", "_stops",
+        "_cumulative",
+        "_decoder",
+        "_interval",
+        "_logprobs",
+        "_news",
+        "_pieces",
+        "_repetition",
+        "_reported",
+        "_stops",
         "_tokenizer",
-        "finish_reason", "index", "only_text", "quick", "ranked", "state", "stop_reason", "times", "token_ids",
+        "finish_reason",
+        "has_fast_path",
+        "index",
+        "only_text",
+        "ranked",
+        "state",
+        "stop_reason",
+        "times",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, index: int, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
@@ -118,7 +134,7 @@ class Sequence:
             and params.logprobs is None
             and params.best_of in (None, params.n)
         )
-        self.quick = False
+        self.has_fast_path = False
 
     def take_text(self, token_ids: list[int]) -> RequestOutput | None:
         """Take more tokens, which do not end the sequence; the delta, if there is text that its reader did not take."""

@@ -52,7 +52,7 @@ class Tokenizer:
     def load(cls, name: str | Path, *, revision: str | None = None, download_dir: str | None = None) -> Self:
         """Load from a local folder or a hub id.
 
-        Imports `transformers`, which takes about a second: callers do it in a thread beside the engine's start.
+        Imports `transformers`, which takes about a second: callers do it in a thread alongside the engine's start.
         Raises `ConfigError` when there is no tokenizer, or none of the fast kind.
         """
         with failing_as(lambda reason: ConfigError(f"cannot use the tokenizer of {str(name)!r}: {reason}; {ADVICE}")):

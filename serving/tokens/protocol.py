@@ -85,7 +85,7 @@ class ListedLogprob(Answer, kw_only=True):
 
 
 class TokenIdLogprob(ListedLogprob, kw_only=True):
-    """A generated token, and those beside it."""
+    """A generated token, and those alongside it."""
 
     top_logprobs: list[ListedLogprob]
     """The generated token, then the most likely ones, or those that were asked for."""
@@ -198,7 +198,7 @@ class GivenTokens(Body, kw_only=True):
     request_id: str | None = None
     """Without effect: the answer has an id of its own."""
     model: str | None = None
-    """Without effect: the model beside it is the answer's."""
+    """Without effect: the model alongside it is the answer's."""
     created: int | None = None
     """Without effect: the answer has a time of its own."""
 

@@ -32,7 +32,7 @@ def test_a_deeper_model_has_no_more_compiled_layers(path: Path) -> None:
     for times in (2, 3):
         deep, as_many = models.compiled_layers(path, times)
         assert deep == times * layers
-        # Layers that read the keys of others have a pattern beside that of the others, and in Gemma 3n the first ten
+        # Layers that read the keys of others have a pattern alongside that of the others, and in Gemma 3n the first ten
         # layers one of their own, which may end elsewhere. Granite 4's pattern begins in the middle.
         assert as_many <= compiled + (path.stem in ("gemma-3n-E4B-it", "granite-4.0-h-small"))
         assert as_many < 15

@@ -1,4 +1,6 @@
-"""Every case of paged attention on the device, in all implementations that it runs, beside the reference on the CPU."""
+"""Every case of paged attention on the device, in all implementations that it runs, compared with the reference on
+the CPU.
+"""
 
 from dataclasses import replace
 from functools import partial

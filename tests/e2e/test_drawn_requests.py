@@ -1,4 +1,4 @@
-"""Requests with every parameter drawn at random, wrong ones among them, beside streams that must not notice."""
+"""Requests with every parameter drawn at random, wrong ones among them, alongside streams that must not notice."""
 
 from typing import Any
 

@@ -74,7 +74,7 @@ def test_the_models_own_rows_are_its_tokens(embeds_engine: Engine, table: np.nda
     embeds_engine.reset_prefix_cache()
     tokens = run(embeds_engine, [request(i, prompt, seed=i, **params) for i, prompt in enumerate(chosen)])
     before = embeds_engine.scheduler.num_preemptions
-    # Beside them run the same prompts as tokens, and as tokens and embeddings by turns.
+    # Besides them run the same prompts as tokens, and as tokens and embeddings by turns.
     requests = []
     for index, prompt in enumerate(chosen):
         mixed = [NO_TOKEN if place % 3 else token for place, token in enumerate(prompt)]

@@ -70,7 +70,7 @@ def test_layers_with_other_heads_share_places() -> None:
     assert len(set(where)) == len(layers)
     assert all(0 <= part < share for part, share in zip(plan.parts, plan.shares, strict=True))
     assert {share for share, layer in zip(plan.shares, layers, strict=True) if not layer.attention.window} == {2}
-    # In one table they have places beside the others.
+    # In one table they have places alongside the others.
     whole = plan_cache(layers, sizes=sizes, by_window=False)
     assert (whole.depth, whole.num_tables) == (50 + 5, 1)
     assert len(set(zip(whole.places, whole.parts, strict=True))) == len(layers)

@@ -21,7 +21,7 @@ SOON = {"falcon-7b", "gpt_oss"}
 """Those of the fast part: one KV head for four devices; windows, sinks and experts with biases."""
 
 EXPERTS = ("glm4_moe", "gpt_oss", "granitemoe-shared", "qwen3_moe")
-"""Models with eight experts: shared ones beside them, biases, several in one tensor, each in its own."""
+"""Models with eight experts: shared ones alongside them, biases, several in one tensor, each in its own."""
 
 
 def check(folder: Path, family: Family, devices: int, *, expert_parallel: bool = False, **options: Any) -> None:

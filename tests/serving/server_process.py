@@ -140,7 +140,9 @@ def _events(response: httpx.Response) -> Iterator[bytes]:
 
 
 class Stream(threading.Thread):
-    """Reads a stream of completions beside the test, which goes on after the first event unless it does not `wait`."""
+    """Reads a stream of completions alongside the test, which goes on after the first event unless it does not
+    `wait`.
+    """
 
     def __init__(self, client: httpx.Client, body: dict[str, Any], *, wait: bool = True) -> None:
         super().__init__(daemon=True)

@@ -150,7 +150,7 @@ class Executables:
 
     @contextmanager
     def compiling(self, buckets: Iterable[Bucket], progress: Progress = silent) -> Iterator[None]:
-        """Compile the step of each bucket, and everything beside the steps, during the block.
+        """Compile the step of each bucket, and everything besides the steps, during the block.
 
         Leaving the block waits for the rest. An exception in it (weights that cannot be loaded, say) gives up what has
         not begun. On TPU all of it is done after the block, which may compile as well.

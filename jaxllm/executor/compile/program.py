@@ -91,7 +91,7 @@ class ProgramSet(Generic[State]):
     step: Callable[[Bucket], Program]
     """The step of a bucket, be it one of `buckets` or not."""
     others: Mapping[str, Program]
-    """The programs beside the steps, which have one shape each, by name."""
+    """The programs besides the steps, which have one shape each, by name."""
     buckets: Buckets
     """The shapes of the engine's steps."""
     shape: Any

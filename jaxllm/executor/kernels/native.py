@@ -14,7 +14,7 @@ from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
 
 KERNELS = "kernels"
-"""Folder of object files, beside that of the executables."""
+"""Folder of object files, alongside that of the executables."""
 
 
 def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], None]:

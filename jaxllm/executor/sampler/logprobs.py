@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens and of the most likely ones beside them."""
+"""Log-probabilities of chosen tokens and of the most likely ones alongside them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Which numbers stand beside tokens: the model's own or those that tokens were drawn with, with or without softmax."""
+"""Which numbers stand alongside tokens: the model's own or those that tokens were drawn with, with or without
+softmax.
+"""
 
 import jax.numpy as jnp
 from jax import Array, lax

@@ -9,7 +9,7 @@ def uniforms(seed: Array, step: Array) -> Array:
     """Two numbers in [0, 1) per row from `seed` and `step` (int32 [R]) alone: float32 [R, 2].
 
     Threefry (Salmon et al., SC 2011) with (seed, step) as its key: no state, so a row's numbers do not depend on when
-    or beside what it runs.
+    or alongside what it runs.
     """
     pairs = jnp.stack([seed, step], axis=1).astype(jnp.uint32)
     keys = jax.random.wrap_key_data(pairs, impl="threefry2x32")

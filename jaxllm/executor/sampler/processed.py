@@ -36,7 +36,9 @@ HOST_ROWS = 16
 """Most rows of one call for processors on the host: their logits travel both ways, and those of padding too."""
 
 _LARGEST = 1e30
-"""What larger logits, and infinity, count as: nothing beside it has a chance, and dividing by a temperature is safe."""
+"""What larger logits, and infinity, count as: nothing alongside it has a chance, and dividing by a temperature is
+safe.
+"""
 
 
 def processed_layout(state: Any, shards: int, num_numbers: int, *, from_host: bool) -> PackedLayout:

@@ -68,7 +68,7 @@ class SamplingTable:
     def set(self, request: Request) -> DenseRow | None:
         """Take over the parameters of a request that was given `request.slot`, for the first time or once more.
 
-        Returns what the device must know beside them, for `set_row`, or None.
+        Returns what the device must know besides them, for `set_row`, or None.
         """
         params, slot = request.params, request.slot
         self._changing.pop(slot, None)

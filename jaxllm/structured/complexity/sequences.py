@@ -19,7 +19,7 @@ ATOM: Final = Measure()
 """Something that is not empty."""
 
 OPEN, CLOSE, EITHER, MAYBE, AGAIN, OPEN_MAYBE, CLOSE_MAYBE = ["(", ")", "|", "?", "+", "[", "]"]
-"""What expressions consist of beside their parts: groups, alternatives, that what stands before may be left out or may
+"""What expressions consist of besides their parts: groups, alternatives, that what stands before may be left out or may
 come again, and groups that may be left out."""
 
 Token = str | Measure

@@ -2,7 +2,7 @@
 
 Work items are some blocks of a group's matrix times a chunk of its rows. Groups without rows have none, so that their
 weights are not read. Within an item it is as in `linear.cpu.matmul`: few rows are bound by memory, many by arithmetic,
-and a result is the same sum in the same order whatever the rows beside it.
+and a result is the same sum in the same order whatever the rows alongside it.
 """
 
 from typing import Any

@@ -89,7 +89,7 @@ class _Attention:
         queries = memory.queries[q_slot].reshape(-1, sizes.token)
         state = State(*(ref[...] for ref in memory.run))
         chunks = [memory.kv[slot, start : start + chunk] for start in range(0, self.blocks.keys, chunk)]
-        # All products of queries come first, so that the compiler may compute them beside the softmax.
+        # All products of queries come first, so that the compiler may compute them alongside the softmax.
         scored = [scores_of(queries, keys, sizes) for keys in chunks]
         for number, (scores, keys) in enumerate(zip(scored, chunks, strict=True)):
             seen = visible(scores, before - number * chunk, sizes.heads) if masked else scores

@@ -16,7 +16,7 @@ class State(NamedTuple):
     """State of an online softmax (arXiv 2205.14135) of the rows of a block of queries."""
 
     maximum: Any
-    """[rows, 128], the same in all lanes, and whole numbers: weights beside other maxima are then rounded alike."""
+    """[rows, 128], the same in all lanes, and whole numbers: weights alongside other maxima are then rounded alike."""
     total: Any
     """[rows, 128], to be summed over lanes."""
     weighted: Any

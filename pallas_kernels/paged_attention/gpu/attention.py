@@ -149,7 +149,7 @@ def _row_slopes(alibi_slopes: jax.Array | None, num_kv_heads: int, group: int) -
 
 
 def choose_stages(tile: int, head_size: int, kv_dtype: str) -> int:
-    """Tiles of the ring: as many as fit beside queries and conversions; even, see `KernelOptions.stages`."""
+    """Tiles of the ring: as many as fit alongside queries and conversions; even, see `KernelOptions.stages`."""
     size = jnp.dtype(kv_dtype).itemsize
     rows = WARPGROUPS * (ROWS + (tile if size == 1 else 0))
     stages = (SHARED_MEMORY - rows * head_size * 2 - 8 * 1024) // (2 * tile * head_size * size)

@@ -75,7 +75,7 @@ class KernelOptions:
     def columns(self) -> int:
         """Most columns of the tiles in shared memory. 8-bit numbers, which would allow 128, are converted by these.
 
-        Beside a wide accumulator, registers do not hold 64 columns that are being converted.
+        Besides a wide accumulator, registers do not hold 64 columns that are being converted.
         """
         return 32 if self.converts and self.head_size > 128 else 64
 

@@ -15,8 +15,8 @@ _MIB = 1 << 20
 def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
     """Block sizes of `kernel` ("decode" or "prefill") for a step of `tokens` tokens.
 
-    Both kernels cut a context into the same chunks, those of prefill. Weights are rounded beside the largest score so
-    far, so a token's result would depend a little on which of the two computes it.
+    Both kernels cut a context into the same chunks, those of prefill. Weights are rounded alongside the largest score
+    so far, so a token's result would depend a little on which of the two computes it.
     """
     blocks = _fit(_tuned_or_heuristic("prefill", dims, chip), dims, chip)
     if kernel == "prefill":

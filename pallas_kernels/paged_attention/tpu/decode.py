@@ -204,7 +204,7 @@ class _Decode:
         return self.places.next_block(block)
 
     def clear_ends(self, block: Block, slot: Any, end: Any) -> None:
-        """Zero what the chunks of a block hold beside the keys that the row sees.
+        """Zero what the chunks of a block hold alongside the keys that the row sees.
 
         Its weight is 0, but memory that no DMA has filled may hold what times 0 is no number. Most chunks are full: to
         mask the values of all of them would be half of what the vector unit does.
@@ -235,7 +235,7 @@ class _Decode:
             for i, head in enumerate(heads):
                 for chunk, parts in zip(chunks, scored[i], strict=True):
                     states[i] = absorb(states[i], chunk.fresh, *parts, options)
-                    # After each chunk, not once per row: beside a product the sums over lanes cost no time.
+                    # After each chunk, not once per row: alongside a product the sums over lanes cost no time.
                     results.append(self.attended(head, states[i]))
             for head, state in zip(heads, states, strict=True):
                 memory.run.store(head, state)

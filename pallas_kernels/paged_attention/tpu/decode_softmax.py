@@ -14,7 +14,7 @@ class State(NamedTuple):
     """State of an online softmax (arXiv 2205.14135) of one KV head."""
 
     maximum: jax.Array
-    """[rows, 128], the same in all lanes, and whole numbers: weights beside other maxima, as in prefill, are then
+    """[rows, 128], the same in all lanes, and whole numbers: weights alongside other maxima, as in prefill, are then
     rounded alike."""
     total: jax.Array
     """[rows, 128], to be summed over lanes."""

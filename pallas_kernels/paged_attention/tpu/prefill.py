@@ -2,7 +2,7 @@
 
 Bound by the matrix units. All query heads of a KV head and all tokens of a block of queries are the rows of one matrix
 product. Blocks of keys are fetched while the ones before are computed, from block to block and from row to row. The
-step's own keys and values come from its arrays and go from VMEM to their pages, when the queries beside them are
+step's own keys and values come from its arrays and go from VMEM to their pages, when the queries alongside them are
 computed.
 """
 

@@ -1,4 +1,4 @@
-"""The softmax of prefill: scores with keys along sublanes and queries along lanes, beside a maximum from before.
+"""The softmax of prefill: scores with keys along sublanes and queries along lanes, alongside a maximum from before.
 
 A KV head's scores of a chunk are K Q^T [chunk, rows], and what they weigh is V^T P^T [F * 128, rows]. Sums over keys
 then cross no lanes, and of the second product the weights are the stationary operand, which fills a matrix unit however

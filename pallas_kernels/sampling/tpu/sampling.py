@@ -21,7 +21,7 @@ _MOST_ROWS = 32
 """Rows of a block. More hide the latency of what is computed once for each, but the first block arrives later."""
 
 _ROOM = 6 << 20
-"""Bytes of vector memory beside the scratch: parameters, results, and values in flight."""
+"""Bytes of vector memory besides the scratch: parameters, results, and values in flight."""
 
 
 def tpu_choose_tokens(

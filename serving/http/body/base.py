@@ -28,7 +28,9 @@ class TemplateBody(Body, kw_only=True):
 
 
 def with_template_fields(body: Body) -> dict[str, Any]:
-    """The body as a dictionary of what was given, in which the template's own fields, if any, are beside the others."""
+    """The body as a dictionary of what was given, in which the template's own fields, if any, are alongside the
+    others.
+    """
     plain: dict[str, Any] = msgspec.to_builtins(body)
     more = plain.pop(TEMPLATE_FIELDS, None)
     return {**more, **plain} if more else plain

@@ -7,7 +7,7 @@ IN_BODIES = frozenset((
     # OpenRouter
     "models", "top_a",
 ))  # fmt: skip
-"""Beside the messages, or the input, where only what looks like a misspelling is refused."""
+"""Besides the messages, or the input, where only what looks like a misspelling is refused."""
 
 INSIDE = frozenset((
     # LiteLLM, and answers of other servers that come back as messages
@@ -18,7 +18,7 @@ INSIDE = frozenset((
     "annotations", "copilot_cache_control", "created_by", "end_turn", "executed_tools", "index",
     # Anthropic's
     "cache_control", "citations", "eager_input_streaming", "input_examples",
-    # OpenAI's libraries, which put parsed text beside the text; Codex
+    # OpenAI's libraries, which put parsed text alongside the text; Codex
     "internal_chat_message_metadata_passthrough", "parsed", "parsed_arguments",
     # What frameworks keep with a message
     "additional_kwargs", "created_at", "id", "metadata", "response_metadata", "timestamp",

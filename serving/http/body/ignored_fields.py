@@ -36,7 +36,7 @@ _TYPO = 0.75
 class FieldPolicy:
     """Which fields of a request are ignored, and which refused.
 
-    By default those are ignored that stand beside the messages or the input and are unknown, and those that are known
+    By default those are ignored that stand besides the messages or the input and are unknown, and those that are known
     and neither served nor essential. Refused are misspellings, and what is unknown inside of something else, unless
     clients of other servers send it (`client_fields`).
     """

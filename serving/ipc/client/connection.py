@@ -220,7 +220,7 @@ class EngineConnection:
     def _listen(self) -> None:
         error = self._listen_until_it_ends()
         unasked = not self._closing
-        # Gone before anybody hears of it: there may be no room for another beside it.
+        # Gone before anybody hears of it: there may be no room for another alongside it.
         self._close(at_once=True)
         if unasked:
             self._on_end(error)

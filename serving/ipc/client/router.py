@@ -147,7 +147,7 @@ class Router:
         return self._sent(chosen, sequences)
 
     def _may_wait(self, near: int, free: int) -> bool:
-        """Whether what is saved by a prefix is worth the load of that engine, beside the freest one."""
+        """Whether what is saved by a prefix is worth the load of that engine, alongside the freest one."""
         here, there = self._load(near), self._load(free)
         return here.waiting <= there.waiting and here.running <= max(4, there.running + there.running // 2)
 

@@ -33,7 +33,7 @@ GRACE_SECONDS = 5.0
 
 
 class Served(Protocol):
-    """What an engine must have to be served by `main`, beside a function that runs its steps."""
+    """What an engine must have to be served by `main`, besides a function that runs its steps."""
 
     @property
     def info(self) -> EngineInfo:

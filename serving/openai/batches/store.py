@@ -1,4 +1,4 @@
-"""The batches of a server: they run beside other requests, whoever comes and goes."""
+"""The batches of a server: they run alongside other requests, whoever comes and goes."""
 
 import asyncio
 import logging

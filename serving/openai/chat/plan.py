@@ -118,7 +118,8 @@ def plan_reply(
     reasoning = formats.reasoning
     if params.thinking_token_budget is not None and reasoning is None:
         raise RequestError(
-            "thinking_token_budget: the server does not know how this model marks its reasoning; start it with --reasoning-parser",
+            "thinking_token_budget: the server does not know how this model marks its reasoning; start it with "
+            "--reasoning-parser",
             "thinking_token_budget",
         )
     if tools is None and reasoning is None:

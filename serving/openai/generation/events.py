@@ -130,7 +130,7 @@ class EventFrame:
         self._usage_at_end = self._asked or force_usage
 
     def event(self, choice: Answer, **extra: object) -> bytes:
-        """An event with one choice, and `extra` fields beside it."""
+        """An event with one choice, and `extra` fields alongside it."""
         if self.continuous:
             if "usage" not in extra:
                 extra["usage"] = self._told = self._counter.usage
@@ -153,7 +153,7 @@ class EventFrame:
         return TextEvent(before, behind)
 
     def end(self, **extra: object) -> bytes:
-        """The event with the usage, if there is to be one, and `extra` fields beside it."""
+        """The event with the usage, if there is to be one, and `extra` fields alongside it."""
         if not self._usage_at_end:
             return b""
         return self._head + b"]," + _encode({"usage": self._counter.usage, **extra})[1:] + b"\n\n"

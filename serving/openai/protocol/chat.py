@@ -229,4 +229,4 @@ class ChatChunk(Answer, kw_only=True):
     prompt_text: str | UnsetType = UNSET
     """With return_prompt_text, in the first chunk."""
     metrics: RequestTiming | UnsetType = UNSET
-    """With --enable-per-request-metrics, beside the usage at the end."""
+    """With --enable-per-request-metrics, alongside the usage at the end."""

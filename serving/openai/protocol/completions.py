@@ -66,4 +66,4 @@ class Completion(Answer, kw_only=True):
     kv_transfer_params: UnsetType | None = UNSET
     """Null; not in a stream."""
     metrics: RequestTiming | UnsetType = UNSET
-    """With --enable-per-request-metrics, for one answer; in a stream beside the usage at its end."""
+    """With --enable-per-request-metrics, for one answer; in a stream alongside the usage at its end."""

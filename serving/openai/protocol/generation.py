@@ -34,7 +34,7 @@ _OPTIONS = "send options beside the others, by the names they have here, such as
 
 
 class StreamOptions(Body, kw_only=True):
-    """What a stream tells beside the text."""
+    """What a stream tells alongside the text."""
 
     include_usage: bool | None = None
     """End the stream with a chunk that has the token counts and no choices."""
@@ -95,7 +95,7 @@ class GenerationRequest(Body, kw_only=True):
     min_tokens: Natural | None = None
     """The text cannot end before this many tokens."""
     stop_token_ids: Annotated[list[Natural], at_most(MOST_TEXTS)] | None = None
-    """Tokens that end the text, beside the model's own end tokens."""
+    """Tokens that end the text, besides the model's own end tokens."""
     bad_words: Annotated[list[Text], at_most(MOST_TEXTS)] | None = None
     """Texts that may not be generated."""
     allowed_token_ids: Annotated[list[Natural], at_most(MAX_LISTED_TOKENS)] | None = None
@@ -116,7 +116,7 @@ class GenerationRequest(Body, kw_only=True):
     """Alternatives to return for each token of the prompt, -1: all; not with stream."""
 
     logprob_token_ids: Annotated[list[Natural], at_most(MAX_LOGPROB_TOKEN_IDS, minItems=1)] | None = None
-    """Tokens whose log-probabilities are returned beside the generated one's, not the most likely; needs logprobs."""
+    """Tokens whose log-probabilities are returned besides the generated one's, not the most likely; needs logprobs."""
 
     use_beam_search: bool | None = None
     """Search for the most likely texts: best_of (default n) beams are followed, the best n returned; no streams."""

@@ -1,4 +1,4 @@
-"""What the supervisor and an API server process say to each other beside the engine's messages.
+"""What the supervisor and an API server process say to each other alongside the engine's messages.
 
 Over a pair of sockets, of which the worker's is its standard input: first the worker's configuration, then
 messages from the worker, and to it: that an engine has ended, and that their number changes. The pair lives as long

@@ -6,18 +6,20 @@ from typing import Any, Final
 from jaxllm.errors import RequestError
 
 SECONDS: Final = 2.0
-"""Of processor time, beside what the input's size allows."""
+"""Of processor time, in addition to what the input's size allows."""
 UNITS: Final = 1 << 24
-"""Characters of output, beside what the input's size allows."""
+"""Characters of output, in addition to what the input's size allows."""
 UNITS_PER_INPUT: Final = 64
 """A unit is a character that is written, or an iteration. Templates that join a text step by step need many."""
 SECONDS_PER_INPUT: Final = 2e-6
 LARGEST: Final = 1 << 22
-"""Characters of one text, beside eight times the input: no template needs more, and copies are not counted in full."""
+"""Characters of one text, in addition to eight times the input: no template needs more, and copies are not counted in
+full.
+"""
 _CLOCK_UNITS: Final = 8192
 """So many units pass between looks at the clock."""
 _ITEM: Final = 8
-"""What a value of the input counts for beside its characters."""
+"""What a value of the input counts for besides its characters."""
 _COPIES: Final = 16
 """Copies are short-lived, unless a template keeps them."""
 

@@ -18,10 +18,10 @@ from jaxllm.serving.text.templates.rendering import Conversation, apply
 
 LENGTH: Final = struct.Struct("!Q")
 MEMORY: Final = 512 << 20
-"""Bytes of memory for a job, beside so many times its own length:"""
+"""Bytes of memory for a job, in addition to so many times its own length:"""
 MEMORY_PER_BYTE: Final = 64
 SPARE_SECONDS: Final = 2.0
-"""Of processor time, beside what the budget of a rendering is; then a single step has taken too long."""
+"""Of processor time, in addition to what the budget of a rendering is; then a single step has taken too long."""
 _STATM: Final = Path("/proc/self/statm")
 
 

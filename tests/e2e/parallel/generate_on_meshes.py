@@ -36,7 +36,7 @@ def tokens(engine: Engine) -> list[list[int]]:
 
 
 def beams(engine: Engine) -> list[list[int]]:
-    """The best sequences of a search beside which others run."""
+    """The best sequences of a search alongside which others run."""
     engine.add_request(request("a", [5, 6, 7], temperature=0, max_tokens=8, beam_search=BeamOptions(width=3)))
     engine.add_request(request("b", [8, 9], temperature=0, max_tokens=8))
     found: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""A storm of bad input, all at once: each gets its answer, and streams beside it do not notice.
+"""A storm of bad input, all at once: each gets its answer, and streams alongside it do not notice.
 
 What every single field refuses, and wrong keys, are the business of tests/serving/openai.
 """

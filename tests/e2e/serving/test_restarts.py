@@ -62,7 +62,7 @@ async def _read_streams(url: str, count: int, begun: threading.Semaphore) -> lis
 
 
 class OpenAIStreams(threading.Thread):
-    """Long streams beside the test; all have begun when this is made."""
+    """Long streams alongside the test; all have begun when this is made."""
 
     def __init__(self, url: str, count: int) -> None:
         super().__init__(daemon=True)

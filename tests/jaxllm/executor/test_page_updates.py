@@ -1,4 +1,4 @@
-"""Which rows of the page table the device must be told, beside the page that each step brings."""
+"""Which rows of the page table the device must be told, alongside the page that each step brings."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""--quantization beside what a checkpoint is quantised by: its own method is accepted, others have an error."""
+"""--quantization alongside what a checkpoint is quantised by: its own method is accepted, others have an error."""
 
 import json
 from pathlib import Path

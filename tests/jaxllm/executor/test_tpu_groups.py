@@ -69,6 +69,6 @@ def test_the_cache_is_not_copied(run_python: RunPython, tmp_path: Path, name: st
     assert done.returncode == 0, done.stderr
     attention, cache, aliased, temporaries = json.loads(done.stdout.splitlines()[-1])
     assert attention == "tpu"
-    # Beside the cache, some state of sampling is updated in place.
+    # Besides the cache, some state of sampling is updated in place.
     assert cache <= aliased < 1.1 * cache
     assert temporaries < 0.25 * cache

@@ -78,6 +78,6 @@ def test_the_cache_is_neither_padded_nor_copied(measured: list[Any], index: int)
     _, count, _, asked = STEPS[index]
     chosen, aliased, temporaries = measured[index]
     assert chosen == ("tpu" if asked == "auto" else asked)
-    # Beside the cache, some state of sampling is updated in place.
+    # Besides the cache, some state of sampling is updated in place.
     assert CACHE / count <= aliased < 1.05 * CACHE / count
     assert temporaries < 0.05 * CACHE

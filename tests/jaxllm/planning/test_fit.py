@@ -33,7 +33,7 @@ def absent() -> dict[str, TargetDevices]:
 def test_requests_are_as_long_as_a_chip_holds(
     absent: dict[str, TargetDevices], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Llama 3.1 8B on one v6e: its 131,072 tokens take 16 GiB beside 15 GiB of weights; 256 requests take 0.3."""
+    """Llama 3.1 8B on one v6e: its 131,072 tokens take 16 GiB alongside 15 GiB of weights; 256 requests take 0.3."""
     model = write_model(tmp_path, **LLAMA_3_1)
     found = fitted(absent["v6e-1"], model)
     assert 100_000 < found.max_model_len < 131_072

@@ -36,7 +36,9 @@ def test_as_planned(tmp_path: Path, devices: int) -> None:
 
 
 def test_what_stages_give_each_other(tmp_path: Path) -> None:
-    """In a slice of 2x4 chips the second stage lies beside the first: two rows of two chips share a column's link."""
+    """In a slice of 2x4 chips the second stage lies alongside the first: two rows of two chips share a column's
+    link.
+    """
     pytest.importorskip("libtpu")
     target = find_target("v6e", "2x4", 8)
     options = {"model": write_model(tmp_path), "tensor_parallel_size": 4, "pipeline_parallel_size": 2}

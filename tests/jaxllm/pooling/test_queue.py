@@ -131,7 +131,7 @@ def test_one_text_does_not_wait_behind_many_of_another(lengths: list[int], lengt
         texts.queue.take()
     texts.add(OWNERS[1], length)
     one = texts.made[-1]
-    # One of the other's that came before, and then it is its turn; it may not fit beside the first.
+    # One of the other's that came before, and then it is its turn; it may not fit alongside the first.
     assert one in texts.queue.take() + texts.queue.take()
 
 

@@ -1,4 +1,4 @@
-"""Long random runs of beam searches beside other requests, with a model on the host that remembers what pages hold.
+"""Long random runs of beam searches alongside other requests, with a model on the host that remembers what pages hold.
 
 As in `test_scheduler_runs`, the model reads each sequence from the pages as a device would, and knows the tokens that
 came before from their contents alone. What must come out is found by the same policy without pages, steps or batches.

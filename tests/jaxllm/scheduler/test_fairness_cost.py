@@ -23,7 +23,7 @@ class Sent(NamedTuple):
 
 
 def _count(load: list[Sent], options: dict[str, Any]) -> tuple[int, int]:
-    """Steps until 90 % of a load is done, and tokens that are computed, with one step under way beside the next.
+    """Steps until 90 % of a load is done, and tokens that are computed, with one step under way alongside the next.
 
     The last steps are left out: who ends last, and so how many run alone, is chance.
     """

@@ -1,4 +1,4 @@
-"""Grammars are compiled beside the engine's loop, kept by their size, and not begun when nobody waits."""
+"""Grammars are compiled alongside the engine's loop, kept by their size, and not begun when nobody waits."""
 
 import threading
 from collections.abc import Iterator, Sequence

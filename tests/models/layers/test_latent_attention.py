@@ -37,7 +37,7 @@ DEEPSEEK_V3 = dataclasses.replace(
 
 
 def logits(devices: int, model: ModelConfig = MODEL, *, native: bool = False) -> list[np.ndarray]:
-    """Of two prompts in chunks, which end in a decode of the first beside a chunk of the second."""
+    """Of two prompts in chunks, which end in a decode of the first alongside a chunk of the second."""
     mesh = None if devices == 1 else make_mesh(jax.devices(), devices)
     options = ForwardOptions(stack="scan", mesh=mesh, max_model_len=64, native_matmul=native)
     loaded = load_model(Path(), model, options, "float32", load_format="dummy", seed=1)

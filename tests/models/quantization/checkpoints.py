@@ -1,4 +1,4 @@
-"""Small random checkpoints in every format, beside the models in transformers that they stand for."""
+"""Small random checkpoints in every format, alongside the models in transformers that they stand for."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ def llama(**options: Any) -> torch.nn.Module:
 
 
 def qwen3_moe(**options: Any) -> torch.nn.Module:
-    """Four experts beside a router that is not quantised."""
+    """Four experts alongside a router that is not quantised."""
     experts = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
     sizes = {**SIZES, **experts, **options}
     return _random(transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, norm_topk_prob=True)))

@@ -218,7 +218,7 @@ def modelopt_fp8() -> Format:
 
 
 def fbgemm() -> Format:
-    """As transformers writes it: a scale for each output, and the bound on activations beside each matrix."""
+    """As transformers writes it: a scale for each output, and the bound on activations alongside each matrix."""
     section = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
 
     def make(weight: torch.Tensor) -> Made:

@@ -1,4 +1,4 @@
-"""Matrices of bitsandbytes beside what that library dequantises, and everything wrong with them has a name."""
+"""Matrices of bitsandbytes compared with what that library dequantises, and everything wrong with them has a name."""
 
 import json
 from collections.abc import Callable

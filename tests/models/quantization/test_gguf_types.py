@@ -1,4 +1,4 @@
-"""Types of GGUF's tensors beside the `gguf` package's own dequantisation."""
+"""Types of GGUF's tensors compared with the `gguf` package's own dequantisation."""
 
 import gguf
 import ml_dtypes

@@ -38,7 +38,7 @@ _packed = jax.jit(IMPLEMENTATIONS["cpu"])
 @settings(max_examples=25)
 @given(sizes=st.lists(st.integers(0, 9), min_size=5, max_size=5), row=st.integers(0, 44))
 def test_a_row_depends_on_nothing_but_itself_and_its_matrix(sizes: list[int], row: int) -> None:
-    """The same bits whatever rows are beside it; and padding is zero."""
+    """The same bits whatever rows are alongside it; and padding is zero."""
     rng = np.random.default_rng(0)
     layout = choose_grouped_layout(5, (64, 32), "float32", native=True)
     assert layout.is_packed

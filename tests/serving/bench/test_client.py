@@ -45,7 +45,7 @@ async def test_chunks_that_come_at_once_share_the_gap_before_them() -> None:
     assert (answer.text, answer.output_tokens) == ("abcdefg", 8)
     assert len(answer.itls) == 6
     assert sum(answer.itls) == pytest.approx(answer.latency - answer.ttft)
-    # Three of 0.3 s in place of one of 0.3 s beside two of nothing.
+    # Three of 0.3 s in place of one of 0.3 s alongside two of nothing.
     assert min(answer.itls) > 0.05
     measured = Measurements()
     measured.add(0, answer)

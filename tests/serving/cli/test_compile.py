@@ -244,7 +244,7 @@ def test_an_older_bundle_is_replaced_and_anything_else_left_alone(
     assert "a file is there" in capsys.readouterr().err
     assert (other / "thesis.txt").read_text() == "do not delete"
 
-    # A failure while writing leaves the old one, and nothing beside it.
+    # A failure while writing leaves the old one, and nothing alongside it.
     def full(_: Any) -> Any:
         raise OSError(28, "No space left on device")
 

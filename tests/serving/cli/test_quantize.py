@@ -35,7 +35,7 @@ def unpacked(folder: Path) -> dict[str, torch.Tensor]:
     ("method", "error"), [("int8", 0.005), ("int4", 1 - 0.84 * 7 / 7.5 + 1e-6), ("fp8", 0.04), ("int8_w8a8", 0.005)]
 )
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, error: float) -> None:
-    """Rows are as near as types allow, beside their largest number, which 4 bits may cut to seven steps of a scale."""
+    """Rows are as near as types allow, besides their largest number, which 4 bits may cut to seven steps of a scale."""
     folder = tmp_path / "made" / "copy"
     assert main(["quantize", "demo", "--output", str(folder), "--quantization", method]) == 0
     assert f"{folder}: 28 matrices in {method}, " in capsys.readouterr().out

@@ -24,7 +24,7 @@ DEPLOY = ROOT / "docs" / "deploy"
 
 
 def tool(name: str) -> str:
-    """The path of a tool, beside this Python or elsewhere."""
+    """The path of a tool, alongside this Python or elsewhere."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
         pytest.skip(f"no {name}: scripts/kubectl brings it")

@@ -1,4 +1,4 @@
-"""What is read beside the weights."""
+"""What is read besides the weights."""
 
 from pathlib import Path
 from typing import Any

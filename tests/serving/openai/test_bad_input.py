@@ -1,4 +1,4 @@
-"""What is refused, with which status, and which field is named; a stream beside it does not notice."""
+"""What is refused, with which status, and which field is named; a stream alongside it does not notice."""
 
 import json
 import threading
@@ -178,7 +178,7 @@ def test_more_tokens_than_there_is_room_for_end_with_the_context(
     assert answer.status_code == 200, answer.text
     made = answer.json()
     usage = made["usage"]
-    # Anthropic counts what was cached beside the rest.
+    # Anthropic counts what was cached alongside the rest.
     parts = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "cache_read_input_tokens")
     assert sum(usage.get(part) or 0 for part in parts) == MAX_MODEL_LEN
     reasons = {

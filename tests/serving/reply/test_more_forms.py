@@ -1,4 +1,4 @@
-"""Forms of calls that models write beside those that their families are known for, and texts cut short."""
+"""Forms of calls that models write alongside those that their families are known for, and texts cut short."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Embeddings as prompts in a program: which arrays, and what stands beside them."""
+"""Embeddings as prompts in a program: which arrays, and what stands alongside them."""
 
 import io
 import json

@@ -25,7 +25,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def save(folder: Path, config: Any = None, **files: Any) -> Path:
-    """The demo model's tokenizer beside this config.json; `files` replace others, None leaves them out."""
+    """The demo model's tokenizer alongside this config.json; `files` replace others, None leaves them out."""
     for name in FILES:
         if files.get(name.partition(".")[0], name) is not None:
             shutil.copy(resolve(DEMO) / name, folder)

@@ -1,4 +1,4 @@
-"""Writing a saved state: into a folder beside it first, so that what is interrupted never looks whole."""
+"""Writing a saved state: into a folder alongside it first, so that what is interrupted never looks whole."""
 
 import fcntl
 import os

@@ -1,8 +1,8 @@
 """Products of activations with packed quantised matrices, one for all rows or one for each group of them.
 
 Rows are prepared first, see `prepare`. Then work items are some blocks of outputs times a chunk of the rows of one
-matrix. Few rows are bound by memory, many by arithmetic. A result is the same to the last bit whatever the rows beside
-it: sums of float32 are in one order, and those of whole numbers are exact in any.
+matrix. Few rows are bound by memory, many by arithmetic. A result is the same to the last bit whatever the rows
+alongside it: sums of float32 are in one order, and those of whole numbers are exact in any.
 """
 
 from dataclasses import replace

@@ -47,7 +47,7 @@ nearer than the second, codes."""
 
 @dataclass(frozen=True)
 class _Operands:
-    """The arguments: the prepared row, as `tiles` have it, and the blocks, with what lies beside them.
+    """The arguments: the prepared row, as `tiles` have it, and the blocks, with what lies alongside them.
 
     Scales and offsets are those of the first block, of all its groups, before those of the next; no offsets are 0.
     """

@@ -74,7 +74,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def state(original: Path, tmp_path: Path) -> Path:
-    """A copy of that state, with the checkpoint beside it."""
+    """A copy of that state, with the checkpoint alongside it."""
     shutil.copytree(original, tmp_path, dirs_exist_ok=True)
     return tmp_path / "state"
 

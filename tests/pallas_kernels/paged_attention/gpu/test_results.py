@@ -1,4 +1,4 @@
-"""Parts of a context put together, beside a softmax over all of it."""
+"""Parts of a context put together, compared with a softmax over all of it."""
 
 import jax.numpy as jnp
 import numpy as np

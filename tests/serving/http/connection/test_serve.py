@@ -19,8 +19,8 @@ STREAM = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "s
 COMPLETION = b'{"prompt":"Once","max_tokens":200,"ignore_eos":true}'
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 WORST_SECONDS = 0.5
-"""That a probe may take beside whatever is hostile; a busy machine adds some, and before there were limits it was many
-seconds."""
+"""That a probe may take alongside whatever is hostile; a busy machine adds some, and before there were limits it was
+many seconds."""
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,7 @@ def gone(pid: int) -> bool:
 def test_a_script_without_a_main_guard_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    # A file of that name beside the script must not become part of the engine.
+    # A file of that name alongside the script must not become part of the engine.
     (tmp_path / "zmq.py").write_text("raise SystemExit('imported from the working directory')")
     sockets = tmp_path / "sockets"
     sockets.mkdir()

@@ -130,7 +130,7 @@ class SendQueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_is_bounded_by_the_requests(self) -> None:
-        # Beside requests that wait there is at most one abort, and what was asked.
+        # Besides requests that wait there is at most one abort, and what was asked.
         assert len(self.queue) <= len(self.wanted) + 1 + self.asked
 
     def teardown(self) -> None:
