@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Backend, Vocabulary, make_backend, mask_words
-from jaxllm.structured.params import StructuredOutputsParams
 
 SCHEMA = {
     "type": "object",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
     from jaxllm.pooling.params import PoolingParams
     from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
+    from jaxllm.requests.structured_outputs import StructuredOutputsParams
     from jaxllm.serving.llm.arguments import AsyncEngineArgs, EngineArgs
     from jaxllm.serving.llm.async_llm import AsyncLLM
     from jaxllm.serving.llm.async_llm_engine import AsyncLLMEngine
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     )
     from jaxllm.serving.text.outputs import CompletionOutput, Delta, RequestOutput
     from jaxllm.serving.text.prompts import PromptType, TextPrompt, TokensPrompt
-    from jaxllm.structured.params import StructuredOutputsParams
     from jaxllm.version import __version__
 
 _EXPORTS = {
@@ -67,7 +67,7 @@ _EXPORTS = {
     "SamplingParams": "jaxllm.requests.sampling_params",
     "ScoringOutput": "jaxllm.serving.pooling.outputs",
     "ScoringRequestOutput": "jaxllm.serving.pooling.outputs",
-    "StructuredOutputsParams": "jaxllm.structured.params",
+    "StructuredOutputsParams": "jaxllm.requests.structured_outputs",
     "TextPrompt": "jaxllm.serving.text.prompts",
     "TokensPrompt": "jaxllm.serving.text.prompts",
     "__version__": "jaxllm.version",

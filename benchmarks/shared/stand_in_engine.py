@@ -15,9 +15,9 @@ from typing import Any
 import jaxllm.models
 from benchmarks.shared.stand_in_server import STEP_MS
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
 from jaxllm.engine.stats import StepStats
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.ipc.engine_process.__main__ import main
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue

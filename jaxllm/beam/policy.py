@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.beam.options import BeamOptions
+from jaxllm.requests.beam_options import BeamOptions
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]

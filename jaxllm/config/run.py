@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxllm.config.option import Section, option
-from jaxllm.processors.names import as_names
+from jaxllm.config.processor_names import as_names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
-from jaxllm.doctor.holders import device_files
 from jaxllm.doctor.result import Context, Outcome
+from jaxllm.executor.device_holders import device_files
 from jaxllm.pallas_kernels.chips import chip_of
 
 

@@ -11,8 +11,8 @@ import msgspec
 import psutil
 
 from jaxllm.doctor import nvidia
-from jaxllm.doctor.holders import Holder, LockFile, device_files, hidden_processes, holders, lock_files
 from jaxllm.doctor.result import Context, Outcome
+from jaxllm.executor.device_holders import Holder, LockFile, device_files, hidden_processes, holders, lock_files
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 PACKAGES = (

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo, PoolingInfo, StageInfo
 from jaxllm.engine.garbage import trim_heap
 from jaxllm.engine.profiling import Profiler
 from jaxllm.engine.stats import StepStats
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.requests.engine_info import EngineInfo, PoolingInfo, StageInfo
 from jaxllm.requests.outputs import EngineOutput
 
 Step = TypeVar("Step")

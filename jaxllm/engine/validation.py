@@ -6,8 +6,9 @@ from typing import Final, Self
 
 import numpy as np
 
+from jaxllm.config.engine_info import EngineInfo
+from jaxllm.engine.beam_limits import check_beam_search
 from jaxllm.errors import PromptTooLongError, RequestError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.prompt_embeds import FIELD, NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
@@ -89,8 +90,11 @@ class RequestLimits:
                 self._check_tokens(name, token_ids)
         for word in params.bad_words_token_ids or ():
             self._check_tokens("bad_words", word)
-        if self.engine is not None:
-            params.check_fits(len(request.prompt_token_ids), request.eos_token_ids, self.engine)
+        if self.engine is not None and params.beam_search is not None:
+            num_ends = len(params.end_token_ids(request.eos_token_ids))
+            check_beam_search(
+                params.beam_search, len(request.prompt_token_ids), params.max_tokens, num_ends, self.engine
+            )
 
     def too_long(self, length: str) -> PromptTooLongError:
         """The error for a prompt of this length."""

@@ -85,7 +85,7 @@ def _chosen_share() -> str | None:
 
 def _what_to_do(asked: str) -> str:
     """Advice for a platform that does not start: who holds the device, or what to install."""
-    from jaxllm.doctor.holders import device_files, holders
+    from jaxllm.executor.device_holders import device_files, holders
 
     files = device_files()
     held = "; ".join(f"process {each.pid} ({each.user}: {each.command}) has it open" for each in holders(files))
@@ -97,7 +97,7 @@ def _what_to_do(asked: str) -> str:
 
 
 def _warn_of_unused_accelerator() -> None:
-    from jaxllm.doctor.holders import device_files
+    from jaxllm.executor.device_holders import device_files
 
     files = device_files()
     if not files:

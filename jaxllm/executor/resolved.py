@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig, ModelOptions
+from jaxllm.config.engine_info import KernelChoice, Operation
 from jaxllm.errors import ConfigError
 from jaxllm.executor.compile.buckets import GROWTH, GROWTH_WITHOUT_PADDING
 from jaxllm.executor.devices import data_shards, devices_of_all, local_devices, split_over, tensor_parallel_size
@@ -31,7 +32,6 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import data_parallel, model_parallel, padded_vocab
 from jaxllm.models.stage import Stage
 from jaxllm.pallas_kernels.linear import can_pack
-from jaxllm.requests.engine_info import KernelChoice, Operation
 
 logger = logging.getLogger(__name__)
 

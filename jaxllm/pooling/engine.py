@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo, PoolingInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.features.faults import is_of_one_request, log_fault
 from jaxllm.engine.loop import StepLoop, describe
@@ -19,7 +20,6 @@ from jaxllm.pooling.queue import PoolingQueue
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.resolved import ResolvedPoolingConfig, resolve_pooling_config
 from jaxllm.pooling.runner import DispatchedTexts, PoolingRunner
-from jaxllm.requests.engine_info import EngineInfo, PoolingInfo
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import as_request_ids
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from jaxllm.config.engine_info import EngineInfo, PoolingInfo
 from jaxllm.engine.validation import unknown_token
 from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.requests.engine_info import EngineInfo, PoolingInfo
 
 
 @dataclass(frozen=True)

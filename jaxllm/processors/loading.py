@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from jaxllm.config.processor_names import ClassName
 from jaxllm.errors import ConfigError
 from jaxllm.processors.interface import JaxLogitsProcessor
-from jaxllm.processors.names import ClassName
 
 GROUPS = ("jaxllm.logits_processors", "vllm.logits_processors")
 """Groups of entry points whose names may be given."""

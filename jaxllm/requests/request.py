@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from jaxllm.errors import RequestError
 from jaxllm.requests.owners import NOBODY, Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.structured.constraint import Constraint
+
+if TYPE_CHECKING:
+    from jaxllm.structured.constraint import Constraint
 
 FinishReason = Literal["stop", "length", "abort"]
 Phase = Literal["prompt", "move", "run"]
@@ -59,7 +61,7 @@ class Request:
     """In pages: where others are likely to go on from it, in order."""
     group: "SequenceGroup | None" = None
     """Of a sequence that runs together with others."""
-    constraint: Constraint | None = None
+    constraint: "Constraint | None" = None
     grammar_bytes: int = 0
     """Memory that its grammar takes when compiled, where that is known."""
 

@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.errors import RequestError
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.checked_names import CheckedNames, repr_of_changes
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.repetition import RepetitionDetectionParams
 from jaxllm.requests.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
@@ -24,8 +23,8 @@ from jaxllm.requests.sampling_limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
 )
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.requests.value_checks import Check, boolean, check_at_most, integer, list_of, number, optional, text, wrong
-from jaxllm.structured.params import StructuredOutputsParams
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
@@ -222,12 +221,6 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
             message = f"best_of={self.best_of} cannot be streamed: which {self.n} are best is known at the end"
             raise RequestError(message, "best_of")
 
-    def check_fits(self, prompt_length: int, eos_token_ids: tuple[int, ...], info: EngineInfo) -> None:
-        """Raise `RequestError` unless an engine like this can follow all sequences of a search for the best."""
-        if self.beam_search is not None:
-            ends = self.end_token_ids(eos_token_ids)
-            self.beam_search.check_fits(prompt_length, self.max_tokens, len(ends), info)
-
     def end_token_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
         """Tokens that end the output; `eos_token_ids` are the model's."""
         ends = frozenset(self.stop_token_ids or ())
@@ -414,7 +407,7 @@ def _check_together(params: SamplingParams) -> None:
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:
         raise wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
     if params.beam_search is not None:
-        params.beam_search.check_beside(params)
+        params.beam_search.check_compatible(params)
     if params.logprob_token_ids is not None:
         params.logprobs = 0
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 
 Mask = npt.NDArray[np.int32]
 """Bits of a row of the vocabulary, int32 [W]: token t is bit t % 32 of word t // 32; 1 is allowed."""

@@ -6,8 +6,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import checker
-from jaxllm.structured.params import StructuredOutputsParams
 
 MOST_KNOWN: Final = 256
 

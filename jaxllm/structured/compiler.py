@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Backend, Grammar
-from jaxllm.structured.params import StructuredOutputsParams
 
 THREADS: Final = 2
 """Grammars that are compiled at a time. They have no lower priority: whoever waits for Python's lock, which such a

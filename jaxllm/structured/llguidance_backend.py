@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from jaxllm.errors import RequestError
 from jaxllm.models.errors import is_failure
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
 from jaxllm.structured.llguidance_messages import first_line
 from jaxllm.structured.llguidance_source import source_of
-from jaxllm.structured.params import StructuredOutputsParams
 
 LIMITS: Final[dict[str, Any]] = {
     "max_items_in_row": 10_000,

@@ -9,8 +9,8 @@ import llguidance
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 from jaxllm.errors import RequestError, quoted, shortened
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.gbnf.lark import lark_of_gbnf
-from jaxllm.structured.params import StructuredOutputsParams
 
 WHITESPACE = r"( |\n {0,24})"
 """Between the tokens of JSON, at most once: a space, or a line break and an indentation. Bounded, as small models

@@ -3,7 +3,7 @@
 import msgspec
 
 from jaxllm.config import StructuredOptions
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 
 
 def with_options(form: StructuredOutputsParams, options: StructuredOptions) -> StructuredOutputsParams:

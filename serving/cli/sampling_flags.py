@@ -15,7 +15,7 @@ from jaxllm.config import option_fields
 from jaxllm.flags import integer
 from jaxllm.requests.repetition import RepetitionDetectionParams
 from jaxllm.requests.sampling_params import INTERNAL_FIELDS, SamplingParams
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 
 _HIDDEN = {*INTERNAL_FIELDS, "detokenize", "thinking_token_budget"}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jaxllm.config import EngineConfig
-from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.serving.options.server import ServerOptions
 
 logger = logging.getLogger(__name__)

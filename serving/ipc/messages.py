@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds

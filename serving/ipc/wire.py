@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from jaxllm.config.processor_names import ClassName
 from jaxllm.errors import EngineError
-from jaxllm.processors.names import ClassName
 
 INLINE_BYTES = 256
 """Arrays smaller than this are part of the message."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.owners import NOBODY, Owner
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.connection import Launch

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from jaxllm.beam.options import BeamOptions, EarlyStopping
+from jaxllm.requests.beam_options import BeamOptions, EarlyStopping
 from jaxllm.requests.checked_names import CheckedNames, repr_of_changes
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.outputs import RequestOutput, TokenChoices

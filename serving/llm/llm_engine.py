@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.control import PauseMode
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
 from jaxllm.load import load_engine
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.request import as_request_ids
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream

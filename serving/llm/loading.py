@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jaxllm.config import EngineConfig, ModelOptions
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.executor.model_files import model_folder, tokenizer_folder
 from jaxllm.models.checkpoint.other_formats import is_file
 from jaxllm.models.errors import ModelError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
 from jaxllm.serving.text.library import failing_as

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.requests.engine_info import PoolingInfo
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
 from jaxllm.serving.llm.progress import UseTqdm

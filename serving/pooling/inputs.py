@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.pooling.encode import Encoded, encode
 from jaxllm.serving.pooling.judging import ANSWERS, encode_judged
 from jaxllm.serving.tenancy.quotas import Reservation

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.requests.engine_info import PoolingInfo
 from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
 

@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
-from jaxllm.requests.engine_info import PoolingInfo
 from jaxllm.serving.http.operation import Handler
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.chat.routes import create_chat_completion

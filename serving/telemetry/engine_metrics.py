@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import msgspec
 
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.telemetry.catalogue import BY_REASON, METRICS, OF_ENGINE, new_histograms
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
 from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements

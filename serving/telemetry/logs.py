@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats, together
-from jaxllm.requests.engine_info import EngineInfo, StageInfo
 from jaxllm.serving.telemetry.log_format import JsonFormatter, TextFormatter
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__

@@ -16,8 +16,8 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.telemetry.catalogue import METRICS, Described
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics

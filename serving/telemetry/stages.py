@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from jaxllm.requests.engine_info import StageInfo
+from jaxllm.config.engine_info import StageInfo
 
 LAYERS = "stage_layers", "Layers of a stage of pipeline parallel."
 WEIGHTS = "stage_weight_bytes", "Bytes of weights on each device of a stage."

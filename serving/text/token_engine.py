@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.requests.outputs import EngineOutput
 
 

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from jaxllm import LLM, BeamSearchParams
-from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.outputs import RankedSequence
 from jaxllm.requests.request import Request
 from jaxllm.serving.llm import llm_engine

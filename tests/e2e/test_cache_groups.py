@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.outputs import RankedSequence
 from tests.e2e.driving import make_engine, request, run
 

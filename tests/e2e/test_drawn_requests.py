@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.beam.options import BeamOptions, EarlyStopping
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
+from jaxllm.requests.beam_options import BeamOptions, EarlyStopping
 from tests.e2e.driving import request, run
 
 STREAMS, DRAWN = 20, 400

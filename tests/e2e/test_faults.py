@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from jaxllm.beam.group import BeamGroup
-from jaxllm.beam.options import BeamOptions
 from jaxllm.engine import engine as engine_module
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.features import logprobs
@@ -16,6 +15,7 @@ from jaxllm.engine.features.feature import StepFeature
 from jaxllm.engine.features.logits_processors import Processing
 from jaxllm.engine.features.logprobs import PromptLogprobs
 from jaxllm.errors import EngineError, RequestFaultError
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.request import Request
 from jaxllm.structured.constraint import Constraint
 from jaxllm.structured.constraints import Constraints

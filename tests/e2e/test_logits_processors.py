@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.request import Request
 from tests.e2e import processors
 from tests.e2e.driving import make_engine, request, run

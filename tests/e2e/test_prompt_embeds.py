@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from tests.e2e.driving import make_engine, request, run

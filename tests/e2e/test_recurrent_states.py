@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import Lfm2Config, Lfm2ForCausalLM, Mamba2Config, Mamba2ForCausalLM
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.outputs import RankedSequence
 from tests.conftest import RunPython
 from tests.e2e.driving import make_engine, request, run

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.errors import RequestError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.outputs import EngineOutput, TokenLogprobs
 from jaxllm.requests.request import Request
 from jaxllm.serving.text.tokenizer import Tokenizer

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from jaxllm.config.engine_info import Operation
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_type import KVCacheType
-from jaxllm.requests.engine_info import Operation
 
 Shape = TypeVar("Shape")
 """What the choice of an operation's kernel depends on, apart from the device."""

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.config import CompileOptions
+from jaxllm.config.engine_info import KernelChoice, Operation
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.attention import ATTENTION
 from jaxllm.executor.kernels.linear import LINEAR
 from jaxllm.executor.kernels.moe import MOE
 from jaxllm.executor.kernels.operation import OperationKernels, Shape, Workload
 from jaxllm.executor.kernels.sampling import SAMPLING
-from jaxllm.requests.engine_info import KernelChoice, Operation
 
 OPERATIONS: tuple[OperationKernels[Any], ...] = (ATTENTION, LINEAR, MOE, SAMPLING)
 

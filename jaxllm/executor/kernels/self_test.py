@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from jaxllm.config.engine_info import Operation
 from jaxllm.executor.compile.executables import use_compilation_cache
 from jaxllm.executor.compile.first_run import LONGEST_SECONDS, watched
 from jaxllm.executor.compile.identity import software
@@ -22,7 +23,6 @@ from jaxllm.executor.kernels.operation import option_of
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 from jaxllm.pallas_kernels.measured import measured_digest
-from jaxllm.requests.engine_info import Operation
 
 Case = TypeVar("Case")
 

@@ -4,11 +4,11 @@ import json
 from typing import Any, Final
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.complexity.literals import longest_literal
 from jaxllm.structured.complexity.regexes import measure_regex
 from jaxllm.structured.complexity.rules import Rules
 from jaxllm.structured.complexity.schemas import Schema
-from jaxllm.structured.params import StructuredOutputsParams
 
 MAX_LEVELS: Final = 1000
 """Most levels along references or rules. llguidance needs up to 3.5 kB of stack for each, so 3.5 MB."""

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any, Final
 
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 
 _PROSE: Final = frozenset(("title", "description", "$comment", "examples", "default"))
 """Members of a schema that say nothing of its values."""

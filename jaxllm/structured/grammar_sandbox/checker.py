@@ -4,11 +4,11 @@ from concurrent.futures import Future
 
 from jaxllm.config import StructuredOptions
 from jaxllm.errors import RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.grammar_sandbox.client import Canary
 from jaxllm.structured.grammar_sandbox.messages import Budget, Verdict
 from jaxllm.structured.options import with_options
-from jaxllm.structured.params import StructuredOutputsParams
 
 
 class CanaryChecker:

@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 
 from jaxllm.errors import QueueFullError, RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.grammar_sandbox.backoff import Backoff
 from jaxllm.structured.grammar_sandbox.link import Link
 from jaxllm.structured.grammar_sandbox.messages import Begin, Budget, Cancel, Try, Verdict
 from jaxllm.structured.grammar_sandbox.waiting import TurnQueue
-from jaxllm.structured.params import StructuredOutputsParams
 
 AT_ONCE: Final = 2
 """Trials at a time."""

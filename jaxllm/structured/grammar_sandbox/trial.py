@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Backend, Grammar, mask_words
 from jaxllm.structured.complexity.check import check_complexity
 from jaxllm.structured.grammar_sandbox.messages import Budget, Verdict
-from jaxllm.structured.params import StructuredOutputsParams
 
 WALK_TOKENS: Final = 32
 """So far an output is followed."""

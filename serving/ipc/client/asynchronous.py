@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch

@@ -7,13 +7,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats, together
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import EngineConnection

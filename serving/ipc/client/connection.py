@@ -11,9 +11,9 @@ from typing import Protocol
 import zmq
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import CapacityError, ConfigError, EngineError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.queues import SendQueue
 from jaxllm.serving.ipc.messages import (

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats, together
 from jaxllm.errors import EngineError, QueueFullError, RequestError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.control import called
 from jaxllm.serving.ipc.client.health import RETRY_AFTER

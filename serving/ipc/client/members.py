@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError, ScalingTimeoutError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.placement import as_first

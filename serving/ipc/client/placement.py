@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.config import EngineConfig, ParallelOptions
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.errors import ConfigError
 from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.connection import Launch
 
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.in_flight import Admission
 from jaxllm.serving.text.measurements import Observer
 

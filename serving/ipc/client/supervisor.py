@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import silent
 from jaxllm.errors import EngineError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.connection import EngineConnection, Launch
 from jaxllm.serving.ipc.client.threads import in_own_thread
 from jaxllm.serving.ipc.messages import FromEngine

@@ -17,10 +17,10 @@ from queue import Empty
 from typing import Any, Protocol, TypeVar
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.load import load_engine
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.engine_process import loop
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import Failed, Loading, Ready

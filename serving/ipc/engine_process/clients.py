@@ -9,9 +9,9 @@ from queue import SimpleQueue
 
 import zmq
 
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.ipc.engine_process.output_queue import OutputQueue
 from jaxllm.serving.ipc.engine_process.sockets import Sockets

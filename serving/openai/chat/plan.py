@@ -8,6 +8,7 @@ import msgspec
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.prompt import last_content, render
 from jaxllm.serving.openai.chat.tools import ToolUse
@@ -23,7 +24,6 @@ from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.prompts import ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.structured.params import StructuredOutputsParams
 
 _ANY = {"additionalProperties": True}
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.errors import RequestError
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.requests.structured_outputs import KINDS, StructuredOutputsParams
 from jaxllm.serving.http.body.base import refused_fields
 from jaxllm.serving.openai.generation.validation import width_name
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.response_format import ResponseFormat
 from jaxllm.serving.options.server import ServerOptions
-from jaxllm.structured.params import KINDS, StructuredOutputsParams
 
 _OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget", "repetition_detection"}
 """Fields that chats and completions understand differently, or that are not what they are in the engine."""

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
+from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.requests.engine_info import PoolingInfo
 from jaxllm.serving.http.identity import Identity, Named, identify, requested_rank
 from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.state import ServerState

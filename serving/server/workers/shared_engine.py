@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.supervisor import EngineSupervisor
 from jaxllm.serving.ipc.messages import AttachClient, DetachClient, FromEngine, Outputs
 from jaxllm.serving.server.workers.messages import EngineEnded

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.request import Request
 from tests.e2e.driving import make_engine, request
 from tests.e2e.driving import run as run_all

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.beam.policy import BeamSearch, Candidates
+from jaxllm.requests.beam_options import BeamOptions
 
 VOCABULARY = 24
 

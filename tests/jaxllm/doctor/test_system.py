@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxllm.doctor import nvidia, system
-from jaxllm.doctor.holders import Holder, LockFile, device_files, holders, lock_files
 from jaxllm.doctor.result import Context, Outcome, Settings
+from jaxllm.executor.device_holders import Holder, LockFile, device_files, holders, lock_files
 
 SMI = """#!/bin/sh
 echo 'NVIDIA H100 80GB HBM3, 580.159.04, 9.0, 81559, 4, 0, 700.00'

@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.doctor.holders import device_files
 from jaxllm.errors import ConfigError
 from jaxllm.executor import backend
+from jaxllm.executor.device_holders import device_files
 from tests.conftest import RunPython
 
 START = """

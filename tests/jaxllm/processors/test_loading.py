@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.processor_names import ClassName
 from jaxllm.errors import ConfigError
 from jaxllm.processors.host import HostProcessor
 from jaxllm.processors.interface import JaxLogitsProcessor, LogitsProcessor
 from jaxllm.processors.loading import load_classes
-from jaxllm.processors.names import ClassName
 from jaxllm.requests.sampling_params import SamplingParams
 
 HERE = "jaxllm.processors.interface"

@@ -21,7 +21,7 @@ from jaxllm.requests.sampling_limits import (
     MAX_STOPS,
 )
 from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 
 NAN, INF = math.nan, math.inf
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from jaxllm.beam.group import BeamGroup
-from jaxllm.beam.options import BeamOptions
 from jaxllm.beam.policy import BeamSearch, Candidates
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.prefix import extend_digests
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams

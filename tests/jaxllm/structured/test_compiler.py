@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured import llguidance_backend
 from jaxllm.structured.backend import Grammar, Matcher, mask_words
 from jaxllm.structured.compiler import THREADS, GrammarCompiler
-from jaxllm.structured.params import StructuredOutputsParams
 from tests.jaxllm.structured.grammar_sandbox.demo import demo_vocabulary
 
 SECONDS = 60

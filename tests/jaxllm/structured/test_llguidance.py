@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from jaxllm.errors import MOST_QUOTED, RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.llguidance_backend import check
 from jaxllm.structured.llguidance_messages import first_line
 from jaxllm.structured.llguidance_source import source_of
-from jaxllm.structured.params import StructuredOutputsParams
 
 
 def source(schema: Any, **options: Any) -> str:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.beam.options import BeamOptions
 from jaxllm.errors import RequestError
+from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.beam_search import BeamSearchParams
 

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.serving.openai.chat.plan import ReplyPlan, plan_reply
 from jaxllm.serving.openai.chat.tools import tool_use
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
@@ -17,7 +18,6 @@ from jaxllm.serving.reply.reasoning_config import ReasoningConfig
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.structured.params import StructuredOutputsParams
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
 MARKS = ("<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "[TOOL_CALLS]")

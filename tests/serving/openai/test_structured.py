@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.serving.http.body.decode import decode
 from jaxllm.serving.http.body.settle import settle
 from jaxllm.serving.openai.generation.parameters import structured_outputs
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
-from jaxllm.structured.params import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

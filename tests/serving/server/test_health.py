@@ -8,7 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from jaxllm.requests.engine_info import KernelChoice
+from jaxllm.config.engine_info import KernelChoice
 from jaxllm.serving.server.routes import health
 from tests.serving.conftest import engine_info
 

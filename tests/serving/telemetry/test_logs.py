@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner
 from jaxllm.serving.text.measurements import FinishedRequest, Measurements
 from tests.conftest import RunPython

@@ -12,8 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.requests.engine_info import EngineInfo, StageInfo
 from jaxllm.requests.request import FinishReason
 from jaxllm.serving.telemetry.catalogue import METRICS
 from jaxllm.serving.telemetry.http import HTTP_METRICS

@@ -2,7 +2,7 @@
 
 from jaxllm.exports import exported
 from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 
 GuidedDecodingParams = StructuredOutputsParams
 """vLLM's older name."""

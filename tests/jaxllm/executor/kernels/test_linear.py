@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.engine_info import Operation
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.executor.kernels import self_test
 from jaxllm.executor.kernels.linear import LINEAR
@@ -22,7 +23,6 @@ from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.config import ModelConfig
 from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedInputs
 from jaxllm.pallas_kernels.linear.weight_type import FP4, Values, WeightType
-from jaxllm.requests.engine_info import Operation
 from tests.models import small
 
 

@@ -3,9 +3,9 @@
 from typing import get_args
 
 from jaxllm.config import CompileOptions
+from jaxllm.config.engine_info import Operation
 from jaxllm.executor.kernels.select import OPERATIONS
 from jaxllm.executor.kernels.verification import SELF_TESTS
-from jaxllm.requests.engine_info import Operation
 
 
 def test_every_operation_is_declared_once() -> None:

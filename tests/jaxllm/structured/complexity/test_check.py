@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.complexity.check import MAX_LEVELS, MAX_OPTIONAL, check_complexity
 from jaxllm.structured.complexity.regexes import measure_regex
 from jaxllm.structured.complexity.rules import Rules
 from jaxllm.structured.complexity.schemas import Schema
 from jaxllm.structured.grammar_sandbox.client import Canary
-from jaxllm.structured.params import StructuredOutputsParams
 from tests.jaxllm.structured.grammar_sandbox.demo import demo_canary
 
 LINKS: dict[str, tuple[Any, int]] = {

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import make_backend
 from jaxllm.structured.complexity.check import check_complexity
 from jaxllm.structured.complexity.literals import longest_literal
 from jaxllm.structured.grammar_sandbox.messages import Budget
 from jaxllm.structured.grammar_sandbox.trial import attempt
-from jaxllm.structured.params import StructuredOutputsParams
 from tests.jaxllm.structured.grammar_sandbox.demo import demo_vocabulary
 
 LONG = "lorem ipsum dolor " * 1000

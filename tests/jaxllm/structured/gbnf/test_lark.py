@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from jaxllm.errors import RequestError
 from jaxllm.models.checkpoint.checkpoint import DEMO, resolve
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Backend, Grammar, Vocabulary, make_backend, mask_words
 from jaxllm.structured.gbnf.lark import lark_of_gbnf
-from jaxllm.structured.params import StructuredOutputsParams
 from tests.jaxllm.structured.gbnf.matcher import Matcher
 
 SIZE = 1536

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from jaxllm.errors import QueueFullError
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.grammar_sandbox.client import MOST_OF_ONE, Canary
 from jaxllm.structured.grammar_sandbox.messages import Budget, Verdict
-from jaxllm.structured.params import StructuredOutputsParams
 from tests.conftest import RunPython
 from tests.jaxllm.structured.grammar_sandbox.demo import demo_canary
 
@@ -126,7 +126,7 @@ def test_a_process_that_cannot_live_is_given_up() -> None:
 FULL = """
 import resource
 from tests.jaxllm.structured.grammar_sandbox.demo import demo_canary
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 
 def ask(text):
     return canary.ask(StructuredOutputsParams(choice=[text])).exception(60)
@@ -237,7 +237,7 @@ def test_closing_leaves_nobody_waiting(canary: Canary) -> None:
 PARENT = """
 import sys, time
 from tests.jaxllm.structured.grammar_sandbox.demo import demo_canary
-from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.requests.structured_outputs import StructuredOutputsParams
 canary = demo_canary()
 canary.ask(StructuredOutputsParams(choice=["a"])).result()
 print(canary.pid, flush=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxllm import EngineConfig, EngineError, RequestError
+from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.owners import NOBODY
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import EngineHandle

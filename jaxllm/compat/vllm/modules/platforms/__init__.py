@@ -4,7 +4,7 @@ import os
 import sys
 from importlib.util import find_spec
 
-from jaxllm.doctor.holders import device_files
+from jaxllm.executor.device_holders import device_files
 
 __all__ = ["current_platform"]
 

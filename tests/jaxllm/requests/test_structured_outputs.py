@@ -8,7 +8,7 @@ import pytest
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.structured.params import MAX_CHOICES, MAX_DEPTH, MAX_SOURCE, StructuredOutputsParams
+from jaxllm.requests.structured_outputs import MAX_CHOICES, MAX_DEPTH, MAX_SOURCE, StructuredOutputsParams
 
 
 def nested(levels: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jaxllm.errors import RequestError
-from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.value_checks import number
 
 EarlyStopping = bool | Literal["never"]
@@ -16,7 +15,7 @@ MAX_WIDTH: Final = 1024
 MAX_LENGTH_PENALTY: Final = 10.0
 """Largest power of a hypothesis's length, either way. A score of a million tokens then stays far from overflowing."""
 
-_MEANINGLESS: Final = (
+_IGNORED: Final = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -64,53 +63,15 @@ class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
                 f"early_stopping={self.early_stopping!r}: must be true, false or 'never'", "early_stopping"
             )
 
-    def check_beside(self, params: msgspec.Struct) -> None:
+    def check_compatible(self, params: msgspec.Struct) -> None:
         """Raise `RequestError` for the first field of `params` that beams cannot take into account."""
         for field in msgspec.structs.fields(type(params)):
-            if field.name in _MEANINGLESS and getattr(params, field.name) not in (field.default, [], {}):
+            if field.name in _IGNORED and getattr(params, field.name) not in (field.default, [], {}):
                 raise RequestError(
                     f"{field.name}: is not compatible with beam search, which ranks continuations by the model's own "
                     "probabilities",
                     field.name,
                 )
-
-    def check_fits(self, prompt_length: int, max_tokens: int | None, num_ends: int, info: EngineInfo) -> None:
-        """Raise `RequestError` unless an engine like this can run the search.
-
-        `num_ends` tokens complete a hypothesis, which has at most `max_tokens` (None: up to the model's length).
-        """
-        width = self.width
-        if info.logprobs_mode != "raw_logprobs":
-            raise _wrong(width, f"the engine was started with logprobs_mode={info.logprobs_mode!r}, not raw_logprobs")
-        places = ((info.max_num_seqs, "max_num_seqs"), (info.max_num_batched_tokens, "max_num_batched_tokens"))
-        for limit, name in places:
-            if width > limit:
-                raise _wrong(width, f"each beam needs a place in the batch, of which there are {limit} ({name})")
-        candidates = width + num_ends
-        if candidates > info.vocab_size:
-            raise _wrong(width, f"the vocabulary has {info.vocab_size} tokens, {num_ends} of which end a text")
-        if candidates > info.max_logprobs:
-            raise _wrong(
-                width,
-                f"{candidates} most likely tokens are needed at each place, one for each beam and for each of "
-                f"{num_ends} end tokens, but the engine was started for {info.max_logprobs} (max_logprobs)",
-            )
-        self._check_pages(prompt_length, max_tokens, info)
-
-    def _check_pages(self, prompt_length: int, max_tokens: int | None, info: EngineInfo) -> None:
-        """The beams share the full pages of the prompt; in the worst case no others."""
-        longest = info.max_model_len if max_tokens is None else min(info.max_model_len, prompt_length + max_tokens)
-        needed = info.cache_groups.most_pages(longest, self.width, prompt_length)
-        if needed > info.num_pages - 1:
-            raise _wrong(
-                self.width,
-                f"beams of {longest} tokens need up to {needed} pages of the KV cache, which has "
-                f"{info.num_pages - 1}; ask for fewer beams or fewer tokens",
-            )
-
-
-def _wrong(width: int, reason: str) -> RequestError:
-    return RequestError(f"beam_width={width}: {reason}", "beam_width")
 
 
 def _check_count(name: str, value: Any) -> None:
