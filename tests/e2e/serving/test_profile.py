@@ -40,6 +40,6 @@ def test_without_a_folder_there_are_none(llm: LLM) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with LLM("demo", **OPTIONS, profiler_dir=str(tmp_path / "file")) as llm:
-        with pytest.raises(RequestError, match="could not be begun"):
+        with pytest.raises(RequestError, match="could not be started"):
             llm.start_profile()
         assert llm.generate("Mira is", use_tqdm=False)[0].finished

@@ -217,7 +217,7 @@ def test_dots_in_values_and_in_unknown_flags_stay(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('--structured-outputs-config {"enable_in_reasoning":true}', "grammars begin behind the reasoning"),
+        ('--structured-outputs-config {"enable_in_reasoning":true}', "grammars begin after the reasoning"),
         ('--structured-outputs-config {"bakend":"auto"}', "unknown key 'bakend'; did you mean 'backend'"),
         ("--kv-cache-dtype-skip-layers 0 1", "all layers have the --kv-cache-dtype"),
         ("--tokenizer-mode mistral", "the fast tokenizer of the model's folder"),

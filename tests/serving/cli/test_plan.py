@@ -74,7 +74,7 @@ def test_it_fits(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture
     decode, prefill = found["1", "x", "1"], found["2048", "x", "64"]
     assert decode[3:] == ["1.2", "s", "9.25", "9.16", "0.08", "0.00", "108", "decode,", "memory", "bound"]
     assert prefill[3:] == ["1.2", "s", "32.34", "31.14", "1.20", "0.00", "63,327", "prefill,", "compute", "bound"]
-    assert "Decodes have 1,024 tokens behind them" in text
+    assert "Decodes have 1,024 tokens before them" in text
     assert chip["compiled"] == [2048, 1]
 
 

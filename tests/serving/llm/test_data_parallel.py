@@ -125,7 +125,7 @@ async def test_engines_are_added_and_removed_while_requests_run(llm: AsyncLLM) -
     await until(lambda: scaling.target == 1)
     with pytest.raises(ScalingBusyError, match="there will be 1 engines"):
         await scaling.scale(2, 60)
-    with pytest.raises(ScalingTimeoutError, match="requests of the engines that shall end still run"):
+    with pytest.raises(ScalingTimeoutError, match="requests of the engines that should end still run"):
         await late
     assert (members.size, len(members.all), scaling.target) == (3, 3, None)
     await scaling.scale(2, 60)
