@@ -66,7 +66,7 @@ def _open(args: argparse.Namespace) -> "ApiClient | LocalModel":
     if args.url != DEFAULT_URL or args.model_name is not None:
         raise ConfigError("MODEL is loaded here: leave it out to chat with a server's (--url, --model-name)")
     SamplingParams(**client_sampling(args))
-    # It loads `LLM`, half a second that a chat with a server does not need.
+    # JAX is loaded only for what needs it.
     from jaxllm.serving.cli.local_model import LocalModel
 
     return LocalModel(args.model)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_config
-from jaxllm.serving.llm.progress import LoadProgress
 
 HELP = "Compile all executables of an engine into a folder, from which it starts without compiling."
 USAGE = "[MODEL] --output FOLDER [flags]"
@@ -33,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
     """Compile and write; errors are raised, and then nothing is left behind."""
     folder = Path(args.output)
     resolved, target = find_config(args)
-    # These load JAX, two seconds that --help and wrong flags need not wait for.
     from jaxllm.bundle.write import check_target
     from jaxllm.executor.bundles import compile_bundle
     from jaxllm.planning.memory import sized_for
+    from jaxllm.serving.llm.progress import LoadProgress
 
     check_target(folder)
     start = time.monotonic()

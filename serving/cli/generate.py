@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -17,11 +17,14 @@ from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.cli.batch_file import BatchLine, ResultWriter, read_lines
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
 from jaxllm.serving.llm.interrupts import DeferredInterrupt
-from jaxllm.serving.llm.llm import LLM
-from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.progress import GenerationProgress
-from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    # These load JAX, which a wrong flag should not have to wait for.
+    from jaxllm.serving.llm.llm import LLM
+    from jaxllm.serving.llm.llm_engine import LLMEngine
+    from jaxllm.serving.text.input_processor import TextRequest
 
 HELP = "Generate text from one prompt, as it comes, or from a file of prompts."
 USAGE = "(--prompt TEXT | --prompts-file FILE) [flags]"
@@ -68,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         # Before the model is loaded: what cannot be written should not be computed.
         file: IO[str] = sys.stdout if args.output is None else stack.enter_context(_open_output(args.output))
+        from jaxllm.serving.llm.llm import LLM
+
         llm = stack.enter_context(LLM(**given_options(args), chat_template=args.chat_template))
         requests = _Prompts(llm, chat=args.chat, system=args.system).prepare(lines, single)
         if single and args.output is None:
@@ -101,14 +106,14 @@ def _open_output(name: str) -> IO[str]:
 class _Prompts:
     """Turns lines into requests for one model."""
 
-    def __init__(self, llm: LLM, *, chat: bool, system: str | None) -> None:
+    def __init__(self, llm: "LLM", *, chat: bool, system: str | None) -> None:
         self._llm = llm
         self._chat = chat or system is not None
         self._system = [] if system is None else [{"role": "system", "content": system}]
         # What is not said by flag or line: the model's recommendation.
         self._defaults = {"max_tokens": MAX_TOKENS, **msgspec.to_builtins(llm.get_default_sampling_params())}
 
-    def prepare(self, lines: Sequence[BatchLine], single: bool) -> list[TextRequest]:
+    def prepare(self, lines: Sequence[BatchLine], single: bool) -> list["TextRequest"]:
         """One request per line; a `single` one is a stream. Raises `RequestError` that names the line."""
         requests = []
         for index, line in enumerate(lines):
@@ -118,7 +123,7 @@ class _Prompts:
                 raise error if single else RequestError(f"line {line.number}: {error}", error.parameter) from None
         return requests
 
-    def _prepare(self, request_id: str, line: BatchLine, single: bool) -> TextRequest:
+    def _prepare(self, request_id: str, line: BatchLine, single: bool) -> "TextRequest":
         params = SamplingParams(**{**self._defaults, **line.sampling})
         messages = line.given.get("messages")
         prompt: Any = line.given.get("prompt")
@@ -136,7 +141,7 @@ class _Prompts:
         return request
 
 
-def _stream(engine: LLMEngine, request: TextRequest) -> None:
+def _stream(engine: "LLMEngine", request: "TextRequest") -> None:
     """Print one request's text as it comes; several sequences one after another, at the end."""
     with DeferredInterrupt() as interrupt, Speed() as speed:
         engine.add([request])
@@ -151,7 +156,7 @@ def _stream(engine: LLMEngine, request: TextRequest) -> None:
             interrupt.check()
 
 
-def _batch(engine: LLMEngine, requests: Sequence[TextRequest], writer: ResultWriter) -> None:
+def _batch(engine: "LLMEngine", requests: Sequence["TextRequest"], writer: ResultWriter) -> None:
     """Run all requests and write the results; what is finished is written even when interrupted.
 
     Where the code here fails for a line, the others go on to their ends. Raises `RequestFaultError` for the first.

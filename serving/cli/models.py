@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,10 +50,7 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the list. Raises `ConfigError` where nothing has such a name."""
-    # These load JAX, two seconds that --help need not wait for.
     from jaxllm.models.families import registry
-    from jaxllm.models.quantization.online import METHODS
-    from jaxllm.models.quantization.registry import FORMATS
 
     known = [_known(name, family) for name, family in registry.families().items()]
     words = [word.lower() for word in args.names]
@@ -61,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         sought = " or ".join(map(repr, args.names))
         raise ConfigError(f"no architecture has {sought} in its name; `jaxllm models` lists all")
-    footer = [] if words else _quantised(FORMATS, METHODS)
+    footer = [] if words else _quantised()
     json = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if args.json else ""
     sys.stdout.write((json or "\n".join((*_text(found), *footer))) + "\n")
     return 0
@@ -74,12 +71,15 @@ def _known(architecture: str, family: "Family") -> Known:
     return Known(architecture, family.use, f"{compared}, as a generator" if of_decoder else compared)
 
 
-def _quantised(formats: Iterable[str], methods: Iterable[str]) -> list[str]:
+def _quantised() -> list[str]:
     """What can be said of all of them."""
+    from jaxllm.models.quantization.online import METHODS
+    from jaxllm.models.quantization.registry import FORMATS
+
     return [
         "",
-        f"quantised checkpoints: {', '.join(sorted(formats))}",
-        f"quantised while loading, or by `jaxllm quantize`: {', '.join(sorted(methods))}",
+        f"quantised checkpoints: {', '.join(sorted(FORMATS))}",
+        f"quantised while loading, or by `jaxllm quantize`: {', '.join(sorted(METHODS))}",
     ]
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
-from jaxllm.models.errors import ModelError
-from jaxllm.serving.llm.progress import LoadProgress
 
 HELP = "Write a quantised copy of a checkpoint, in the format of compressed-tensors."
 USAGE = "MODEL --output FOLDER [--quantization int8|int4|fp8|int8_w8a8]"
@@ -45,6 +43,8 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the copy; errors are raised, and then nothing is left behind. Raises `ConfigError`."""
+    from jaxllm.models.errors import ModelError
+
     target = Path(args.output).expanduser()
     try:
         return _run(args, target)
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, target: Path) -> int:
-    # These load JAX, two seconds that --help and wrong flags need not wait for.
     from jaxllm.models.checkpoint.checkpoint import resolve
     from jaxllm.models.quantization.export import check_target, write_export
     from jaxllm.models.quantization.export_plan import plan_export
+    from jaxllm.serving.llm.progress import LoadProgress
 
     check_target(target)
     start = time.monotonic()

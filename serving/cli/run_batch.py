@@ -2,16 +2,17 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, FlagParser, add_engine_flags, add_flags, engine_flags, given_options, integer
 from jaxllm.serving.cli.config_file import read_config
-from jaxllm.serving.llm.progress import LoadProgress
-from jaxllm.serving.openai.batches.input import BatchInput
-from jaxllm.serving.openai.batches.record import BatchRecord
 from jaxllm.serving.options.server import ServerOptions, server_flags
-from jaxllm.serving.server.event_loop import on_fast_loop
+
+if TYPE_CHECKING:
+    from jaxllm.serving.openai.batches.input import BatchInput
+    from jaxllm.serving.openai.batches.record import BatchRecord
 
 HELP = "Answer a file of requests in OpenAI's batch format, offline."
 USAGE = "-i FILE -o FILE [flags]"
@@ -125,8 +126,10 @@ def run(args: argparse.Namespace) -> int:
     if args.concurrency is not None and args.concurrency < 1:
         raise ConfigError(f"--concurrency {args.concurrency}: must be at least 1")
     config, options = configuration(args)
-    # All routes, half a second that --help and wrong flags need not wait for.
+    # From here on things take their time: a wrong flag should not have to wait for these.
     from jaxllm.serving.http.operation import batch_urls
+    from jaxllm.serving.openai.batches.input import BatchInput
+    from jaxllm.serving.openai.batches.record import BatchRecord
     from jaxllm.serving.server.interfaces import OPERATIONS
 
     with BatchInput(args.input_file, batch_urls(OPERATIONS)) as batch:
@@ -156,14 +159,15 @@ def _answer(
     args: argparse.Namespace,
     config: EngineConfig,
     options: ServerOptions,
-    batch: BatchInput,
-    record: BatchRecord,
+    batch: "BatchInput",
+    record: "BatchRecord",
 ) -> int:
     if len(record.done) == len(batch.ids):
         sys.stderr.write(f"jaxllm: all {len(batch.ids)} requests are answered already\n")
         return 0
-    # As in `run`; a file whose answers are complete needs no server.
     from jaxllm.serving.batch.worker import run_batch
+    from jaxllm.serving.llm.progress import LoadProgress
+    from jaxllm.serving.server.event_loop import on_fast_loop
 
     with LoadProgress() as progress:
         return on_fast_loop(run_batch(config, options, batch, record, concurrency=args.concurrency, progress=progress))

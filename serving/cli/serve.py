@@ -8,7 +8,6 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, given_options
-from jaxllm.load import is_follower
 from jaxllm.serving.cli.config_file import read_config
 from jaxllm.serving.cli.system_limits import raise_file_limit
 from jaxllm.serving.options.foreign import meaningless_flags
@@ -54,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to end; errors are raised."""
     config, options = configuration(args)
     raise_file_limit()
-    # The server takes half a second to import, which --help and wrong flags need not wait for.
+    # From here on things take their time: a wrong flag should not have to wait for these.
+    from jaxllm.load import is_follower
     from jaxllm.serving.llm.progress import LoadProgress
 
     if is_follower(config):

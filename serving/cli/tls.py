@@ -5,8 +5,6 @@ import os
 import ssl
 import sys
 
-import certifi
-
 from jaxllm.errors import ConfigError, EngineError
 
 
@@ -33,6 +31,8 @@ def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSL
     file = cacert or os.environ.get("SSL_CERT_FILE") or None
     folder = None if cacert else os.environ.get("SSL_CERT_DIR") or None
     if file is None and folder is None:
+        import certifi
+
         file = certifi.where()
     try:
         return ssl.create_default_context(cafile=file, capath=folder)

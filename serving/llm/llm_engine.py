@@ -11,13 +11,11 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.control import PauseMode
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.load import load_engine
 from jaxllm.requests.request import as_request_ids
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
-from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
 from jaxllm.serving.llm.weights import control_of, sleep
 from jaxllm.serving.llm.worker import call, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
@@ -32,6 +30,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
     from jaxllm.serving.llm.offline_metrics import Metric
+    from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
     from jaxllm.serving.telemetry.metrics import Metrics
 
 
@@ -216,7 +215,6 @@ class LLMEngine(TextEngine[TextRequest]):
 
     def get_metrics(self) -> list["Metric"]:
         """What was measured so far, see `LLM.get_metrics`. Raises `EngineError` where nothing is measured."""
-        # As in `_metrics`.
         from jaxllm.serving.llm.offline_metrics import snapshot
 
         if self.metrics is None:
@@ -269,7 +267,7 @@ def open_engine(
     `ConfigError` and `CapacityError`.
     """
     elsewhere = background or config.parallel.data_parallel_size > 1 or config.is_on_ray
-    load = _background_engine if elsewhere else load_engine
+    load = _background_engine if elsewhere else _engine_here
     with ThreadPoolExecutor(1, "load-tokenizer") as pool:
         loading = None
         if not skip_tokenizer_init:
@@ -283,6 +281,9 @@ def open_engine(
             info = engine.info
             check_vocabulary(tokenizer, info.vocab_size)
             if info.pooling is not None:
+                # Only here: models that generate start faster without the import.
+                from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
+
                 return PoolingLLMEngine(engine, tokenizer)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
             inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)
@@ -295,14 +296,18 @@ def open_engine(
 
 
 def _metrics(info: EngineInfo) -> "Metrics":
-    # 28 ms with prometheus_client; by default nothing is measured.
     from jaxllm.serving.telemetry.metrics import Metrics
 
     return Metrics(info, info.model)
 
 
+def _engine_here(config: EngineConfig, progress: Progress) -> TokenEngine:
+    from jaxllm.load import load_engine
+
+    return load_engine(config, progress)
+
+
 def _background_engine(config: EngineConfig, progress: Progress) -> TokenEngine:
-    # 44 ms with zmq, which an engine in this process does not need.
     from jaxllm.serving.ipc.client.background import BackgroundEngine
 
     return BackgroundEngine.from_config(config, progress)

@@ -20,10 +20,10 @@ from jaxllm.serving.text.library import failing_as
 from jaxllm.serving.text.loading import ADVICE, check_files
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.grammar_sandbox.checker import make_canary_checker
 
 if TYPE_CHECKING:
     from jaxllm.structured.grammar_sandbox.checker import CanaryChecker
+
 _NAMES = {
     "repetition_penalty": "repetition_penalty",
     "temperature": "temperature",
@@ -140,6 +140,8 @@ def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
 
 def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> "CanaryChecker":
     """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
+    from jaxllm.structured.grammar_sandbox.checker import make_canary_checker
+
     options = config.model
     ends = info.eos_token_ids
     if not ends and tokenizer is not None and tokenizer.eos_token_id is not None:

@@ -1,24 +1,27 @@
 """The methods of `LLM` for models that pool."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import CapacityError, ConfigError, RequestError, short_for
-from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.llm.engine_methods import EngineMethods
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline_generation import as_prompts
-from jaxllm.serving.llm.offline_pooling import OfflinePooling, Params
 from jaxllm.serving.llm.progress import UseTqdm
-from jaxllm.serving.pooling.outputs import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-)
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.repr import Results
+
+if TYPE_CHECKING:
+    # Nor are these imported before somebody pools: most models generate, and start faster without them.
+    from jaxllm.pooling.params import PoolingParams
+    from jaxllm.serving.llm.offline_pooling import OfflinePooling, Params
+    from jaxllm.serving.pooling.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
 
 
 @short_for((ConfigError, RequestError, CapacityError))
@@ -28,13 +31,13 @@ class PoolingMethods(EngineMethods):
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
-        pooling_params: Params = None,
+        pooling_params: "Params" = None,
         *,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
         pooling_task: str | None = None,
         tokenization_kwargs: Any = None,
-    ) -> Results[PoolingRequestOutput]:
+    ) -> "Results[PoolingRequestOutput]":
         """Pool texts, as `pooling_task` or the parameters say; the results are arrays, in the order of the prompts.
 
         A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
@@ -48,13 +51,15 @@ class PoolingMethods(EngineMethods):
         prompts: Prompt | Sequence[Prompt],
         *,
         use_tqdm: UseTqdm = True,
-        pooling_params: Params = None,
+        pooling_params: "Params" = None,
         lora_request: Any = None,
         tokenization_kwargs: Any = None,
     ) -> "Results[EmbeddingRequestOutput]":
         """An embedding of each text; the rest is as in `encode`."""
         refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "embed")
+        from jaxllm.serving.pooling.outputs import EmbeddingRequestOutput
+
         return Results(EmbeddingRequestOutput.of(each) for each in results)
 
     def classify(
@@ -62,13 +67,15 @@ class PoolingMethods(EngineMethods):
         prompts: Prompt | Sequence[Prompt],
         *,
         use_tqdm: UseTqdm = True,
-        pooling_params: Params = None,
+        pooling_params: "Params" = None,
         lora_request: Any = None,
         tokenization_kwargs: Any = None,
     ) -> "Results[ClassificationRequestOutput]":
         """Probabilities of the classes of each text; the rest is as in `encode`."""
         refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "classify")
+        from jaxllm.serving.pooling.outputs import ClassificationRequestOutput
+
         return Results(ClassificationRequestOutput.of(each) for each in results)
 
     def reward(
@@ -76,9 +83,9 @@ class PoolingMethods(EngineMethods):
         prompts: Prompt | Sequence[Prompt],
         /,
         *,
-        pooling_params: Params = None,
+        pooling_params: "Params" = None,
         use_tqdm: UseTqdm = True,
-    ) -> Results[PoolingRequestOutput]:
+    ) -> "Results[PoolingRequestOutput]":
         """Rewards of tokens or of steps, as a reward model or a classifier gives them; the rest is as in `encode`."""
         return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "token_classify"))
 
@@ -89,11 +96,11 @@ class PoolingMethods(EngineMethods):
         /,
         *,
         use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: "PoolingParams | None" = None,
         lora_request: Any = None,
         tokenization_kwargs: Any = None,
         chat_template: str | None = None,
-    ) -> Results[ScoringRequestOutput]:
+    ) -> "Results[ScoringRequestOutput]":
         """How well texts fit: one with each of several, or pair by pair.
 
         A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
@@ -102,8 +109,10 @@ class PoolingMethods(EngineMethods):
         refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params, chat_template))
 
-    def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
+    def _pooling(self, use_tqdm: UseTqdm) -> "OfflinePooling":
         engine = self._open()
         if isinstance(engine, LLMEngine):
             raise RequestError("this is a generative model: load it with LLM(..., runner='pooling') for embeddings")
+        from jaxllm.serving.llm.offline_pooling import OfflinePooling
+
         return OfflinePooling(engine, self._runs, use_tqdm)

@@ -3,7 +3,6 @@
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +10,7 @@ from jaxllm.serving.text.outputs import RequestOutput
 
 if TYPE_CHECKING:
     from jaxllm.serving.pooling.outputs import PoolingRequestOutput
+
 UseTqdm = bool | Callable[..., Any]
 """Whether to show a bar; or what makes one, called with tqdm's arguments."""
 
@@ -100,6 +100,8 @@ def _speeds(prompt_tokens: int, output_tokens: int, seconds: float) -> str:
 
 
 def _tqdm() -> Any:
+    import warnings
+
     with warnings.catch_warnings():
         # In a notebook without ipywidgets tqdm falls back to text, which needs no warning.
         warnings.simplefilter("ignore")

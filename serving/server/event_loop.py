@@ -2,20 +2,19 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
-
-if sys.platform == "win32":
-    _NEW_LOOP: Callable[[], asyncio.AbstractEventLoop] | None = None
-else:
-    import uvloop
-
-    _NEW_LOOP = uvloop.new_event_loop
 
 Result = TypeVar("Result")
 
 
 def on_fast_loop(work: Coroutine[Any, Any, Result]) -> Result:
     """Run this on an event loop of its own, the fastest there is."""
-    with asyncio.Runner(loop_factory=_NEW_LOOP) as runner:
+    with asyncio.Runner(loop_factory=None if sys.platform == "win32" else _uvloop) as runner:
         return runner.run(work)
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()

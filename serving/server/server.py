@@ -13,9 +13,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
-from jaxllm.serving.ipc.remote.host import run_host
 from jaxllm.serving.ipc.remote.layout import arranged, launches
-from jaxllm.serving.ipc.remote.security import keys_of
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.files.store import lock_folder
 from jaxllm.serving.options.server import ServerOptions
@@ -24,7 +22,6 @@ from jaxllm.serving.server.event_loop import on_fast_loop
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.server.workers.context import WorkerContext
-from jaxllm.serving.server.workers.supervisor import supervise
 from jaxllm.serving.telemetry.logs import configure_logging
 from jaxllm.serving.tenancy.access import Access
 
@@ -38,6 +35,9 @@ def run_server(
     config = arranged(config, headless=options.headless)
     if options.headless:
         configure_logging(options.log_level, json_lines=options.log_format == "json")
+        from jaxllm.serving.ipc.remote.host import run_host
+        from jaxllm.serving.ipc.remote.security import keys_of
+
         return run_host(config, keys_of(options, config.parallel.data_parallel_address), launch)
     return on_fast_loop(serve(config, options, progress=progress, launch=launch))
 
@@ -69,6 +69,8 @@ async def serve(
     with Listener(options) as listener, launches(config, options, launch) as launch_of:
         if options.api_server_count == 1:
             return await serve_at(listener, config, options, progress=progress, launch_of=launch_of)
+        from jaxllm.serving.server.workers.supervisor import supervise
+
         with Signals() as signals:
             return await supervise(listener, signals, config, options, progress=progress, launch_of=launch_of)
 

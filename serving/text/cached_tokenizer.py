@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer as Backend
 
 from jaxllm.models.errors import is_failure
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
@@ -45,6 +44,8 @@ class LateTokenizer:
 
     def __init__(self, saved: SavedTokenizer, load: Callable[[], Any]) -> None:
         """`load` makes the `transformers` tokenizer. Raises an exception of `tokenizers` for a broken backend."""
+        from tokenizers import Tokenizer as Backend
+
         self.backend_tokenizer = Backend.from_str(saved.backend)
         self.eos_token_id = saved.eos_token_id
         self.chat_template = saved.chat_template
@@ -90,7 +91,6 @@ def whole_of(tokenizer: Tokenizer) -> Any:
 
 def prepare_templates(tokenizer: Tokenizer) -> None:
     """Compile what the first conversation needs. What is wrong with a template its requests are told."""
-    # As in `rendering.apply`.
     from jaxllm.serving.text.templates.environment import compiled
 
     own = tokenizer.hf.chat_template

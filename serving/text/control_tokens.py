@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
-from tokenizers import Tokenizer as Backend
 
 _BEGINNINGS = (2, 6)
 """Lengths of what is looked for before the whole token: there may be hundreds, and most begin alike."""
@@ -100,6 +99,8 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> Any:
+        from tokenizers import Tokenizer as Backend
+
         state = msgspec.json.decode(self._backend.to_str())
         for token in state["added_tokens"]:
             token["content"] = self._secret.get(token["content"], token["content"])

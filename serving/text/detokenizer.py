@@ -5,8 +5,6 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final
 
-from tokenizers.decoders import DecodeStream
-
 from jaxllm.models.errors import is_failure
 from jaxllm.serving.text.tokenizer import Tokenizer, failing_on_ids
 
@@ -81,6 +79,8 @@ class IncrementalDecoder:
 
     def _new_step(self) -> Callable[[int], str | None]:
         """A fresh decoder of the library's: the text that the next token completes, None within a character."""
+        from tokenizers.decoders import DecodeStream
+
         # Called for every token of every stream: nothing of Python's stands between.
         return partial(DecodeStream(skip_special_tokens=self._skip).step, self._tokenizer.hf.backend_tokenizer)
 

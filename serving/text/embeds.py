@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, deserialize
 
 from jaxllm.engine.validation import RequestLimits, unknown_token
 from jaxllm.errors import RequestError, quoted, shortened
@@ -150,6 +149,8 @@ def _read_numpy(data: bytes) -> np.ndarray:
 
 
 def _read_safetensors(data: bytes) -> np.ndarray:
+    from safetensors import SafetensorError, deserialize
+
     try:
         tensors = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError:

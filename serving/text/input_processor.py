@@ -13,7 +13,6 @@ from jaxllm.errors import RequestError
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.serving.text.embeds import place_embeds
 from jaxllm.serving.text.length import SHORT
 from jaxllm.serving.text.prompts import (
     IntArray,
@@ -208,6 +207,9 @@ class InputProcessor:
         cut = params.truncate_prompt_tokens is not None
         most = self._kept(params)
         if prompt.embeds is not None:
+            # Most requests have none: starts are faster without the import.
+            from jaxllm.serving.text.embeds import place_embeds
+
             place_embeds(prompt, self._limits, most if cut else None)
             return
         if prompt.token_ids is not None:

@@ -155,7 +155,7 @@ def test_a_random_llama_has_the_beams_of_transformers(tmp_path: Path, devices: i
 
 
 def test_the_offline_interface(beam_engine: Engine, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_engine, "load_engine", lambda _config, _progress: beam_engine)
+    monkeypatch.setattr(llm_engine, "_engine_here", lambda _config, _progress: beam_engine)
     llm = LLM("demo")
     # The engine is for the other tests, too.
     llm.llm_engine._finalizer.detach()
@@ -180,7 +180,7 @@ def test_the_offline_interface(beam_engine: Engine, reference: Any, monkeypatch:
 
 
 def test_end_tokens_are_hidden_unless_asked_for(beam_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_engine, "load_engine", lambda _config, _progress: beam_engine)
+    monkeypatch.setattr(llm_engine, "_engine_here", lambda _config, _progress: beam_engine)
     llm = LLM("demo")
     llm.llm_engine._finalizer.detach()
     prompt = llm.render_chat([{"role": "user", "content": "What is 2 plus 3?"}])

@@ -4,14 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from jaxllm.flags import FlagParser, add_engine_flags, given_options
-from jaxllm.serving.bench.offline import batch, latency_figures, timed
 from jaxllm.serving.bench.offline_options import LatencyOptions
-from jaxllm.serving.bench.results import write_json
 from jaxllm.serving.cli.bench.sections import add_section, read_section
-from jaxllm.serving.llm.llm import LLM
 
 HELP = "Run a batch of random prompts again and again, offline, and report how long it takes."
 EXAMPLES = """examples:
@@ -33,6 +28,12 @@ def run(args: argparse.Namespace) -> int:
     """Measure; with Ctrl-C, what was measured until then is reported and the exit code is 130."""
     options = read_section(args, LatencyOptions)
     engine = {"enable_prefix_caching": False, **given_options(args)}
+    from tqdm import tqdm
+
+    from jaxllm.serving.bench.offline import batch, latency_figures, timed
+    from jaxllm.serving.bench.results import write_json
+    from jaxllm.serving.llm.llm import LLM
+
     with LLM(**engine) as llm:
         work = batch(llm, options, int(engine.get("seed") or 0))
         for _ in tqdm(range(options.num_iters_warmup), desc="Warm-up", disable=None):

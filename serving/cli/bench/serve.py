@@ -7,31 +7,22 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from tqdm import tqdm
-
-from jaxllm.config import ModelOptions
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.flags import FlagParser
-from jaxllm.serving.bench import report, results
-from jaxllm.serving.bench.arrivals import rate_changes, times_of
-from jaxllm.serving.bench.client import ENDPOINTS, LoadResult, LoadTarget, backend_of
-from jaxllm.serving.bench.datasets.catalogue import Dataset, for_models
-from jaxllm.serving.bench.datasets.request import LoadRequest
-from jaxllm.serving.bench.load import Probe, gather_load, profiled, run_load, wait_until_ready
-from jaxllm.serving.bench.measurements import Measurements
 from jaxllm.serving.bench.options import DatasetOptions, LoadOptions, ReportOptions, TargetOptions
-from jaxllm.serving.bench.plot import check_plotting, write_plot
-from jaxllm.serving.bench.report import details, probe_figures, summarise, summarise_embeddings, table
-from jaxllm.serving.bench.results import result_name, write_json
-from jaxllm.serving.cli.api_client import ApiClient
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 from jaxllm.serving.cli.tls import add_tls_flags
-from jaxllm.serving.llm.loading import load_tokenizer
-from jaxllm.serving.server.event_loop import on_fast_loop
-from jaxllm.serving.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    # These load numpy, which a wrong flag should not have to wait for.
+    import numpy as np
+
+    from jaxllm.serving.bench.client import LoadResult, LoadTarget
+    from jaxllm.serving.bench.datasets.request import LoadRequest
+    from jaxllm.serving.bench.measurements import Measurements
+    from jaxllm.serving.text.tokenizer import Tokenizer
 
 HELP = "Send requests to an OpenAI server and report throughput and latencies. Flags and figures are vLLM's."
 EXAMPLES = """examples:
@@ -86,7 +77,13 @@ class LoadTest:
         self._load = read_section(args, LoadOptions)
         self._report = read_section(args, ReportOptions)
         if self._report.plot is not None:
+            from jaxllm.serving.bench.plot import check_plotting
+
             check_plotting()
+        # They load numpy, which flags that are wrong in themselves need not wait for.
+        from jaxllm.serving.bench import report, results
+        from jaxllm.serving.bench.client import ENDPOINTS, backend_of
+
         endpoint = self._where.endpoint or ENDPOINTS[self._where.backend or "openai"]
         self._backend = self._where.backend or backend_of(endpoint)
         if backend_of(endpoint) != self._backend and endpoint in ENDPOINTS.values():
@@ -107,6 +104,11 @@ class LoadTest:
 
     def run(self) -> int:
         """Do it; the exit code."""
+        import numpy as np
+
+        from jaxllm.serving.bench.arrivals import times_of
+        from jaxllm.serving.server.event_loop import on_fast_loop
+
         target = self._target()
         requests = self._requests()
         times, rates = times_of(self._load, len(requests), np.random.default_rng(self._load.seed + 1))
@@ -114,8 +116,10 @@ class LoadTest:
         done = self._measure(target, requests, times, rates)
         return self._finish(target, done, len(requests))
 
-    def _target(self) -> LoadTarget:
+    def _target(self) -> "LoadTarget":
         """Where to send; it notes where the tokenizer is found. Raises `EngineError` when no server is there."""
+        from jaxllm.serving.bench.client import LoadTarget
+
         given = self._where
         key = given.api_key or os.environ.get("JAXLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
         model, root, tls = self._find_model(key)
@@ -142,6 +146,8 @@ class LoadTest:
 
     def _find_model(self, key: str | None) -> tuple[str, str, Any]:
         """Name and root of the model, and how the server is known; waits for it if asked to."""
+        from jaxllm.serving.cli.api_client import ApiClient
+
         deadline = time.monotonic() + self._where.ready_check_timeout_sec
         wanted = self._where.served_model_name or self._where.model
         base = self._url.partition("/completions")[0].partition("/embeddings")[0].removesuffix("/chat")
@@ -154,7 +160,9 @@ class LoadTest:
                         raise
                     time.sleep(1)
 
-    def _requests(self) -> list[LoadRequest]:
+    def _requests(self) -> "list[LoadRequest]":
+        from jaxllm.serving.bench.datasets.catalogue import Dataset, for_models
+
         tokens = "template" if self._backend == "openai" else "tokens"
         form: Any = "text" if self._backend == "openai-chat" else tokens
         requests = Dataset(self._dataset, self._tokenizer, self._load.seed, form).requests()
@@ -165,7 +173,10 @@ class LoadTest:
         at_random = self._where.lora_assignment == "random"
         return for_models(requests, models, at_random=at_random, seed=self._load.seed) if models else requests
 
-    def _tokenizer(self) -> Tokenizer:
+    def _tokenizer(self) -> "Tokenizer":
+        from jaxllm.config import ModelOptions
+        from jaxllm.serving.llm.loading import load_tokenizer
+
         try:
             return load_tokenizer(ModelOptions(model=self._tokenizer_name))
         except ConfigError as error:
@@ -174,8 +185,10 @@ class LoadTest:
                 f"--dataset-name {name} needs the model's tokenizer; give it with --tokenizer ({error})"
             ) from None
 
-    async def _warm_up(self, target: LoadTarget, requests: list[LoadRequest]) -> None:
+    async def _warm_up(self, target: "LoadTarget", requests: "list[LoadRequest]") -> None:
         """Requests that do not count. Raises `EngineError` where none works."""
+        from jaxllm.serving.bench.load import gather_load, wait_until_ready
+
         if self._where.ready_check_timeout_sec:
             answer = await wait_until_ready(target, requests[0], self._where.ready_check_timeout_sec)
             if answer.error:
@@ -187,9 +200,16 @@ class LoadTest:
                 raise EngineError(f"the first request failed: {answers[0].error}")
 
     def _measure(
-        self, target: LoadTarget, requests: list[LoadRequest], times: list[float], rates: "np.ndarray | None"
+        self, target: "LoadTarget", requests: "list[LoadRequest]", times: list[float], rates: "np.ndarray | None"
     ) -> Run:
         """The load itself; Ctrl-C ends it."""
+        from tqdm import tqdm
+
+        from jaxllm.serving.bench.arrivals import rate_changes
+        from jaxllm.serving.bench.load import Probe, profiled, run_load
+        from jaxllm.serving.bench.measurements import Measurements
+        from jaxllm.serving.server.event_loop import on_fast_loop
+
         measured = Measurements(keep_answers=self._report.save_detailed)
         probe = Probe(target, self._load.probe_request_rate)
         began, interrupted = datetime.now(UTC).astimezone(), False
@@ -203,7 +223,7 @@ class LoadTest:
                 finally:
                     clock[1] = time.perf_counter()
 
-        def take(index: int, answer: LoadResult) -> None:
+        def take(index: int, answer: "LoadResult") -> None:
             measured.add(index, answer)
             bar.update()
 
@@ -218,8 +238,11 @@ class LoadTest:
         events = [{"rps": rps, "timestamp": (began + timedelta(seconds=at)).isoformat()} for rps, at in changes]
         return Run(measured, max(clock[1] - clock[0], 1e-9), interrupted, probe.answers, events)
 
-    def _finish(self, target: LoadTarget, done: Run, asked: int) -> int:
+    def _finish(self, target: "LoadTarget", done: Run, asked: int) -> int:
         """Print and write what was measured; the exit code."""
+        from jaxllm.serving.bench.report import details, table
+        from jaxllm.serving.bench.results import result_name, write_json
+
         measured = done.measured
         result = self._figures(target, done, asked)
         print(table(result, self._metrics, self._percentiles))
@@ -232,6 +255,8 @@ class LoadTest:
             write_json(file, {**result, **more}, append=self._report.append_result)
             sys.stderr.write(f"wrote {file}\n")
         if self._report.plot is not None:
+            from jaxllm.serving.bench.plot import write_plot
+
             title = f"{target.model}: {result['completed']} requests, {result['request_throughput']:.1f} requests/s"
             write_plot(Path(self._report.plot), measured, title)
             sys.stderr.write(f"wrote {self._report.plot}\n")
@@ -239,8 +264,10 @@ class LoadTest:
             return INTERRUPTED
         return 0 if measured.completed else 1
 
-    def _figures(self, target: LoadTarget, done: Run, asked: int) -> dict[str, Any]:
+    def _figures(self, target: "LoadTarget", done: Run, asked: int) -> dict[str, Any]:
         """Everything the result file has of the run as a whole."""
+        from jaxllm.serving.bench.report import probe_figures, summarise, summarise_embeddings
+
         load, measured = self._load, done.measured
         lists = (self._metrics, self._percentiles)
         ramp = {} if load.ramp_up_strategy is None else {

@@ -4,12 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from jaxllm.flags import FlagParser, add_engine_flags, given_options
 from jaxllm.serving.bench.offline_options import StartupOptions
-from jaxllm.serving.bench.results import write_json
-from jaxllm.serving.bench.startup import FIGURES, start_once, startup_figures
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
 HELP = "Start an engine again and again, with empty and with filled caches, and report how long it takes."
@@ -32,6 +28,11 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; with Ctrl-C, what was measured until then is reported and the exit code is 130."""
     options, engine = read_section(args, StartupOptions), given_options(args)
+    from tqdm import tqdm
+
+    from jaxllm.serving.bench.results import write_json
+    from jaxllm.serving.bench.startup import FIGURES, start_once, startup_figures
+
     cold: list[dict[str, float]] = []
     warm: list[dict[str, float]] = []
     code = 0

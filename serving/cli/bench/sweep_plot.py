@@ -4,9 +4,7 @@ import argparse
 from pathlib import Path
 
 from jaxllm.flags import FlagParser
-from jaxllm.serving.bench.plot import check_plotting
 from jaxllm.serving.bench.sweep.options import PlotOptions
-from jaxllm.serving.bench.sweep.plot import draw
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
 HELP = "Draw curves of the results of `jaxllm bench sweep serve`."
@@ -27,6 +25,9 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw, and print the files."""
     options = read_section(args, PlotOptions)
+    from jaxllm.serving.bench.plot import check_plotting
+    from jaxllm.serving.bench.sweep.plot import draw
+
     if not options.dry_run:
         check_plotting("jaxllm bench sweep plot")
     for file in draw(Path(args.folder), options):

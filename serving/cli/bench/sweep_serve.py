@@ -8,8 +8,6 @@ from pathlib import Path
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 from jaxllm.serving.bench.sweep.options import SweepOptions
-from jaxllm.serving.bench.sweep.parameters import read_links, read_settings
-from jaxllm.serving.bench.sweep.runs import Sweep
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
 HELP = "Start a server for every setting of one file, and load-test it with every setting of another."
@@ -34,6 +32,9 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run them all; 1 when nothing was measured."""
+    from jaxllm.serving.bench.sweep.parameters import read_links, read_settings
+    from jaxllm.serving.bench.sweep.runs import Sweep
+
     options = read_section(args, SweepOptions)
     servers, tests = (
         read_settings(options.serve_params, "serve-params"),

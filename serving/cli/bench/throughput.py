@@ -4,20 +4,17 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, given_options
-from jaxllm.serving.bench.datasets.catalogue import Dataset
-from jaxllm.serving.bench.offline import throughput
 from jaxllm.serving.bench.offline_options import ThroughputOptions
 from jaxllm.serving.bench.options import DatasetOptions
-from jaxllm.serving.bench.results import write_json
 from jaxllm.serving.cli.bench.sections import add_section, read_section
-from jaxllm.serving.llm.llm import LLM
-from jaxllm.serving.llm.loading import load_tokenizer
-from jaxllm.serving.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    # It loads transformers, which a wrong flag should not have to wait for.
+    from jaxllm.serving.text.tokenizer import Tokenizer
 
 HELP = "Run many requests at once, offline, and report requests and tokens per second."
 EXAMPLES = """examples:
@@ -42,6 +39,11 @@ def run(args: argparse.Namespace) -> int:
     engine = given_options(args)
     if dataset.random_batch_size != 1:
         raise ConfigError("random_batch_size is for embeddings: jaxllm bench serve --backend openai-embeddings")
+    from jaxllm.serving.bench.datasets.catalogue import Dataset
+    from jaxllm.serving.bench.offline import throughput
+    from jaxllm.serving.bench.results import write_json
+    from jaxllm.serving.llm.llm import LLM
+
     requests = Dataset(dataset, lambda: _tokenizer(engine), int(engine.get("seed") or 0), "template").requests()
     if any(request.is_chat for request in requests):
         raise ConfigError(f"{dataset.dataset_path} holds messages: use jaxllm bench serve --backend openai-chat")
@@ -61,5 +63,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tokenizer(engine: Mapping[str, Any]) -> Tokenizer:
+def _tokenizer(engine: Mapping[str, Any]) -> "Tokenizer":
+    from jaxllm.config import EngineConfig
+    from jaxllm.serving.llm.loading import load_tokenizer
+
     return load_tokenizer(EngineConfig.from_options(engine).model)

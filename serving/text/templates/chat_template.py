@@ -33,7 +33,7 @@ class ChatTemplate:
     @cached_property
     def source(self) -> TemplateFacts:
         """What the source says."""
-        # 26 ms with Jinja, as in `rendering.apply`.
+        # Jinja is imported when it is needed, as in `rendering.apply`.
         from jaxllm.serving.text.templates.source import read_source
 
         return read_source(self.text) if len(self.text) <= _LONGEST_SOURCE else TemplateFacts()

@@ -13,9 +13,6 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
-from jaxllm.serving.text.templates.budget import SECONDS, SECONDS_PER_INPUT, TemplateLimitError
-from jaxllm.serving.text.templates.rendering import Conversation, apply
-
 LENGTH: Final = struct.Struct("!Q")
 MEMORY: Final = 512 << 20
 """Bytes of memory for a job, in addition to so many times its own length:"""
@@ -52,6 +49,8 @@ def _limit_once() -> None:
 
 def _limit(size: int) -> None:
     """Limits of one job of `size` bytes."""
+    from jaxllm.serving.text.templates.budget import SECONDS, SECONDS_PER_INPUT
+
     if _STATM.exists():
         data = int(_STATM.read_text().split()[5]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -60,6 +59,9 @@ def _limit(size: int) -> None:
 
 
 def _answer(job: bytes) -> dict[str, str]:
+    from jaxllm.serving.text.templates.budget import TemplateLimitError
+    from jaxllm.serving.text.templates.rendering import Conversation, apply
+
     try:
         given: dict[str, Any] = json.loads(job)
         return {"text": apply(given.pop("template"), Conversation(**given))}

@@ -48,7 +48,11 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"json_object": 1}, "json_object", "true or false"),
     ({"regex": "a", "disable_any_whitespace": "no"}, "disable_any_whitespace", "true or false"),
     ({"regex": "a", "whitespace_pattern": ""}, "whitespace_pattern", "non-empty"),
-    ({"regex": "a", "whitespace_pattern": " ", "disable_any_whitespace": True}, "whitespace_pattern", "cannot be combined"),
+    (
+        {"regex": "a", "whitespace_pattern": " ", "disable_any_whitespace": True},
+        "whitespace_pattern",
+        "cannot be combined",
+    ),
     ({"jsn": {}}, "jsn", "did you mean 'json'"),
 ]
 
