@@ -1,7 +1,7 @@
 """Jinja's filters, each with what its result may cost."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, Final
 
 from jinja2 import pass_context
@@ -64,6 +64,8 @@ def _summed(budget: Budget, value: Any, *_: Any, **named: Any) -> None:
     start = named.get("start", _[1] if len(_) > 1 else 0)
     if not isinstance(start, (int, float)):
         raise TemplateLimitError("the template sums what is no number")
+    # Items of a generator are counted as they come.
+    budget.spend(len(value) if isinstance(value, Sized) else 1)
 
 
 def _items_only(budget: Budget, value: Any, *args: Any, **named: Any) -> None:
