@@ -24,8 +24,8 @@ WRONG = [
     ("serving/http/planted_target.py", "from jaxllm import LLM", "jaxllm.serving.http.planted_target"),
 ]
 RIGHT = [
-    ("models/planted_target.py", "from jaxllm.pallas_kernels import planted_target"),
-    ("pallas_kernels/planted_target.py", "import jax"),
+    ("models/planted_target.py", "from jaxllm.pallas_kernels.linear import planted_target"),
+    ("pallas_kernels/linear/planted_target.py", "import jax"),
     ("jaxllm/planted_good.py", "import jaxllm.models.planted_target, jaxllm.errors, jax"),
     ("serving/http/planted_good.py", "import jaxllm.planted_good, jaxllm.models.planted_target, jaxllm.serving.text"),
 ]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.sampler.rows import INT_FIELDS
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.step_inputs import STEP_INPUTS, HostStep, StepShape, host_sample_positions
+from jaxllm.executor.step_inputs import STEP_INPUTS, HostStep, StepShape, fill, host_sample_positions
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
@@ -52,10 +52,16 @@ class StepPacker:
         """That of a shard."""
         packed, fields = self._layouts[bucket].host_buffer()
         ints, floats = self._sampling.pack(plan.slots, output_lengths(plan, table), samples, bucket.rows)
-        sampling = self.local_slots(ints), floats
-        step = HostStep(plan, table, samples, sampling, self._shape.page_size, self.slots_per_shard)
-        for each in self._inputs:
-            each.fill(fields[each.name], step)
+        step = HostStep(
+            plan,
+            table,
+            bucket,
+            samples,
+            (self.local_slots(ints), floats),
+            page_size=self._shape.page_size,
+            slots_per_shard=self.slots_per_shard,
+        )
+        fill(self._inputs, fields, step)
         return packed
 
     def local_slots(self, ints: Int32Array) -> Int32Array:

@@ -5,9 +5,8 @@ more for each row or token, add one to `STEP_INPUTS`, and read `inputs[name]` in
 engine without a field does not have it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import jax
@@ -72,41 +71,52 @@ class StepShape:
         return PackedLayout({each.name: (tuple(sizes[axis] for axis in each.axes), each.dtype) for each in present})
 
 
-@dataclass(frozen=True)
 class HostStep:
     """A step of one data shard as the host knows it: what fields are filled in from.
 
-    `samples` (bool [n]) are the rows that get a token. `sampling` are parameters of the rows, see `SamplingTable.pack`.
+    There is an attribute for each field that every engine has. Rows and tokens of the plan come first in a field; what
+    follows them is padding.
     """
 
-    plan: StepPlan
-    table: RequestTable
-    samples: npt.NDArray[np.bool_]
-    sampling: tuple[Int32Array, npt.NDArray[np.float32]]
-    page_size: int
-    slots_per_shard: int
-
-    @cached_property
-    def ends(self) -> Int32Array:
-        """Where each row ends among the tokens, int32 [n]."""
-        return np.cumsum(self.plan.num_new_tokens, dtype=np.int32)
-
-    @cached_property
-    def token_rows(self) -> Int32Array:
-        """The row of each token, int32 [t]."""
-        return np.repeat(np.arange(self.plan.num_rows, dtype=np.int32), self.plan.num_new_tokens)
-
-    @cached_property
-    def positions(self) -> Int32Array:
-        """The position of each token in its sequence, int32 [t]."""
-        # Where its row starts, plus its distance from the row's first token.
-        offsets = self.plan.starts - (self.ends - self.plan.num_new_tokens)
-        return np.arange(self.plan.num_tokens, dtype=np.int32) + offsets[self.token_rows]
-
-    @cached_property
-    def kv_lens(self) -> Int32Array:
-        """The length of each row's sequence, with the new tokens, int32 [n]."""
-        return self.plan.starts + self.plan.num_new_tokens
+    def __init__(
+        self,
+        plan: StepPlan,
+        table: RequestTable,
+        bucket: Bucket,
+        samples: npt.NDArray[np.bool_],
+        sampling: tuple[Int32Array, npt.NDArray[np.float32]],
+        *,
+        page_size: int,
+        slots_per_shard: int,
+    ) -> None:
+        """The rows in `samples` (bool [n]) get a token; `sampling` are their parameters, see `SamplingTable.pack`."""
+        slots, counts = plan.slots, plan.num_new_tokens
+        rows, tokens, decodes = plan.num_rows, plan.num_tokens, plan.num_decodes
+        ends = np.cumsum(counts)
+        self.plan = plan
+        self.num_tokens, self.num_decodes, self.num_requests = tokens, decodes, rows
+        # The rows after these get no token here.
+        self.num_sampled = rows if samples is plan.samples else np.flatnonzero(samples).max(initial=-1) + 1
+        self.token_rows = np.repeat(np.arange(rows, dtype=np.int32), counts)
+        # Position of a token: where its row starts, plus its distance from the row's first token.
+        offsets = plan.starts - (ends - counts)
+        self.positions = np.arange(tokens, dtype=np.int32) + offsets[self.token_rows]
+        self.token_ids = table.token_ids[slots[self.token_rows], self.positions]
+        # The last token of a decode may still be on its way, from the step before this one.
+        unknown = plan.starts[:decodes] >= table.num_tokens[slots[:decodes]]
+        self.token_ids[:decodes][unknown] = FROM_DEVICE
+        self.query_start = np.zeros(bucket.rows + 1, np.int32)
+        self.query_start[1 : rows + 1] = ends
+        self.query_start[rows + 1 :] = tokens
+        self.kv_lens = plan.starts + counts
+        self.slots = slots % slots_per_shard
+        # The page of each row's last token: int32 [n], or [G, n] with several tables.
+        columns = (self.kv_lens - 1) // page_size
+        self.last_pages = table.block_table[slots, columns]
+        if table.block_table.shape[1] > table.width:
+            firsts = np.arange(0, table.block_table.shape[1], table.width)
+            self.last_pages = table.block_table[slots, columns + firsts[:, None]]
+        self.sampling_ints, self.sampling_floats = sampling
 
 
 @dataclass(frozen=True)
@@ -116,77 +126,40 @@ class StepInput:
     name: str
     axes: tuple[str, ...]
     """Of T tokens, R rows, G page tables; () is a number."""
-    fill: Callable[[Any, HostStep], None]
-    """Writes into the field, an array of zeros. Rows and tokens of a plan come first; what follows them is padding."""
     dtype: Any = np.int32
     is_present: Callable[[StepShape], bool] = lambda shape: True
     """Whether an engine's steps have it."""
-
-
-def _fill_token_ids(field: Int32Array, step: HostStep) -> None:
-    plan, table, num_decodes = step.plan, step.table, step.plan.num_decodes
-    field[: plan.num_tokens] = table.token_ids[plan.slots[step.token_rows], step.positions]
-    # The last token of a decode may still be on its way, from the step before this one.
-    unknown = plan.starts[:num_decodes] >= table.num_tokens[plan.slots[:num_decodes]]
-    field[:num_decodes][unknown] = FROM_DEVICE
-
-
-def _fill_query_start(field: Int32Array, step: HostStep) -> None:
-    rows = step.plan.num_rows
-    field[1 : rows + 1] = step.ends
-    field[rows + 1 :] = step.plan.num_tokens
-
-
-def _fill_last_pages(field: Int32Array, step: HostStep) -> None:
-    """Where each row's last token goes, in each of its tables."""
-    columns = (step.kv_lens - 1) // step.page_size
-    for number, pages in enumerate(field if field.ndim > 1 else (field,)):
-        pages[: step.plan.num_rows] = step.table.block_table[step.plan.slots, columns + number * step.table.width]
-
-
-def _fill_num_sampled(field: Int32Array, step: HostStep) -> None:
-    """The rows after these get no token here."""
-    every = step.samples is step.plan.samples
-    field[...] = step.plan.num_rows if every else np.flatnonzero(step.samples).max(initial=-1) + 1
-
-
-def _per_token(values: Callable[[HostStep], Int32Array]) -> Callable[[Int32Array, HostStep], None]:
-    def fill(field: Int32Array, step: HostStep) -> None:
-        field[: step.plan.num_tokens] = values(step)
-
-    return fill
-
-
-def _per_row(values: Callable[[HostStep], Int32Array]) -> Callable[[Int32Array, HostStep], None]:
-    def fill(field: Int32Array, step: HostStep) -> None:
-        field[: step.plan.num_rows] = values(step)
-
-    return fill
-
-
-def _whole(value: Callable[[HostStep], Any]) -> Callable[[Any, HostStep], None]:
-    def fill(field: Any, step: HostStep) -> None:
-        field[...] = value(step)
-
-    return fill
+    source: Callable[[HostStep], Any] | None = None
+    """What is filled in; None: the attribute of `HostStep` of this name."""
 
 
 STEP_INPUTS: Final = (
-    StepInput("token_ids", ("T",), _fill_token_ids),
-    StepInput("positions", ("T",), _per_token(lambda step: step.positions)),
-    StepInput("token_rows", ("T",), _per_token(lambda step: step.token_rows)),
-    StepInput("query_start", ("R+1",), _fill_query_start),
-    StepInput("kv_lens", ("R",), _per_row(lambda step: step.kv_lens)),
-    StepInput("slots", ("R",), _per_row(lambda step: step.plan.slots % step.slots_per_shard)),
-    StepInput("last_pages", ("R",), _fill_last_pages, is_present=lambda shape: shape.num_tables == 1),
-    StepInput("last_pages", ("G", "R"), _fill_last_pages, is_present=lambda shape: shape.num_tables > 1),
-    StepInput("num_tokens", (), _whole(lambda step: step.plan.num_tokens)),
-    StepInput("num_decodes", (), _whole(lambda step: step.plan.num_decodes)),
-    StepInput("num_requests", (), _whole(lambda step: step.plan.num_rows)),
-    StepInput("num_sampled", (), _fill_num_sampled),
-    StepInput("sampling_ints", ("ints", "R"), _whole(lambda step: step.sampling[0])),
-    StepInput("sampling_floats", ("floats", "R"), _whole(lambda step: step.sampling[1]), np.float32),
+    StepInput("token_ids", ("T",)),
+    StepInput("positions", ("T",)),
+    StepInput("token_rows", ("T",)),
+    StepInput("query_start", ("R+1",)),
+    StepInput("kv_lens", ("R",)),
+    StepInput("slots", ("R",)),
+    StepInput("last_pages", ("R",), is_present=lambda shape: shape.num_tables == 1),
+    StepInput("last_pages", ("G", "R"), is_present=lambda shape: shape.num_tables > 1),
+    StepInput("num_tokens", ()),
+    StepInput("num_decodes", ()),
+    StepInput("num_requests", ()),
+    StepInput("num_sampled", ()),
+    StepInput("sampling_ints", ("ints", "R")),
+    StepInput("sampling_floats", ("floats", "R"), np.float32),
 )
+
+
+def fill(inputs: Sequence[StepInput], fields: Mapping[str, npt.NDArray[Any]], step: HostStep) -> None:
+    """Fill in the fields of these inputs, which are zeros."""
+    # In one loop: a call of a function for each field would cost more than what it does.
+    for each in inputs:
+        value = getattr(step, each.name) if each.source is None else each.source(step)
+        if each.axes:
+            fields[each.name][..., : value.shape[-1]] = value
+        else:
+            fields[each.name][...] = value
 
 
 def sample_positions(query_start: jax.Array) -> jax.Array:

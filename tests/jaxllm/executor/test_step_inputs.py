@@ -43,18 +43,20 @@ def step_of(starts: list[int], counts: list[int]) -> HostStep:
     table = RequestTable(SLOTS, 16, 4)
     table.num_tokens[:] = 16
     sampling = np.zeros((5, BUCKET.rows), np.int32), np.zeros((6, BUCKET.rows), np.float32)
-    return HostStep(plan, table, samples, sampling, page_size=4, slots_per_shard=SLOTS)
+    return HostStep(plan, table, BUCKET, samples, sampling, page_size=4, slots_per_shard=SLOTS)
+
+
+def packed(shape: StepShape, step: HostStep) -> np.ndarray:
+    vector, fields = shape.layout(BUCKET).host_buffer()
+    step_inputs.fill([each for each in step_inputs.STEP_INPUTS if each.is_present(shape)], fields, step)
+    return vector
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(1, 4)), min_size=1, max_size=4))
 def test_fields_say_which_tokens_a_row_has_and_where_it_samples(drawn: list[tuple[int, int]]) -> None:
     starts, counts = [start for start, _ in drawn], [count for _, count in drawn]
-    step, layout = step_of(starts, counts), shape().layout(BUCKET)
-    packed, views = layout.host_buffer()
-    for each in STEP_INPUTS:
-        if each.is_present(shape()):
-            each.fill(views[each.name], step)
-    inputs = layout.unpack(jnp.asarray(packed))
+    step = step_of(starts, counts)
+    inputs = shape().layout(BUCKET).unpack(jnp.asarray(packed(shape(), step)))
     rows = [row for row, count in enumerate(counts) for _ in range(count)]
     positions = [start + index for start, count in drawn for index in range(count)]
     total = len(rows)
@@ -70,17 +72,15 @@ def test_fields_say_which_tokens_a_row_has_and_where_it_samples(drawn: list[tupl
 def test_a_declared_field_is_only_in_the_steps_of_engines_that_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = shape().layout(BUCKET).size
 
-    def fill(field: np.ndarray, step: HostStep) -> None:
-        field[: step.plan.num_rows] = 7
-
-    offset = StepInput("offset", ("R",), fill, np.float32, is_present=lambda shape: shape.takes_embeddings)
+    offset = StepInput(
+        "offset", ("R",), np.float32, lambda shape: shape.takes_embeddings, lambda step: np.full(step.plan.num_rows, 7)
+    )
     monkeypatch.setattr(step_inputs, "STEP_INPUTS", (*STEP_INPUTS, offset))
     assert shape().layout(BUCKET).size == before
     layout = shape(takes_embeddings=True).layout(BUCKET)
     assert layout.size == before + BUCKET.rows
-    packed, views = layout.host_buffer()
-    offset.fill(views["offset"], step_of([0, 0], [1, 2]))
-    assert layout.unpack(jnp.asarray(packed))["offset"].tolist() == [7, 7, 0, 0, 0, 0]
+    made = packed(shape(takes_embeddings=True), step_of([0, 0], [1, 2]))
+    assert layout.unpack(jnp.asarray(made))["offset"].tolist() == [7, 7, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("tables", [1, 3])

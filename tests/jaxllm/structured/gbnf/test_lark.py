@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -146,9 +146,15 @@ def test_any_grammar_is_that_of_a_matcher_of_characters(follower: Follower, root
     if "root" in grammar[5:]:
         # Without left recursion, which the matcher does not know.
         grammar = grammar.replace("root ::= ", 'root ::= "a" ', 1)
-    matcher, compiled = Matcher(grammar), follower.compile(grammar)
-    for text in TEXTS:
-        assert follower.accepts(compiled, text) == matcher.accepts(text), (grammar, text)
+    matcher = Matcher(grammar)
+    try:
+        compiled = follower.compile(grammar)
+        accepted = [follower.accepts(compiled, text) for text in TEXTS]
+    except (RequestError, AssertionError) as error:
+        # What can be read in very many ways is refused, by the library's limit.
+        assume("Too many items" not in str(error))
+        raise
+    assert accepted == [matcher.accepts(text) for text in TEXTS], grammar
 
 
 def test_terminals_are_as_large_as_they_may_be() -> None:
