@@ -103,10 +103,6 @@ class Engine(StepLoop[Dispatched]):
         resolved, runner, num_pages = build_runner(resolved, progress, group)
         return cls(resolved, runner, num_pages)
 
-    def check_request(self, request: Request) -> None:
-        """Raise `RequestError`, naming the parameter, unless this engine can serve the request."""
-        self._limits.check(request)
-
     def add_request(self, request: Request) -> None:
         """Queue a request.
 

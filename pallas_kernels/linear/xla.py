@@ -57,13 +57,6 @@ class RowMajor(WeightLayout):
         return out if fused.residual is None else out.astype(fused.residual.dtype) + fused.residual
 
 
-@dataclass(frozen=True)
-class InStack(RowMajor):
-    """A tensor as it is, alongside others of a matrix whose kernel finds a layer in the stack of all."""
-
-    in_stack: ClassVar[bool] = True
-
-
 def product(x: jax.Array, matrix: jax.Array, kind: jnp.dtype, platform: str) -> jax.Array:
     """`x` [T, in] times a matrix [out, in], transposed: [T, out] in the type `kind`."""
     if platform == "cpu" and x.shape[0] <= WEIGHT_LEFT_UP_TO:
