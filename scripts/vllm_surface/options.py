@@ -9,8 +9,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, engine_flags
 from jaxllm.serving.cli import serve
-from jaxllm.serving.options.foreign import meaningless_flags
-from jaxllm.serving.options.server import server_flags
+from jaxllm.serving.options.server import noop_flags, server_flags
 from scripts.vllm_surface.reasons import reason_for
 from scripts.vllm_surface.source import Field, Source
 from scripts.vllm_surface.tables import Row, Table
@@ -28,7 +27,7 @@ def flags(source: Source) -> Table:
 
 def _flag(flag: TheirFlag, known: set[str], own: set[str]) -> Row:
     missing = [f"-{short}" for short in flag.shorts if f"-{short}" not in known]
-    foreign = meaningless_flags().get(flag.name)
+    foreign = noop_flags().get(flag.name)
     if f"--{flag.name}" not in known or missing:
         return Row(flag.name, "absent", f"without {', '.join(missing)}" if missing else "unknown")
     if flag.name in own:

@@ -10,8 +10,7 @@ from typing import Final
 from jaxllm.compat.vllm.options import NOOP_OPTIONS, TRANSLATED, NoopOption
 from jaxllm.compat.vllm.options.environment import VARIABLES
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
-from jaxllm.serving.options.foreign import meaningless_flags
-from jaxllm.serving.options.server import server_flags
+from jaxllm.serving.options.server import noop_flags, server_flags
 
 _PAGE: Final = """\
 # Flags
@@ -71,7 +70,7 @@ These flags of vLLM's are accepted with a value that changes nothing; any other 
 def page() -> str:
     """`docs/flags.md`: every flag with its values, default and meaning, as Markdown in lines of 100 columns."""
     sections = engine_sections().items()
-    every = {**meaningless_flags(), **NOOP_OPTIONS}
+    every = {**noop_flags(), **NOOP_OPTIONS}
     return _PAGE.format(
         engine="\n\n".join(
             f"### {name.capitalize()}\n\n{summary(options)}\n\n{_list(map(_flag, section_flags(name, options)))}"

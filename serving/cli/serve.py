@@ -10,8 +10,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, given_options
 from jaxllm.serving.cli.config_file import read_config
 from jaxllm.serving.cli.system_limits import raise_file_limit
-from jaxllm.serving.options.foreign import meaningless_flags
-from jaxllm.serving.options.server import ServerOptions, from_environment, server_flags
+from jaxllm.serving.options.server import ServerOptions, from_environment, noop_flags, server_flags
 
 HELP = "Serve a model to any OpenAI client, over HTTP."
 USAGE = "[MODEL] [flags]"
@@ -46,7 +45,7 @@ def add_arguments(parser: FlagParser) -> None:
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")
     parser.add_argument("--config", metavar="FILE", help="Read flags from a YAML file.")
     add_section_flags(parser, "server", ServerOptions)
-    add_engine_flags(parser, meaningless_flags())
+    add_engine_flags(parser, noop_flags())
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +80,7 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
         given["model"] = args.model_tag
     if "api_key" in given:
         _say("--api-key is visible to everybody on this machine (ps): use --api-key-file or JAXLLM_API_KEY")
-    from_file = {} if args.config is None else read_config(args.config, flags, meaningless_flags(), _say)
+    from_file = {} if args.config is None else read_config(args.config, flags, noop_flags(), _say)
     every: dict[str, Any] = {**from_environment(os.environ, _say), **from_file, **given}
     if "api_key" in every and not every["api_key"]:
         # Without a key, everybody would be let in.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, NOOP_SERVER_OPTIONS, NoopOption
 from jaxllm.compat.vllm.options.environment import options_of_variables
 from jaxllm.config import Section, option
 from jaxllm.errors import ConfigError
@@ -296,6 +297,13 @@ class ServerOptions(Section):
 def server_flags() -> tuple[Flag, ...]:
     """The flag of every option of the server."""
     return tuple(section_flags("server", ServerOptions))
+
+
+def noop_flags() -> dict[str, NoopOption]:
+    """Flags of `vllm serve` that have no effect on `jaxllm serve`."""
+    real = {flag.flag.removeprefix("--") for flag in server_flags()}
+    every = {**NOOP_OPTIONS, **NOOP_SERVER_OPTIONS}
+    return {name: every[name] for name in sorted(every) if name not in real}
 
 
 def from_environment(environ: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import serve
-from jaxllm.serving.options.foreign import meaningless_flags
-from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.options.server import ServerOptions, noop_flags
 
 
 def parse(*arguments: str) -> tuple[EngineConfig, ServerOptions]:
@@ -125,8 +124,5 @@ def test_flags_of_vllm_without_effect(capsys: pytest.CaptureFixture[str]) -> Non
     _, options = parse("--disable-log-requests", "--uvicorn-log-level", "debug", "--disable-log-stats", "--port", "1")
     assert (options.port, options.disable_log_stats) == (1, True)
     first, second = capsys.readouterr().err.splitlines()
-    assert (
-        first
-        == f"jaxllm serve: --disable-log-requests has no effect: {meaningless_flags()['disable-log-requests'].reason}"
-    )
+    assert first == f"jaxllm serve: --disable-log-requests has no effect: {noop_flags()['disable-log-requests'].reason}"
     assert second.startswith("jaxllm serve: --uvicorn-log-level has no effect: ")

@@ -6,8 +6,7 @@ from jaxllm.compat.vllm.options.environment import VARIABLES
 from jaxllm.config import option_fields
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_section_flags, engine_flags, given_options
-from jaxllm.serving.options.foreign import meaningless_flags
-from jaxllm.serving.options.server import ServerOptions, from_environment, server_flags
+from jaxllm.serving.options.server import ServerOptions, from_environment, noop_flags, server_flags
 
 
 def parse(*arguments: str) -> ServerOptions:
@@ -37,7 +36,7 @@ def test_names_are_those_of_vllm() -> None:
 def test_no_flag_is_an_option_of_the_engine_or_without_effect() -> None:
     names = {flag.name for flag in server_flags()}
     assert not names & {item.name for _, item in option_fields()}
-    assert not names & {name.replace("-", "_") for name in meaningless_flags()}
+    assert not names & {name.replace("-", "_") for name in noop_flags()}
 
 
 def test_a_key_from_the_environment() -> None:

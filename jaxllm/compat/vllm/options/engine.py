@@ -5,7 +5,7 @@ One table for flags and for keywords of `LLM`. Names are flags without dashes at
 
 from collections.abc import Mapping
 
-from jaxllm.compat.vllm.options.meaningless import NoopOption, lists, off, only, switches, values
+from jaxllm.compat.vllm.options.noop import NoopOption, lists, off, only, switches, values
 
 _TEXT = "models read text only"
 _ONE_HOST = "one process drives all devices of one host"

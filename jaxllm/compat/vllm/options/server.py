@@ -1,9 +1,8 @@
-"""Flags of `vllm serve` that jaxllm does not have; those of vLLM's engine are in `jaxllm.compat.vllm.options`."""
+"""Options of `vllm serve` that have no effect here; those of its engine are in `engine.py`."""
 
-from jaxllm.compat.vllm.options import NOOP_OPTIONS, NoopOption, off, only, switches, values
-from jaxllm.serving.options.server import server_flags
+from jaxllm.compat.vllm.options.noop import off, only, switches, values
 
-WITHOUT_EFFECT = {
+NOOP_SERVER_OPTIONS = {
     **values("health and metrics are never in the access log", "disable-access-log-for-endpoints"),
     **switches("the engine always has a process of its own", "disable-frontend-multiprocessing"),
     **switches("there is no access log without --access-log", "disable-uvicorn-access-log"),
@@ -31,10 +30,3 @@ WITHOUT_EFFECT = {
            "lora-modules"),
     **off("not supported; the server speaks HTTP, text and token ids", "grpc", "tokens-only"),
 }  # fmt: skip
-
-
-def meaningless_flags() -> dict[str, NoopOption]:
-    """Flags of `vllm serve` that have no effect on `jaxllm serve`."""
-    real = {flag.flag.removeprefix("--") for flag in server_flags()}
-    every = {**NOOP_OPTIONS, **WITHOUT_EFFECT}
-    return {name: every[name] for name in sorted(every) if name not in real}
