@@ -1,5 +1,6 @@
 """The layer contracts of pyproject.toml notice imports in the wrong direction."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -72,3 +73,24 @@ def test_a_new_folder_of_serving_needs_a_place_in_the_chain(tree: Path) -> None:
     shutil.rmtree(folder)
     assert result.returncode == 1
     assert "planted_folder" in result.stdout
+
+
+MOST_LATE_IMPORTS = {"jaxllm": 82, "models": 41, "pallas_kernels": 21, "serving": 117}
+"""Imports inside functions, which hide circles: each has a reason, most often that a start is faster. Only lower."""
+
+
+def late_imports(folder: str) -> int:
+    """Imports inside functions of a source folder's modules."""
+    found = 0
+    for path in (ROOT / folder).rglob("*.py"):
+        if any(each.is_symlink() for each in path.parents):
+            continue
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found += sum(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(function))
+    return found
+
+
+@pytest.mark.parametrize("folder", MOST_LATE_IMPORTS)
+def test_imports_inside_functions_do_not_grow_in_number(folder: str) -> None:
+    assert late_imports(folder) <= MOST_LATE_IMPORTS[folder]
