@@ -180,11 +180,11 @@ class EngineControl:
 
     def check_weights(self, tensors: Sequence[tuple[str, Any]]) -> None:
         """Check names, shapes and types of tensors that will come. Raises `RequestError`, and the update is over."""
-        self._trying(self._weights().check, tensors)
+        self._or_end_update(self._weights().check, tensors)
 
     def update_weights(self, tensors: Sequence[tuple[str, Any]]) -> None:
         """Replace tensors, by their names in the checkpoint. Raises `RequestError`, and the update is over."""
-        self._trying(self._weights().take, tensors)
+        self._or_end_update(self._weights().take, tensors)
 
     def abort_weight_update(self, reason: str) -> None:
         """No more tensors come, and those that are missing were needed."""
@@ -199,7 +199,7 @@ class EngineControl:
         Raises `RequestError` where something is missing.
         """
         store = self._weights()
-        self._trying(store.finish)
+        self._or_end_update(store.finish)
         return self._end_update()
 
     def update_weights_from(self, folder: str | None = None, progress: Progress = silent) -> int:
@@ -213,7 +213,7 @@ class EngineControl:
         if self._is_updating:
             raise RequestError("a weight update has begun: finish it first")
         self._forget_old()
-        self._trying(store.update_from, path, progress)
+        self._or_end_update(store.update_from, path, progress)
         self._asleep.discard("weights")
         return self._end_update()
 
@@ -244,7 +244,7 @@ class EngineControl:
         self._update()
         return store.version
 
-    def _trying(self, work: Any, *arguments: Any) -> None:
+    def _or_end_update(self, work: Any, *arguments: Any) -> None:
         try:
             work(*arguments)
         except BaseException:

@@ -76,7 +76,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         )
 
 
-def together(engines: Collection[StepStats]) -> StepStats:
+def merge_stats(engines: Collection[StepStats]) -> StepStats:
     """The state of several engines: numbers add up, `kv_usage` and `stage_seconds` are means.
 
     Of their steps it says nothing.

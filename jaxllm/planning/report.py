@@ -15,7 +15,7 @@ from jaxllm.planning.links import network_of
 from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure
 from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
 from jaxllm.planning.schedule import Collective
-from jaxllm.planning.staged import check_fits, fullest, sized, together
+from jaxllm.planning.staged import check_fits, combine_stages, fullest, sized
 from jaxllm.planning.target import TargetDevices
 
 
@@ -199,7 +199,7 @@ def _together(resolved: ResolvedConfig, target: TargetDevices, bucket: Bucket, s
     if not resolved.stages:
         return stages[0]
     times = [step.compile_seconds for step in stages if step.compile_seconds is not None]
-    found = together(resolved, target.chip, bucket, [step.estimate for step in stages])
+    found = combine_stages(resolved, target.chip, bucket, [step.estimate for step in stages])
     return Step(bucket.tokens, bucket.rows, sum(times) if times else None, found)
 
 

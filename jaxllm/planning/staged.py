@@ -46,7 +46,7 @@ def sized(resolved: ResolvedConfig, free: Sequence[int]) -> tuple[ResolvedConfig
     return resolved, min(count_pages(part, own) for part, own in zip(resolved.by_stage, free, strict=True))
 
 
-def together(
+def combine_stages(
     resolved: ResolvedConfig, chip: Chip | None, bucket: Bucket, stages: Sequence[StepEstimate | None]
 ) -> StepEstimate | None:
     """A step of all stages, from what it takes in each.

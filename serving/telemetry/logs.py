@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxllm.config.engine_info import EngineInfo, StageInfo
-from jaxllm.engine.stats import StepStats, together
+from jaxllm.engine.stats import StepStats, merge_stats
 from jaxllm.serving.telemetry.log_format import JsonFormatter, TextFormatter
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__
@@ -99,7 +99,7 @@ class ThroughputLog:
         now = self._clock()
         if stats is not None:
             self._engines[engine] = stats
-            self._stats = stats if len(self._engines) == 1 else together(self._engines.values())
+            self._stats = stats if len(self._engines) == 1 else merge_stats(self._engines.values())
         if measured is not None:
             self._prompt_tokens += measured.prompt_tokens
             self._generation_tokens += measured.generation_tokens

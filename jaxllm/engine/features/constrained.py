@@ -76,7 +76,7 @@ class ConstrainedDecoding(StepFeature):
 
     def handles(self, request: Request) -> bool:
         """Whether the tokens of the request are limited, or logits processors have a say."""
-        if self._processing is not None and self._processing.concerns(request):
+        if self._processing is not None and self._processing.handles(request):
             return True
         params = request.params
         limited = params.structured_outputs is not None or params.thinking_token_budget is not None

@@ -43,7 +43,7 @@ class Processing:
         self._uses: dict[Request, _Use] = {}
         self._asked: tuple[Request, _Use | RequestError] | None = None  # about this one last, which is queued next
 
-    def concerns(self, request: Request) -> bool:
+    def handles(self, request: Request) -> bool:
         """Whether a request uses any processor, or cannot be served."""
         try:
             found: _Use | RequestError = self._use(request)
@@ -53,7 +53,7 @@ class Processing:
         return isinstance(found, RequestError) or bool(found.host or found.bits)
 
     def begin(self, request: Request) -> None:
-        """Take a request that is queued, about which `concerns` was asked last. Raises `RequestError`."""
+        """Take a request that is queued, about which `handles` was asked last. Raises `RequestError`."""
         assert self._asked is not None
         (asked, use), self._asked = self._asked, None
         assert asked is request

@@ -9,7 +9,7 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
-from jaxllm.engine.stats import StepStats, together
+from jaxllm.engine.stats import StepStats, merge_stats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.pooling.limits import PoolingLimits
@@ -170,7 +170,7 @@ class BackgroundEngine:
 
     def state(self) -> StepStats:
         """What the engines said last of themselves."""
-        return together(self._stats) if self._stats else StepStats()
+        return merge_stats(self._stats) if self._stats else StepStats()
 
     def _call(self, method: EngineMethod) -> list[CallResult]:
         return self._ask(called(method))

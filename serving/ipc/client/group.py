@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 from jaxllm.config.engine_info import EngineInfo
-from jaxllm.engine.stats import StepStats, together
+from jaxllm.engine.stats import StepStats, merge_stats
 from jaxllm.errors import EngineError, QueueFullError, RequestError
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.control import called
@@ -178,7 +178,7 @@ class EngineGroup:
 
     def engine_state(self) -> StepStats:
         """What the engines said last of themselves, together."""
-        return together([engine.stats for engine in self.members.open])
+        return merge_stats([engine.stats for engine in self.members.open])
 
     # Life and death
 
