@@ -95,7 +95,7 @@ REASONING_FORMATS: Final[Mapping[str, FormatEntry]] = {
     "holo2": FormatEntry("thinking:think_always", "Holo2", _OPEN),
     "hunyuan_a13b": FormatEntry("thinking:hunyuan_a13b", "Hunyuan-A13B", f"{_THINK}, then `<answer>`"),
     "hy_v3": FormatEntry("thinking:think", "Hunyuan 3", _THINK),
-    "inkling": FormatEntry("inkling:Inkling", "Inkling", "blocks behind `<|content_thinking|>`"),
+    "inkling": FormatEntry("inkling:Inkling", "Inkling", "blocks after `<|content_thinking|>`"),
     "k2_horizon": FormatEntry("thinking:k2_horizon", "K2 Horizon", "`<ifm|think>...</ifm|think>`"),
     "kimi_k2": FormatEntry("thinking:kimi_k2", "Kimi-K2-Thinking", _THINK),
     "kimi_k3": FormatEntry("thinking:kimi_k3", "Kimi K3", "`<|open|>think<|sep|>...<|close|>think<|sep|>`"),

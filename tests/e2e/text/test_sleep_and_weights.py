@@ -311,11 +311,11 @@ def test_a_sleep_that_waits_can_be_taken_back(llm: LLM) -> None:
     control = control_of(llm)
     assert not control.sleep(1, "wait")
     llm.wake_up()
-    with pytest.raises(RequestError, match="the engine goes on"):
+    with pytest.raises(RequestError, match="the engine keeps running"):
         control.sleep(1, "wait", again=True)
     assert not control.pause("wait")
     control.resume()
-    with pytest.raises(RequestError, match="the engine goes on"):
+    with pytest.raises(RequestError, match="the engine keeps running"):
         control.pause("wait", again=True)
     assert tokens_of(llm) == whole
     assert [*got, *(token for delta in stream for token in delta.token_ids)] == whole[0]

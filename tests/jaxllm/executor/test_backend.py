@@ -18,7 +18,7 @@ import os, sys, logging
 logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.doctor import holders
+from jaxllm.executor import device_holders as holders
 from jaxllm.executor import backend
 import jax
 local_devices, shares = jax.local_devices, []

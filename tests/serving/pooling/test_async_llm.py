@@ -51,7 +51,7 @@ async def test_who_leaves_takes_the_texts_along(llm: AsyncLLM) -> None:
 
 
 async def test_refused(llm: AsyncLLM) -> None:
-    with pytest.raises(RequestError, match="this model pools"):
+    with pytest.raises(RequestError, match="this is a pooling model"):
         await anext(llm.generate("Once"))
     requests = await llm.prepare_texts(["a"] * 33, PoolingParams(), [str(index) for index in range(33)])
     with pytest.raises(QueueFullError):

@@ -74,7 +74,7 @@ def test_embeddings_and_their_angles(embedding: LLM) -> None:
 
 
 def test_wrong_calls_say_what_to_do(embedding: LLM, crossing: LLM) -> None:
-    with pytest.raises(RequestError, match=r"does not generate.*runner='generate'"):
+    with pytest.raises(RequestError, match=r"is a pooling model.*runner='generate'"):
         embedding.generate("Once")
     with pytest.raises(RequestError, match="demo does embed, token_embed"):
         embedding.classify("Once")

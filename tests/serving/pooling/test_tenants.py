@@ -17,7 +17,7 @@ FLAGS = (
     *("--host=127.0.0.1", "--port=0", "--optimization-level=0", "--runner=pooling", "--max-model-len=64"),
     *("--max-num-seqs=1", "--max-num-batched-tokens=64", "--max-queued-requests=8000"),
 )
-MANY = [[5 + number % 7] * 60 for number in range(2000)]
+MANY = [[5 + number % 7] * 60 for number in range(4000)]
 """A step for each."""
 
 

@@ -249,7 +249,7 @@ async def test_engines_that_are_added_wait_for_the_weights_of_the_others(monkeyp
 async def test_no_update_while_an_engine_would_miss_it(make_group: MakeGroup, method: Any) -> None:
     group = make_group(2)
     group.engines[1].health.suspend(DIED)
-    with pytest.raises(EngineError, match="engine 1 is started again"):
+    with pytest.raises(EngineError, match="engine 1 is restarting"):
         await asyncio.wait_for(group.call(method), 10)
     assert not await sent(group.engines[0])
 

@@ -67,7 +67,7 @@ def test_only_the_first_host_has_the_head_of_a_slice() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"nnodes": None}, "nnodes must say"),
+        ({"nnodes": None}, "set nnodes to the number of hosts"),
         ({"node_rank": 1}, "node_rank=1: leave it out"),
         ({"data_parallel_size": 2}, "data_parallel_size=2"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3"),
