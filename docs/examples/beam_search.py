@@ -1,7 +1,6 @@
 """Finds the most likely continuations by a beam search."""
 
-from jaxllm import LLM
-from jaxllm.requests.sampling_params import BeamSearchParams
+from jaxllm import LLM, BeamSearchParams
 
 
 def main() -> None:
