@@ -4,7 +4,7 @@ import asyncio
 
 from jaxllm import SamplingParams
 from jaxllm.engine.arg_utils import AsyncEngineArgs
-from jaxllm.requests.sampling_params import RequestOutputKind
+from jaxllm.sampling_params import RequestOutputKind
 from jaxllm.v1.engine.async_llm import AsyncLLM
 
 PROMPTS = ["Once upon a time", "Mira is", "The red fox"]

@@ -1,7 +1,7 @@
 """Lets the output be one of some words, match a regular expression, follow a schema, or follow a grammar."""
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.requests.sampling_params import StructuredOutputsParams
+from jaxllm.sampling_params import StructuredOutputsParams
 
 SCHEMA = {
     "type": "object",
