@@ -20,6 +20,11 @@ class PackedLayout:
             end = self.size + prod(shape)
             self._places[name] = (self.size, end, shape, np.dtype(dtype))
             self.size = end
+        # Most fields are slices of the vector as they are.
+        places = self._places.items()
+        vectors = {name for name, (_, _, shape, dtype) in places if len(shape) == 1 and dtype == np.int32}
+        self._vectors = [(name, begin, end) for name, (begin, end, _, _) in places if name in vectors]
+        self._others = [name for name in self._places if name not in vectors]
 
     def host_buffer(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """A fresh vector of zeros, and for each field a view into it to be filled.
@@ -27,10 +32,10 @@ class PackedLayout:
         Fresh for every step: the runtime may still read the previous one.
         """
         buffer = np.zeros(self.size, np.int32)
-        views = {
-            name: buffer[begin:end].view(dtype).reshape(shape)
-            for name, (begin, end, shape, dtype) in self._places.items()
-        }
+        views = {name: buffer[begin:end] for name, begin, end in self._vectors}
+        for name in self._others:
+            begin, end, shape, dtype = self._places[name]
+            views[name] = buffer[begin:end].view(dtype).reshape(shape)
         return buffer, views
 
     def unpack(self, packed: jax.Array) -> dict[str, jax.Array]:

@@ -123,12 +123,20 @@ class ProgramRecord:
 
     def results(self, state: Any, outputs: Any) -> tuple[Any, Any]:
         """What comes of its outputs: its result, None where it has none, and the state with what it has replaced."""
+        if self._is_result_and_state:
+            result, state = outputs
+            return result, state
         each = iter(outputs if self._num_outputs > 1 else (outputs,))
         result = None if self.returns is None else next(each)
         for path in self._replaced:
             _, *names = path.split(".")
             state = _with(state, names, next(each))
         return result, state
+
+    @cached_property
+    def _is_result_and_state(self) -> bool:
+        """Whether its outputs are what `results` returns, as those of a step are."""
+        return self.returns is not None and self._replaced == (STATE,)
 
     @cached_property
     def _replaced(self) -> tuple[str, ...]:

@@ -156,10 +156,13 @@ def fill(inputs: Sequence[StepInput], fields: Mapping[str, npt.NDArray[Any]], st
     # In one loop: a call of a function for each field would cost more than what it does.
     for each in inputs:
         value = getattr(step, each.name) if each.source is None else each.source(step)
-        if each.axes:
-            fields[each.name][..., : value.shape[-1]] = value
+        field = fields[each.name]
+        if len(each.axes) == 1:
+            field[: len(value)] = value
+        elif each.axes:
+            field[..., : value.shape[-1]] = value
         else:
-            fields[each.name][...] = value
+            field[()] = value
 
 
 def sample_positions(query_start: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """The scheduler: one token budget per step, shared by prompts and decodes alike.
 
 There is no prefill phase and no decode phase: every running request has `num_tokens` known and `num_computed`
-computed tokens, and each step lets it catch up. Decodes (one token after) go first, then prompts in order, then new
+computed tokens, and each step lets it catch up. Decodes (one token short) go first, then prompts in order, then new
 requests. A request that cannot get a page makes the last in order give up its own, which is computed again later.
 """
 
@@ -316,7 +316,7 @@ class Scheduler:
         )
 
     def _own_group(self, slots: Int32Array, behind: Int32Array) -> Int32Array:
-        """`after` without requests whose token is on its way, and with no more decodes than the other stages get."""
+        """`behind` without requests whose token is on its way, and with no more decodes than the other stages get."""
         behind = np.where(self.table.num_pending[slots] > 0, 0, behind)
         decodes = np.flatnonzero(behind == 1)
         behind[decodes[-(-len(slots) // self._stages) :]] = 0
