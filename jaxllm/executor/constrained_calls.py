@@ -11,7 +11,8 @@ from jaxllm.executor.packing import StepPacker, output_lengths
 from jaxllm.executor.program_table import SAMPLE_CONSTRAINED
 from jaxllm.executor.sampler.constrained import ConstrainedRows, constrained_layout
 from jaxllm.executor.sampler.logprobs import Logprobs
-from jaxllm.executor.sampler.table import NEUTRAL_FLOATS, SamplingTable
+from jaxllm.executor.sampler.row_numbers import NEUTRAL_FLOATS
+from jaxllm.executor.sampler.table import SamplingTable
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.executor.sampler.logprobs_mode import RAW
-from jaxllm.executor.sampler.rows import FLOAT_FIELDS, INT_FIELDS
+from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
+from jaxllm.executor.sampler.rows import INT_FIELDS
 from jaxllm.requests.prompt_embeds import NO_TOKEN
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable

@@ -1,8 +1,10 @@
 """Logits equal those of transformers, for every family, rope variant and option, however the prompt is cut."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ import transformers
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.options import ForwardOptions
-from tests.models.paged import compiled_step, run
+from tests.models.paged import compiled_step, empty_cache, make_batch, run, shuffled_pages
 
 LENGTHS = (37, 9)
 TOKENS = 48
@@ -138,3 +140,20 @@ def test_dynamic_rope_of_a_text_as_long_as_max_model_len(tmp_path: Path, family:
 @pytest.mark.parametrize("case", OPTIONS)
 def test_options(tmp_path: Path, case: str) -> None:
     check(tmp_path, save_checkpoint(tmp_path, case.partition("-")[0], **OPTIONS[case]))
+
+
+def test_rotary_positions_apart_from_places_in_the_cache(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    model = save_checkpoint(tmp_path, "llama")
+    prompt = random.integers(0, SMALL["vocab_size"], 20).tolist()
+    # Several tokens at one position, as those of an image are, and gaps.
+    positions = np.sort(random.integers(0, 60, len(prompt)))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt]), position_ids=torch.tensor(positions[None])).logits[0].numpy()
+    assert np.abs(expected - expected_logits(model, [prompt])[0]).max() > 0.1
+    loaded = load_model(tmp_path, read_config(tmp_path), ForwardOptions(max_model_len=64), "float32")
+    state, step = compiled_step(loaded)
+    batch = make_batch([prompt], [0], shuffled_pages(1), len(prompt))
+    batch = replace(batch, rotary_positions=jnp.asarray(positions, jnp.int32))
+    found, _ = step(state, batch, empty_cache(loaded))
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)

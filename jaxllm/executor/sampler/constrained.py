@@ -20,7 +20,8 @@ from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.executor.sampler.blocks import put_last_tokens, sample_in_blocks
-from jaxllm.executor.sampler.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
+from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
+from jaxllm.executor.sampler.rows import INT_FIELDS, SamplingRows, SamplingState
 from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.shards import max_over_shards
 from jaxllm.executor.step_inputs import StepShape

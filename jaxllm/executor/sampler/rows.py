@@ -8,15 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
+from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
 from jaxllm.executor.shards import local_slots, max_over_shards
 from jaxllm.models.sharding import within_shard
 from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
 
 INT_FIELDS = ("top_k", "seed", "step", "slot", "bits")
 """Rows of the packed int32 array. `bits` holds the booleans."""
-
-FLOAT_FIELDS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
-"""Rows of the packed float32 array."""
 
 VALID, BIAS, LOGPROBS = 1, 2, 4
 """The booleans in `bits`: the row's token counts; the slot has a bias row; its logprobs are wanted."""

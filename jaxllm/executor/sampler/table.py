@@ -4,19 +4,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxllm.executor.sampler.row_numbers import NEUTRAL_FLOATS, ROW_NUMBERS
 from jaxllm.executor.sampler.rows import BIAS, INT_FIELDS, LOGPROBS, VALID
 from jaxllm.executor.sampler.token_bias import TokenBias
 from jaxllm.requests.prompt_embeds import NO_TOKEN
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_limits import MAX_LOGPROB_TOKEN_IDS
-from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.table import RequestTable
 
 UPDATE_SIZE = 64
 """Entries in one call of `set_bias`, which has a static shape."""
 
 _NEUTRAL_INTS = np.zeros((len(INT_FIELDS), 1), np.int32)
-NEUTRAL_FLOATS = np.array([[0.0], [1.0], [0.0], [0.0], [0.0], [1.0]], np.float32)
 """A column of parameters that change nothing."""
 
 _TOP_K, _SEED, _STEP, _SLOT, _BITS = range(len(INT_FIELDS))
@@ -72,7 +71,7 @@ class SamplingTable:
         """
         params, slot = request.params, request.slot
         self._changing.pop(slot, None)
-        self._floats[:, slot] = _floats_of(params)
+        self._floats[:, slot] = [number.of(params) for number in ROW_NUMBERS]
         self._ints[:, slot] = 0
         self._ints[_SEED, slot] = self._seed_of(request)
         self._ints[_SLOT, slot] = slot
@@ -152,16 +151,6 @@ class SamplingTable:
         mixed = _mix(own & _MASK) if own is not None else _mix(_mix(self._seed & _MASK) ^ (request.arrival & _MASK))
         high = mixed >> 32
         return high - 2**32 if high >= 2**31 else high
-
-
-def _floats_of(params: SamplingParams) -> list[float]:
-    """The float fields in order, in the range of float32 and neutral where a greedy request ignores them."""
-    limits = np.finfo(np.float32)
-    filters = [0.0, 1.0, 0.0] if params.greedy else [params.temperature, params.top_p, params.min_p]
-    repetition = min(max(params.repetition_penalty, float(limits.tiny)), float(limits.max))
-    filters[0] = min(filters[0], float(limits.max))
-    filters[1] = max(filters[1], float(limits.tiny))
-    return [*filters, params.presence_penalty, params.frequency_penalty, repetition]
 
 
 def _bias_update(entries: list[tuple[int, int, float]]) -> BiasUpdate:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
 from jaxllm.executor.sampler.rows import (
     BIAS,
-    FLOAT_FIELDS,
     INT_FIELDS,
     LOGPROBS,
     VALID,
