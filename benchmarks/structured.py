@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Backend, Vocabulary, make_backend, mask_words
 
@@ -83,7 +83,7 @@ def _tokens(results: Sequence[Any]) -> int:
 
 def demo_backend() -> Backend:
     """What an engine on `demo` compiles with."""
-    return make_backend("llguidance", Vocabulary(Path(resolve("demo", None, None)), 1536, (0,)))
+    return make_backend("llguidance", Vocabulary(Path(find_model("demo", None, None)), 1536, (0,)))
 
 
 def large_schema(size: int) -> dict[str, Any]:

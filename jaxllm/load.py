@@ -21,7 +21,7 @@ def choose_runner(config: EngineConfig) -> Literal["generate", "pooling"]:
     if config.model.runner != "auto":
         return config.model.runner
     from jaxllm.executor.model_files import model_folder
-    from jaxllm.models.checkpoint.checkpoint import read_config
+    from jaxllm.models.checkpoint.model_config import read_config
     from jaxllm.models.errors import ModelError
     from jaxllm.pooling.settings import chosen_runner
 

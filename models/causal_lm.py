@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import jax
@@ -13,6 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxllm.models.batch import Batch, LayerPaging, by_table
 from jaxllm.models.cache import Cache
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
 from jaxllm.models.checkpoint.kv_scales import read_kv_scales
 from jaxllm.models.checkpoint.loading import load_into
@@ -33,6 +33,7 @@ from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
 from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, prepare, prepare_chunked
 
 if TYPE_CHECKING:
+    from jaxllm.models.checkpoint.loading import WeightSource
     from jaxllm.models.layers.altup import Streams
     from jaxllm.models.layers.token_input import TokenInputs
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
@@ -204,40 +205,20 @@ def abstract_model(config: ModelConfig, options: ForwardOptions, dtype: DTypeLik
 
 
 def load_model(
-    folder: Path,
+    source: "WeightSource",
     config: ModelConfig,
     options: ForwardOptions,
     dtype: DTypeLike,
-    load_format: str = "auto",
-    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> CausalLM:
-    """Read the checkpoint in `folder` to the devices, in `dtype`, one tensor at a time.
+    """The model with the parameters of a checkpoint, in `dtype`, or with random ones; see `load_into`.
 
-    Of a stage (`ForwardOptions.stage`) only its tensors are read.
-    `load_format` 'dummy' makes random weights from `seed` instead and ignores the folder. `progress` is called with
-    the bytes done and the bytes in total. Raises `ModelError` naming the tensor or file that is missing, unexpected,
-    wrongly shaped or corrupt.
+    A stage (`ForwardOptions.stage`) reads only its own tensors.
     """
     model = abstract_model(config, options, dtype)
-    names = checkpoint_names(config, options)
     # Known before memory is taken.
-    scales = kv_scales_of(model, folder, load_format)
-    return load_into(
-        model,
-        folder,
-        names.names,
-        ignored=names.ignored,
-        renamed=names.renamed,
-        ignored_beginnings=names.ignored_beginnings,
-        load_format=load_format,
-        seed=seed,
-        progress=progress,
-        known_format=names.known_format,
-        given=scales,
-        first_layer=names.first_layer,
-        elsewhere=names.elsewhere,
-    )
+    scales = kv_scales_of(model, source) if isinstance(source, Checkpoint) else {}
+    return load_into(model, source, checkpoint_names(config, options), given=scales, progress=progress)
 
 
 def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> CheckpointNames:
@@ -255,7 +236,7 @@ def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> Checkpoint
     )
 
 
-def kv_scales_of(model: CausalLM, folder: Path, load_format: str) -> dict[tuple[str | int, ...], np.ndarray]:
+def kv_scales_of(model: CausalLM, checkpoint: Checkpoint) -> dict[tuple[str | int, ...], np.ndarray]:
     """Scales of keys and values, by the path of their parameter."""
     kind = model.options.kv_cache
     if kind is None or kind.scales != "checkpoint":
@@ -267,7 +248,7 @@ def kv_scales_of(model: CausalLM, folder: Path, load_format: str) -> dict[tuple[
         for layer, plan in enumerate(plans)
         if plan.recurrence is None
     }
-    scales = read_kv_scales(folder, sorted(set(owners.values())), load_format)
+    scales = read_kv_scales(checkpoint, sorted(set(owners.values())))
     found: dict[tuple[str | int, ...], np.ndarray] = {}
     for keys, _ in nnx.to_flat_state(nnx.state(model)):
         path = cast(tuple[str | int, ...], keys)

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,10 @@ from jax.typing import DTypeLike
 from jaxllm.models.batch import Batch, PackedSequences
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import CausalLM
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.loading import load_into
+from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.source import source_of
-from jaxllm.models.checkpoint.weight_files import tensors_in
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
@@ -32,6 +32,9 @@ from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.paged_attention import NULL_PAGE, RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
+
+if TYPE_CHECKING:
+    from jaxllm.models.checkpoint.loading import WeightSource
 
 
 class Backbone(Protocol):
@@ -158,44 +161,41 @@ def abstract_pooling_model(
 
 
 def load_pooling_model(
-    folder: Path,
+    source: "WeightSource",
     config: ModelConfig,
     options: ForwardOptions,
     dtype: DTypeLike,
     outputs: Outputs,
-    load_format: str = "auto",
-    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> PoolingModel:
     """As `jaxllm.models.causal_lm.load_model`. Raises `ModelError`."""
     family = registry.lookup(config.architecture)
     model = abstract_pooling_model(config, options, dtype, outputs)
     given: dict[tuple[str | int, ...], np.ndarray] = {}
-    if load_format != "dummy":
+    if isinstance(source, Checkpoint):
         for name, layers in outputs.projections.items():
-            given.update({(name, *path): array for path, array in projection_weights(folder, layers).items()})
-        given.update(_judging_head(model, folder, outputs.answer_ids) if outputs.answer_ids else {})
+            given.update({(name, *path): array for path, array in projection_weights(source, layers).items()})
+        given.update(_judging_head(model, source, outputs.answer_ids) if outputs.answer_ids else {})
+    return load_into(model, source, _checkpoint_names(family, config, outputs), given=given, progress=progress)
+
+
+def _checkpoint_names(family: Family, config: ModelConfig, outputs: Outputs) -> CheckpointNames:
+    """How checkpoints call the tensors of a model, which may have been trained with other heads."""
     heads = () if outputs.labels is not None else tuple(f"{name}." for name in family.head_names.values())
     names = family.names_of(config)
     generating = (f"{source_of(names['head']).name}.",) if "head" in names else ()
-    return load_into(
-        model,
-        folder,
-        weight_names(family, config),
+    return CheckpointNames(
+        names=weight_names(family, config),
+        renamed=family.renamed,
         ignored=family.ignored_tensors,
         ignored_beginnings=(*family.other_heads, *heads, *generating, *family.other_parts_of(config)),
-        renamed=family.renamed,
         optional_prefix=family.prefix,
-        load_format=load_format,
-        seed=seed,
-        progress=progress,
-        given=given,
         known_format=config.weight_format,
     )
 
 
 def _judging_head(
-    model: PoolingModel, folder: Path, answer_ids: Sequence[int]
+    model: PoolingModel, checkpoint: Checkpoint, answer_ids: Sequence[int]
 ) -> dict[tuple[str | int, ...], np.ndarray]:
     """The classifier's one row: one of the output layer, or of the embedding that serves for it, less another.
 
@@ -203,10 +203,10 @@ def _judging_head(
     """
     names = registry.lookup(model.config.architecture).names_of(model.config)
     ends = [f"{source_of(names[name]).name}.weight" for name in ("head", "embedding")]
-    by_name = {tensor.name: tensor for tensor in tensors_in(folder)}
+    by_name = {tensor.name: tensor for tensor in checkpoint.tensors}
     found = [tensor for end in ends for name, tensor in by_name.items() if end.endswith(name)]
     if not found:
-        raise ModelError(f"{folder}: neither {ends[0]} nor {ends[1]} is in the checkpoint")
+        raise ModelError(f"{checkpoint.folder}: neither {ends[0]} nor {ends[1]} is in the checkpoint")
     *no, yes = (found[0].row(index).astype(np.float32) for index in answer_ids)
     return {("head", "out", "weight"): (yes - no[0] if no else yes).reshape(1, -1)}
 

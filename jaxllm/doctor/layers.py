@@ -1,7 +1,6 @@
 """Stage `layers`: one layer and four of the model, with random weights, compared with float32 on the CPU."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.batch import Batch
 from jaxllm.models.cache import Cache, make_cache
 from jaxllm.models.causal_lm import CausalLM, load_model
+from jaxllm.models.checkpoint.random_weights import RandomWeights
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
@@ -86,7 +86,7 @@ def _on_cpu(resolved: ResolvedConfig, model: ModelConfig) -> np.ndarray:
 
 
 def _random(model: ModelConfig, options: ForwardOptions, dtype: str) -> CausalLM:
-    return load_model(Path(), model, options, dtype, load_format="dummy")
+    return load_model(RandomWeights(), model, options, dtype)
 
 
 def _logits(model: CausalLM, dtype: str, page_size: int) -> np.ndarray:

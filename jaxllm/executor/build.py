@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
 from jaxllm.bundle.differences import CPU_FEATURES, MEASURED_BLOCKS
 from jaxllm.config import CompileOptions
@@ -40,7 +38,7 @@ from jaxllm.executor.program_table import EMPTY_STATE
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.models.causal_lm import load_model
+from jaxllm.executor.weights.load import LoadWeights, open_engine_weights
 from jaxllm.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | Non
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
             resolved, pages = _sized(resolved, free_on_cpu(resolved), cache, group)
             return _build(resolved, pages, None, progress, wait_for_kernels, cache=cache, group=group)
-        model, beside = load_and_ask_compiler(resolved, cache, progress)
+        model, beside = load_and_ask_compiler(resolved, open_engine_weights(resolved), cache, progress)
         free = device_free_bytes(local_devices_of(resolved), resolved.config.cache.gpu_memory_utilization, beside)
         resolved, pages = _sized(resolved, free, cache, group)
         return _build(resolved, pages, model, progress, wait_for_kernels, cache=cache, group=group)
@@ -198,7 +196,7 @@ def steady_pages(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) 
 
 
 def load_and_ask_compiler(
-    resolved: ResolvedConfig, cache: Path | None, progress: Progress
+    resolved: ResolvedConfig, load_weights: LoadWeights, cache: Path | None, progress: Progress
 ) -> tuple[tuple[jax.Array, ...], int]:
     """The parameters' leaves, and the bytes that the largest step needs besides them and the KV cache."""
     # Only here: a start on CPU need not wait for the import.
@@ -210,30 +208,6 @@ def load_and_ask_compiler(
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
         beside = pool.submit(bytes_beside_cache, resolved, cache)
         return load_weights(resolved, progress), beside.result()
-
-
-def load_weights(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
-    """The parameters' leaves, on the device."""
-
-    def report(done: int, total: int) -> None:
-        progress("Loading weights", done, total)
-
-    options = resolved.config.model
-    if options.load_format == "sharded_state":
-        # Few engines read one: starts are faster without the import.
-        from jaxllm.executor.weights.sharded.load import load_state
-
-        return load_state(resolved, progress)
-    model = load_model(
-        resolved.folder,
-        resolved.model,
-        resolved.forward,
-        jnp.dtype(resolved.dtype),
-        options.load_format,
-        options.seed,
-        report,
-    )
-    return tuple(jax.tree.leaves(nnx.split(model)[1]))
 
 
 def _build(
@@ -260,7 +234,7 @@ def _build(
         executables = bundled_executables(resolved, programs, bundle, explicit_pages(resolved))
     at_start, later = split_compile_schedule(resolved.config.compile, buckets)
     with executables.compiling(at_start, progress):
-        loaded = load_weights(resolved, progress) if parameters is None else parameters
+        loaded = open_engine_weights(resolved)(resolved, progress) if parameters is None else parameters
     wait_for_kernels()
     if group is not None:
         # Caches differ from host to host, and what devices do together waits for the others for a while only.

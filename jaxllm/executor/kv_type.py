@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.kv_scales import has_kv_scales, kv_cache_scheme
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
@@ -44,7 +45,9 @@ def _has_scales(folder: Path, load_format: str) -> bool:
 
         return is_saved_state(folder) and state_has_kv_scales(folder)
     # A plan may be made from the configuration alone.
-    return load_format != "dummy" and any(folder.glob("*.safetensors")) and has_kv_scales(folder, load_format)
+    if load_format == "dummy" or not any(folder.glob("*.safetensors")):
+        return False
+    return has_kv_scales(Checkpoint(folder, load_format))
 
 
 def _without_scales(asked: str, dtype: str, platform: str) -> KVCacheType | None:

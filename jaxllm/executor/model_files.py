@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from jaxllm.config import ModelOptions
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.checkpoint.find_model import find_model
 
 
 def model_folder(options: ModelOptions, *, weights: bool = False) -> Path:
     """The folder of the model, downloaded if need be. Raises `ModelError`."""
-    return resolve(options.model, options.revision, options.download_dir, options.hf_token, weights=weights)
+    return find_model(options.model, options.revision, options.download_dir, options.hf_token, weights=weights)
 
 
 def tokenizer_folder(options: ModelOptions, folder: Path | None = None) -> Path:
@@ -16,4 +16,4 @@ def tokenizer_folder(options: ModelOptions, folder: Path | None = None) -> Path:
     if options.tokenizer is None and options.tokenizer_revision is None:
         return model_folder(options) if folder is None else folder
     name = options.tokenizer or options.model
-    return resolve(name, options.tokenizer_revision, options.download_dir, options.hf_token, weights=False)
+    return find_model(name, options.tokenizer_revision, options.download_dir, options.hf_token, weights=False)

@@ -22,7 +22,7 @@ from jaxllm.executor.model_files import model_folder
 from jaxllm.executor.step_size import usual_step_sizes
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.models.cache_plan import CachePlan
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup

@@ -12,6 +12,7 @@ from jaxllm.executor.compile.executables import use_compilation_cache
 from jaxllm.executor.compile.first_run import run_at_start
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.errors import ModelError
 from jaxllm.models.pooling_model import load_pooling_model
 from jaxllm.pooling.programs import pooling_programs
@@ -62,14 +63,7 @@ def _load(resolved: ResolvedPoolingConfig, progress: Progress) -> tuple[jax.Arra
 
     common = resolved.common
     options = common.config.model
-    model = load_pooling_model(
-        common.folder,
-        common.model,
-        resolved.forward,
-        jnp.dtype(common.dtype),
-        resolved.settings.outputs,
-        options.load_format,
-        options.seed,
-        report,
-    )
+    source = open_weights(common.folder, options.load_format, options.seed)
+    dtype, outputs = jnp.dtype(common.dtype), resolved.settings.outputs
+    model = load_pooling_model(source, common.model, resolved.forward, dtype, outputs, report)
     return tuple(jax.tree.leaves(nnx.split(model)[1]))

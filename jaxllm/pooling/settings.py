@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from jaxllm.config import ModelOptions
 from jaxllm.errors import ConfigError
-from jaxllm.models.checkpoint.checkpoint import config_file
 from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.model_config import config_file
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
-from jaxllm.models.checkpoint.weight_files import tensors_in
 from jaxllm.models.errors import ModelError
 
 ENDINGS = (
@@ -37,19 +37,19 @@ _PARTS = {
 """Which of keys and values a tensor is for."""
 
 
-def has_kv_scales(folder: Path, load_format: str) -> bool:
+def has_kv_scales(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint brings some. Raises `ModelError` for files that cannot be read."""
-    return any(_NAME.search(tensor.name) for tensor in tensors_in(folder, load_format))
+    return any(_NAME.search(tensor.name) for tensor in checkpoint.tensors)
 
 
-def read_kv_scales(folder: Path, layers: Iterable[int], load_format: str) -> dict[int, np.ndarray]:
+def read_kv_scales(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[int, np.ndarray]:
     """Scale of keys and scale of values, float32 [2], of each of these layers.
 
     Raises `ModelError`, which names the tensor, where one is missing, is not a single number, or is not finite and
     above 0.
     """
     found: dict[tuple[int, int], float] = {}
-    for tensor in tensors_in(folder, load_format):
+    for tensor in checkpoint.tensors:
         match = _NAME.search(tensor.name)
         if match is not None:
             value = _scale(tensor)
@@ -59,8 +59,8 @@ def read_kv_scales(folder: Path, layers: Iterable[int], load_format: str) -> dic
         for part, name in enumerate("kv"):
             if (layer, part) not in found:
                 raise ModelError(
-                    f"{folder}: scale '{name}_scale' of layer {layer} is missing from the checkpoint, which has such "
-                    f"scales of other layers"
+                    f"{checkpoint.folder}: scale '{name}_scale' of layer {layer} is missing from the checkpoint, which "
+                    f"has such scales of other layers"
                 )
         scales[layer] = np.array([found[layer, 0], found[layer, 1]], np.float32)
     return scales

@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -12,46 +13,60 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxllm.models.checkpoint.random_matrices import constant_array, from_bits
 from jaxllm.models.checkpoint.safetensors_file import aligned_empty
 from jaxllm.models.checkpoint.weight_target import SCAN, ParameterPath, Slots, Specs, WeightTarget
 from jaxllm.models.layers.parameter import ParameterSpec, Part, Rows
 from jaxllm.models.sharding import put
 
 
-def random_arrays(
-    specs: Specs, slots: Slots, seed: int, progress: Callable[[int, int], None] | None = None
-) -> dict[ParameterPath, jax.Array]:
-    """Random parameters, the same for a seed whether layers are stacked or not, and however they are split.
+@dataclass(frozen=True)
+class RandomWeights:
+    """Stands in for a checkpoint where values do not matter: parameters that a seed gives."""
 
-    Matrices are uniform with a variance of 1 / (size of the input), biases small, and weights of norms 1, which keeps
-    activations and logits around one at any depth. `progress` is called with the bytes done and the bytes in total.
-    """
-    tensors: dict[ParameterPath, dict[Part | None, list[tuple[str, WeightTarget]]]] = {}
+    seed: int = 0
+
+    def arrays(
+        self, specs: Specs, slots: Slots, progress: Callable[[int, int], None] | None = None
+    ) -> dict[ParameterPath, jax.Array]:
+        """Parameters, the same for a seed whether layers are stacked or not, and however they are split.
+
+        Matrices are uniform with a variance of 1 / (size of the input), biases small, and weights of norms 1, which
+        keeps activations and logits around one at any depth. `progress` is called with the bytes done and the bytes in
+        total.
+        """
+        named = _by_parameter(slots)
+        total = sum(spec.array.size * spec.array.dtype.itemsize for spec in specs.values())
+        arrays: dict[ParameterPath, jax.Array] = {}
+        done = 0
+        for path, spec in specs.items():
+            array = spec.array
+            shape = (*(array.shape[:1] if SCAN in path else ()), *spec.layout.shape)
+            own = named[path if spec.matrix is None else (*path[:-1], "weight")]
+            parts = [each[0][1] for each in own.values()]
+            # uint64 is off by default; the hash below works on 32 bits.
+            keys = [
+                jnp.asarray(np.array([zlib.crc32(f"{self.seed}/{name}".encode()) for name, _ in each], np.uint32))
+                for each in own.values()
+            ]
+            make = partial(_random_parameter, shape=shape, spec=spec, slots=parts)
+            # Compiled for its place, so that no device makes more than its part.
+            arrays[path] = _as_loaded(jax.jit(make, out_shardings=array.sharding)(keys))
+            done += array.size * array.dtype.itemsize
+            if progress:
+                progress(done, total)
+        return arrays
+
+
+def _by_parameter(slots: Slots) -> dict[ParameterPath, dict[Part | None, list[tuple[str, WeightTarget]]]]:
+    """The slots of each part of a parameter, with names from which its values follow."""
+    found: dict[ParameterPath, dict[Part | None, list[tuple[str, WeightTarget]]]] = {}
     for name, own in slots.items():
         for slot in own:
             # Several modules' parts of a tensor are not to be the same.
             key = name if len(own) == 1 else f"{name}/{slot.part.name if slot.part else slot.path[-2]}"
-            tensors.setdefault(slot.path, {}).setdefault(slot.part, []).append((key, slot))
-    total = sum(spec.array.size * spec.array.dtype.itemsize for spec in specs.values())
-    arrays: dict[ParameterPath, jax.Array] = {}
-    done = 0
-    for path, spec in specs.items():
-        array = spec.array
-        shape = (*(array.shape[:1] if SCAN in path else ()), *spec.layout.shape)
-        named = tensors[path if spec.matrix is None else (*path[:-1], "weight")]
-        parts = [each[0][1] for each in named.values()]
-        # uint64 is off by default; the hash below works on 32 bits.
-        keys = [
-            jnp.asarray(np.array([zlib.crc32(f"{seed}/{name}".encode()) for name, _ in each], np.uint32))
-            for each in named.values()
-        ]
-        make = partial(_random_parameter, shape=shape, spec=spec, slots=parts)
-        # Compiled for its place, so that no device makes more than its part.
-        arrays[path] = _as_loaded(jax.jit(make, out_shardings=array.sharding)(keys))
-        done += array.size * array.dtype.itemsize
-        if progress:
-            progress(done, total)
-    return arrays
+            found.setdefault(slot.path, {}).setdefault(slot.part, []).append((key, slot))
+    return found
 
 
 def _as_loaded(array: jax.Array) -> jax.Array:
@@ -74,8 +89,6 @@ def _random_parameter(
     stacked, is_bias = SCAN in slots[0].path, slots[0].path[-1] == "bias"
     values_of = partial(_random_values, is_bias=is_bias, dtype=spec.array.dtype)
     if spec.matrix is not None:
-        from jaxllm.models.checkpoint.random_matrices import constant_array, from_bits
-
         constant = constant_array(spec, shape)
         if constant is not None:
             return constant

@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
 from jaxllm.models.checkpoint.leaves import shown
+from jaxllm.models.checkpoint.parameter_loader import ParameterLoader
 from jaxllm.models.checkpoint.weight_target import ParameterPath, Specs, WeightTarget
-from jaxllm.models.checkpoint.weights import ParameterLoader
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.models.sharding import put

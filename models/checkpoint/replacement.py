@@ -9,15 +9,15 @@ from flax import nnx
 
 from jaxllm.models.checkpoint.host_parameter import whole_parameter
 from jaxllm.models.checkpoint.leaves import leaf_specs
-from jaxllm.models.checkpoint.matching import match, new_name
+from jaxllm.models.checkpoint.matching import match
 from jaxllm.models.checkpoint.names import CheckpointNames
+from jaxllm.models.checkpoint.parameter_loader import Progress, load_arrays
 from jaxllm.models.checkpoint.refilling import Refilling, check_names
 from jaxllm.models.checkpoint.safetensors_file import Tensor
-from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget, checkpoint_slots
-from jaxllm.models.checkpoint.weights import Progress, load_arrays
+from jaxllm.models.checkpoint.weight_target import ParameterPath
 
 if TYPE_CHECKING:
-    from jaxllm.models.checkpoint.matching import Found
+    from jaxllm.models.checkpoint.matching import Matched
 
 Leaves = tuple[jax.Array, ...]
 
@@ -38,7 +38,7 @@ class Replacement:
         # Scales of keys and values are no weights, but they lie alongside them.
         self._sought = {path: spec for path, spec in specs.items() if path[-1] != "kv_scales"}
         self._specs, self._names = specs, names
-        self.slots = checkpoint_slots(self._sought, names.names, names.first_layer)
+        self.slots = names.slots(self._sought)
         arrays = {} if leaves is None else dict(zip(specs, leaves, strict=True))
         self._filling = Refilling(specs, arrays)
         self._seen: set[str] = set()
@@ -48,30 +48,14 @@ class Replacement:
         """Whether a parameter is another one than before."""
         return self._filling.has_changed
 
-    def match(
-        self, tensors: Sequence[Tensor], source: str, *, is_whole: bool = False
-    ) -> "list[tuple[Found, Sequence[WeightTarget]]]":
+    def match(self, tensors: Sequence[Tensor], source: str, *, is_whole: bool = False) -> "Matched":
         """Those tensors that this model wants, checked by name, shape and type. Raises `ModelError`.
 
         `is_whole`: none may be missing.
         """
-        names = self._names
-        beginnings = tuple(names.ignored_beginnings)
-        found = [new_name(tensor.name, names.renamed) for tensor in tensors]
-        unused = [name for name in found if beginnings and name.startswith(beginnings) and name not in self.slots]
-        return match(
-            source,
-            tensors,
-            self._sought,
-            self.slots,
-            (*names.ignored, *unused),
-            names.renamed,
-            names.known_format,
-            names.elsewhere,
-            is_part=not is_whole,
-        )
+        return match(tensors, self._names, self._sought, self.slots, source, is_part=not is_whole)
 
-    def take(self, matched: "list[tuple[Found, Sequence[WeightTarget]]]", progress: Progress | None = None) -> None:
+    def take(self, matched: "Matched", progress: Progress | None = None) -> None:
         """Replace what `match` found. Raises `ModelError`; what came before the tensor that it names stays replaced."""
         check_names([tensor.name for tensor, _ in matched], self._seen)
         load_arrays(matched, self._sought, progress, self._filling)

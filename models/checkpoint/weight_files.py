@@ -1,17 +1,21 @@
-"""Which files of a folder hold the weights, and the tensors in them."""
+"""Which files of a folder hold the weights."""
 
+import re
 from pathlib import Path
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.other_formats import advice_for_other_weights, is_file, is_gguf
-from jaxllm.models.checkpoint.safetensors_file import Tensor, read_header
 from jaxllm.models.errors import ModelError
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TORCH_FILE, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+MAX_PARTS = 1000
+"""Of a GGUF file."""
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
-def checkpoint_files(folder: Path, load_format: str = "auto") -> list[Path]:
+def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
     """The files of a checkpoint, from its index if it has one; GGUF only without safetensors, PyTorch's without either.
 
     `load_format` 'safetensors' and 'gguf' take no others. Raises `ModelError` when there are none.
@@ -38,14 +42,27 @@ def gguf_files(folder: Path) -> list[Path]:
     found = sorted(path for path in folder.glob("*") if is_gguf(path))
     if not found:
         return []
-    from jaxllm.models.quantization.gguf.folder import parts_of
-
     parts = parts_of(found[0])
     others = sorted(set(found) - set(parts))
     if others:
         raise ModelError(
             f"{folder}: there are several models in it ({found[0].name}, {others[0].name}, ...): give one file"
         )
+    return parts
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The GGUF file, or all parts of it if its name says that it is one. Raises `ModelError` for missing parts."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    stem, _, count, suffix = found.groups()
+    if not 1 <= int(count) <= MAX_PARTS:
+        raise ModelError(f"{path}: one of {int(count)} parts; 1 to {MAX_PARTS} are read")
+    parts = [path.with_name(f"{stem}-{number:05}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
+    lost = [part.name for part in parts if not part.is_file()]
+    if lost:
+        raise ModelError(f"{path}: {len(lost)} of its {len(parts)} parts are missing: {', '.join(lost[:3])}")
     return parts
 
 
@@ -62,24 +79,3 @@ def _indexed(folder: Path, index: ConfigFile) -> list[Path]:
         some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise ModelError(f"{index.source}: {len(lost)} of {len(names)} files are missing: {some}")
     return [folder / name for name in names]
-
-
-def read_tensors(path: Path) -> list[Tensor]:
-    """The tensors of a file in the order of their bytes. Raises `ModelError`."""
-    if path.suffix not in (".bin", ".pt"):
-        return read_header(path)
-    # Few checkpoints need it, and every start would pay for it.
-    from jaxllm.models.checkpoint.torch_file import read_torch_file
-
-    return read_torch_file(path)
-
-
-def tensors_in(folder: Path, load_format: str = "auto") -> list[Tensor]:
-    """All tensors of a checkpoint. Raises `ModelError`."""
-    files = checkpoint_files(folder, load_format)
-    if is_gguf(files[0]):
-        # Parts of such a file mean something only together.
-        from jaxllm.models.quantization.gguf.widened import widened_tensors
-
-        return widened_tensors(files)
-    return [tensor for file in files for tensor in read_tensors(file)]

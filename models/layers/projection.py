@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.weight_files import read_tensors, tensors_in
+from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.errors import ModelError
 from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.layers.linear import Linear
@@ -89,13 +90,13 @@ def dense_in(folder: Path, name: str) -> DenseLayer:
     Its sizes are those of its tensors. Raises `ModelError`.
     """
     is_file = name.endswith(".pt")
-    place, beginning = (folder / name, "") if is_file else (folder, name)
-    shapes = {tensor.name: tensor.shape for tensor in (read_tensors(place) if is_file else tensors_in(place))}
+    path, beginning = (name, "") if is_file else ("", name)
+    shapes = {tensor.name: tensor.shape for tensor in _tensors_in(Checkpoint(folder), path)}
     shape = shapes.get(f"{beginning}weight")
     if shape is None or len(shape) != 2:
         held = "is not there" if shape is None else f"has shape {list(shape)}"
-        raise ModelError(f"{place}: {beginning}weight {held}, expected a matrix")
-    return DenseLayer(name if is_file else "", shape[1], shape[0], f"{beginning}bias" in shapes, "Identity", beginning)
+        raise ModelError(f"{folder / path}: {beginning}weight {held}, expected a matrix")
+    return DenseLayer(path, shape[1], shape[0], f"{beginning}bias" in shapes, "Identity", beginning)
 
 
 class Projection(nnx.Module):
@@ -124,13 +125,11 @@ class Projection(nnx.Module):
         return x
 
 
-def projection_weights(folder: Path, layers: Sequence[DenseLayer]) -> dict[tuple[str | int, ...], np.ndarray]:
+def projection_weights(checkpoint: Checkpoint, layers: Sequence[DenseLayer]) -> dict[tuple[str | int, ...], np.ndarray]:
     """Parameters of a `Projection` by their path in it. Raises `ModelError` for what is missing or of another shape."""
     found: dict[tuple[str | int, ...], np.ndarray] = {}
     for index, layer in enumerate(layers):
-        place = folder / layer.path
-        read = tensors_in if place.is_dir() else read_tensors
-        tensors = {tensor.name: tensor for tensor in read(place)}
+        tensors = {tensor.name: tensor for tensor in _tensors_in(checkpoint, layer.path)}
         shapes: dict[str, tuple[int, ...]] = {"weight": (layer.out_size, layer.in_size)}
         if layer.bias:
             shapes["bias"] = (layer.out_size,)
@@ -138,6 +137,14 @@ def projection_weights(folder: Path, layers: Sequence[DenseLayer]) -> dict[tuple
             tensor = tensors.get(layer.name + name)
             if tensor is None or tensor.shape != shape:
                 held = "is not there" if tensor is None else f"has shape {list(tensor.shape)}"
-                raise ModelError(f"{place}: {layer.name}{name} {held}, expected {list(shape)}")
+                raise ModelError(f"{checkpoint.folder / layer.path}: {layer.name}{name} {held}, expected {list(shape)}")
             found["layers", index, name] = tensor.read(np.dtype(np.float32))
     return found
+
+
+def _tensors_in(checkpoint: Checkpoint, path: str) -> list[Tensor]:
+    """The tensors in a file or a folder inside a model's folder, or of the model itself where there is no `path`."""
+    place = checkpoint.folder / path
+    if not path:
+        return checkpoint.tensors
+    return Checkpoint(place).tensors if place.is_dir() else checkpoint.tensors_in(place)

@@ -7,21 +7,20 @@ from typing import Any
 
 from flax import nnx
 
-from jaxllm.models.causal_lm import abstract_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.causal_lm import abstract_model, checkpoint_names
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
-from jaxllm.models.checkpoint.matching import matching_tensors, new_name
+from jaxllm.models.checkpoint.matching import match
+from jaxllm.models.checkpoint.model_config import read_config
+from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.other_formats import is_gguf
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.safetensors_writer import Entry
 from jaxllm.models.checkpoint.source import Fused, Interleaved, Whole
-from jaxllm.models.checkpoint.weight_files import tensors_in
-from jaxllm.models.checkpoint.weight_target import Slots, Specs, WeightTarget, checkpoint_slots
+from jaxllm.models.checkpoint.weight_target import Slots, Specs, WeightTarget
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
-from jaxllm.models.families.family import Family
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.quantization.compressed_scheme import FORMATS, Scheme, can_write, scheme_for
@@ -92,12 +91,14 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
         raise ModelError(f"{folder}: {config.architecture} does not generate text; only models that do are quantised")
     if config.weight_method is not None:
         raise ModelError(f"{folder}: the checkpoint is quantised already, by {config.weight_method!r}; give another")
-    slots, specs = _places(config, family, method)
-    _check(folder, config, family, specs, slots)
-    tensors = tensors_in(folder)
+    names = checkpoint_names(config, ForwardOptions())
+    slots, specs = _places(config, names, method)
+    tensors = Checkpoint(folder).tensors
+    # What loading would refuse.
+    match(tensors, names, specs, slots, str(folder))
     if any(is_gguf(tensor.path) for tensor in tensors):
         raise ModelError(f"{folder}: GGUF files are not copied; give the checkpoint that they were made from")
-    found = {new_name(tensor.name, family.renamed): tensor for tensor in tensors}
+    found = {names.new_name(tensor.name): tensor for tensor in tensors}
     meant = [name for name, own in slots.items() if any(specs[slot.path].matrix is not None for slot in own)]
     linear = {name for name in meant if name in found and _is_linear(found[name], slots[name], specs)}
     done = {name for name in linear if can_write(method, found[name].shape[1])}
@@ -113,22 +114,11 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
     return ExportPlan(folder, copied, _config(folder, config, section), left)
 
 
-def _places(config: ModelConfig, family: Family, method: str) -> tuple[Slots, Specs]:
+def _places(config: ModelConfig, names: CheckpointNames, method: str) -> tuple[Slots, Specs]:
     """Where tensors would go in a model whose layers are quantised, and what is there."""
-    names = family.names_of(config)
-    model = abstract_model(quantized(config, names, method, tables=False), ForwardOptions(), config.dtype)
+    model = abstract_model(quantized(config, names.names, method, tables=False), ForwardOptions(), config.dtype)
     specs = {path: ParameterSpec.of(variable) for path, variable in nnx.to_flat_state(nnx.state(model))}
-    return checkpoint_slots(specs, names), specs
-
-
-def _check(folder: Path, config: ModelConfig, family: Family, specs: Specs, slots: Slots) -> None:
-    """Raise `ModelError` for what loading would refuse: tensors missing, unknown, or of another shape."""
-    tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-    others = family.other_parts_of(config)
-    found = [new_name(tensor.name, family.renamed) for tensor in tensors_in(folder)]
-    unused = [name for name in found if name.startswith(tuple(others)) and name not in slots] if others else []
-    ignored = (*family.ignored_tensors, *KV_SCALES, *tied, *unused)
-    matching_tensors(folder, specs, slots, ignored, family.renamed, "auto")
+    return names.slots(specs), specs
 
 
 def _is_linear(tensor: Tensor, own: Sequence[WeightTarget], specs: Specs) -> bool:

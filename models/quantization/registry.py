@@ -1,11 +1,15 @@
 """Formats of quantised checkpoints by their name in `quantization_config`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.format import Format
+from jaxllm.models.quantization.types import with_format
 
 FORMATS: Mapping[str, str] = {
     "awq": "awq",
@@ -54,3 +58,11 @@ def read_format(section: ConfigFile) -> Format:
     found: Format = module.read_format(section)
     section.check_all_used(("quant_method",))
     return found
+
+
+def as_quantized(config: ModelConfig, names: Mapping[str, str | Source], section: ConfigFile) -> ModelConfig:
+    """The model as a checkpoint with this `quantization_config` has it; `names` are those of its modules' tensors.
+
+    Raises like `read_format`.
+    """
+    return replace(with_format(config, names, read_format(section)), weight_method=method_of(section))

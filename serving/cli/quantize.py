@@ -53,14 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, target: Path) -> int:
-    from jaxllm.models.checkpoint.checkpoint import resolve
+    from jaxllm.models.checkpoint.find_model import find_model
     from jaxllm.models.quantization.export import check_target, write_export
     from jaxllm.models.quantization.export_plan import plan_export
     from jaxllm.serving.llm.progress import LoadProgress
 
     check_target(target)
     start = time.monotonic()
-    plan = plan_export(resolve(args.model, args.revision, args.download_dir), args.quantization)
+    plan = plan_export(find_model(args.model, args.revision, args.download_dir), args.quantization)
     if plan.left:
         sys.stderr.write(
             f"not quantised: {len(plan.left)} matrices of layers, such as {plan.left[0]}: experts that share a tensor, "

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import models
 from jaxllm.models.causal_lm import abstract_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 
 PUBLISHED = sorted(models.FOLDER.glob("*.json"))

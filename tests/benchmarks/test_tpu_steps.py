@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tpu_steps import Row, config_of, line, run_child
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 
 MIB = 2**20
 

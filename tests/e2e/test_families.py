@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.kv_shape import CacheLayout
 from tests.e2e.driving import make_engine, request, run
 from tests.e2e.test_async_scheduling import synchronous

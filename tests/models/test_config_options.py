@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
@@ -87,7 +88,7 @@ def check(folder: Path, family: Family, change: Change, steps: Steps) -> str:
         if not names(error, change, folder):
             raise AssertionError(f"an error that does not name the option: {error}") from None
         return "refused"
-    model = load_model(folder, config, OPTIONS, "float32")
+    model = load_model(Checkpoint(folder), config, OPTIONS, "float32")
     state, step = compiled_step(model)
     step = steps.setdefault(config, step)
     (found,) = run(model, [prompt], [(LENGTH,)], LENGTH, (state, step))

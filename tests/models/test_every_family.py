@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from tests.models.every_family import FAMILIES, choices
 from tests.models.stacks import COVERING
 

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.models.causal_lm import load_model
+from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.mlp_plan import ExpertsPlan, RouterPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import make_mesh
@@ -70,7 +71,7 @@ def test_every_expert_arrives_at_its_devices(
     folder = save(tmp_path)
 
     def load(options: ForwardOptions) -> dict[str, jax.Array]:
-        model = load_model(folder, MODEL, options, "float32", load_format)
+        model = load_model(open_weights(folder, load_format), MODEL, options, "float32")
         flat = nnx.to_flat_state(nnx.split(model)[1])
         return {".".join(map(str, path)): variable.get_raw_value() for path, variable in flat}
 

@@ -13,7 +13,8 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.options import ForwardOptions
@@ -215,7 +216,7 @@ def check(folder: Path, model: torch.nn.Module, stack: Stack = "scan") -> None:
     expected = expected_logits(model, prompts)
     assert min(wanted.std() for wanted in expected) > 0.3, "logits too close to each other to mean anything"
     config = read_config(folder)
-    loaded = load_model(folder, config, ForwardOptions(stack=stack, max_model_len=64), "float32")
+    loaded = load_model(Checkpoint(folder), config, ForwardOptions(stack=stack, max_model_len=64), "float32")
     found = run(loaded, prompts, CHUNKS if stack == "scan" else ONE_GO, TOKENS, compiled_step(loaded))
     for logits, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(logits, wanted, atol=1e-4, rtol=0)

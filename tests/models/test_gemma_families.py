@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.kv_shape import CacheLayout
 from tests.models.stacks import in_stacks

@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import abstract_model, load_model
+from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
@@ -30,7 +31,7 @@ HEADS_OF_32 = dataclasses.replace(small.MODEL, hidden_size=128, intermediate_siz
 
 def logits(folder: Path, config: ModelConfig, options: ForwardOptions, dtype: str, load_format: str) -> np.ndarray:
     """Of the tokens of two rows."""
-    model = load_model(folder, config, options, dtype, load_format)
+    model = load_model(open_weights(folder, load_format), config, options, dtype)
     state, step = compiled_step(model)
     batch = make_batch([[3, 1, 4, 1, 5], [9, 2]], [0, 0], shuffled_pages(2), 8)
     found, _ = step(state, batch, empty_cache(model, dtype))

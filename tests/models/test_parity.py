@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 from tests.models.paged import compiled_step, empty_cache, make_batch, run, shuffled_pages
 
@@ -108,7 +109,7 @@ def check(folder: Path, model: torch.nn.Module, lengths: tuple[int, ...] = LENGT
     kinds: tuple[Literal["loop", "scan"], ...] = ("loop", "scan")
     for kind in kinds:
         options = ForwardOptions(stack=kind, max_model_len=max_model_len)
-        loaded = load_model(folder, config, options, "float32")
+        loaded = load_model(Checkpoint(folder), config, options, "float32")
         step = compiled_step(loaded)
         for plan in (ONE_GO, CHUNKS):
             cut = [counts[: len(lengths)] for counts in plan]
@@ -151,7 +152,7 @@ def test_rotary_positions_apart_from_places_in_the_cache(tmp_path: Path) -> None
     with torch.no_grad():
         expected = model(torch.tensor([prompt]), position_ids=torch.tensor(positions[None])).logits[0].numpy()
     assert np.abs(expected - expected_logits(model, [prompt])[0]).max() > 0.1
-    loaded = load_model(tmp_path, read_config(tmp_path), ForwardOptions(max_model_len=64), "float32")
+    loaded = load_model(Checkpoint(tmp_path), read_config(tmp_path), ForwardOptions(max_model_len=64), "float32")
     state, step = compiled_step(loaded)
     batch = make_batch([prompt], [0], shuffled_pages(1), len(prompt))
     batch = replace(batch, rotary_positions=jnp.asarray(positions, jnp.int32))

@@ -11,6 +11,8 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jaxllm.models.causal_lm import abstract_model, load_model
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.checkpoint.weight_files import SINGLE_FILE
 from jaxllm.models.checkpoint.weight_target import checkpoint_slots
 from jaxllm.models.config import ModelConfig
@@ -82,7 +84,7 @@ def kinds_of(config: ModelConfig) -> dict[str, WeightType]:
 
 def logits(folder: Path, config: ModelConfig, load_format: str = "auto", **options: Any) -> np.ndarray:
     """Of the tokens of two rows."""
-    model = load_model(folder, config, ForwardOptions(**options), "float32", load_format)
+    model = load_model(open_weights(folder, load_format), config, ForwardOptions(**options), "float32")
     state, step = compiled_step(model)
     batch = make_batch([[3, 1, 4, 1, 5], [9, 2]], [0, 0], shuffled_pages(2), 8)
     found, _ = step(state, batch, empty_cache(model))
@@ -184,4 +186,4 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     values[name][3, 5] = np.inf
     save_file(values, tmp_path / SINGLE_FILE)
     with pytest.raises(ModelError, match=name):
-        load_model(tmp_path, quantized(DENSE, names_of(DENSE), "int8"), ForwardOptions(), "float32")
+        load_model(Checkpoint(tmp_path), quantized(DENSE, names_of(DENSE), "int8"), ForwardOptions(), "float32")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from tests.models.stacks import in_stacks
 from tests.models.test_families import Case, Stack, Tensors, check, randomise, save
 from tests.models.test_parity import SMALL

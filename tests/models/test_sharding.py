@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.models.causal_lm import CausalLM, abstract_model, load_model
+from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import make_mesh, padded_vocab, working_sizes
 from tests.models import small
@@ -23,7 +24,9 @@ PARTS = {"query_key_value": (16, 8, 8), "gate_up": (20, 20)}
 def load(folder: Path, devices: int, stack: Kind, load_format: str = "auto") -> dict[str, jax.Array]:
     """Parameters by dotted path, on so many devices."""
     mesh = None if devices == 1 else make_mesh(jax.devices(), devices)
-    model = load_model(folder, small.MODEL, ForwardOptions(stack=stack, mesh=mesh), "float32", load_format)
+    model = load_model(
+        open_weights(folder, load_format), small.MODEL, ForwardOptions(stack=stack, mesh=mesh), "float32"
+    )
     return by_path(model)
 
 

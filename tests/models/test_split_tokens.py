@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections import Counter
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import pytest
 from jaxllm.models import sharding
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import load_model
+from jaxllm.models.checkpoint.random_weights import RandomWeights
 from jaxllm.models.layers import ring_mlp
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import make_mesh, split_kv_heads, token_axis
@@ -30,7 +30,7 @@ def logits(devices: int) -> tuple[np.ndarray, Counter[str]]:
     """Those of two prompts on so many devices, and the collectives of the program."""
     mesh = None if devices == 1 else make_mesh(jax.devices(), devices)
     options = ForwardOptions(stack="scan", mesh=mesh)
-    model = load_model(Path(), MODEL, options, "float32", load_format="dummy", seed=1)
+    model = load_model(RandomWeights(1), MODEL, options, "float32")
     heads = split_kv_heads(MODEL.num_kv_heads, devices)
     geometry = CacheGeometry(2, paged.NUM_PAGES, paged.PAGE_SIZE, heads, MODEL.head_size, "float32")
     pages = jnp.zeros(cache_shape("xla", geometry), device=sharding.sharding(mesh, None, None, None, "kv_heads"))

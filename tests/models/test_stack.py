@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import jax
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import abstract_model, load_model
+from jaxllm.models.checkpoint.random_weights import RandomWeights
 from jaxllm.models.errors import ModelError
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
@@ -62,7 +62,7 @@ def test_layers_of_unequal_structure_are_scanned() -> None:
     config = dataclasses.replace(small.MODEL, layers=(one, other) * 3)
     batch = make_batch([[3, 1, 4, 1, 5], [9, 2]], [0, 0], shuffled_pages(2), 8)
     kinds: tuple[Kind, ...] = ("loop", "scan")
-    models = [load_model(Path("absent"), config, ForwardOptions(stack=kind), "float32", "dummy") for kind in kinds]
+    models = [load_model(RandomWeights(), config, ForwardOptions(stack=kind), "float32") for kind in kinds]
     steps = [(model, *compiled_step(model)) for model in models]
     looped, scanned = (np.asarray(step(state, batch, empty_cache(model))[0])[:7] for model, state, step in steps)
     np.testing.assert_allclose(looped, scanned, atol=1e-5)
@@ -98,7 +98,7 @@ def logits_of_a_step(dtype: str, kind: Kind) -> np.ndarray:
     """Logits of the tokens of two rows, from dummy weights."""
     config = small.alike(small.MODEL, qkv_bias=True, norm=NormPlan(), bias=True)
     batch = make_batch([[3, 1, 4, 1, 5], [9, 2]], [0, 0], shuffled_pages(2), 8)
-    model = load_model(Path("absent"), config, ForwardOptions(stack=kind), dtype, "dummy")
+    model = load_model(RandomWeights(), config, ForwardOptions(stack=kind), dtype)
     state, step = compiled_step(model)
     found, cache = step(state, batch, empty_cache(model, dtype))
     assert found.dtype == jnp.float32

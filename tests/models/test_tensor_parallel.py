@@ -11,7 +11,8 @@ import torch
 from jaxllm.errors import ConfigError
 from jaxllm.executor.devices import split_over
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 from tests.models.every_family import FAMILIES, Family, covering
 from tests.models.paged import compiled_step, run
@@ -33,7 +34,7 @@ def check(folder: Path, family: Family, devices: int, *, expert_parallel: bool =
     config = read_config(folder)
     mesh = split_over(config, jax.devices(), devices, absent=False, expert_parallel=expert_parallel)
     forward = ForwardOptions(stack="scan", max_model_len=64, mesh=mesh, expert_parallel=expert_parallel)
-    loaded = load_model(folder, config, forward, "float32")
+    loaded = load_model(Checkpoint(folder), config, forward, "float32")
     (found,) = run(loaded, [prompt], [(LENGTH,)], LENGTH, compiled_step(loaded))
     # Where devices share the vocabulary, it is padded.
     np.testing.assert_allclose(found[:, : wanted.shape[1]], wanted, atol=1e-4, rtol=0)

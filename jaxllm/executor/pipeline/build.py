@@ -12,7 +12,6 @@ from jaxllm.executor.build import (
     Built,
     free_on_cpu,
     load_and_ask_compiler,
-    load_weights,
     split_compile_schedule,
     steady_pages,
 )
@@ -26,13 +25,14 @@ from jaxllm.executor.memory.capacity import local_devices_of, shortened
 from jaxllm.executor.memory.memory import device_free_bytes
 from jaxllm.executor.pipeline.calls import EarlierStage, StagedCalls
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.weights.load import LoadWeights, open_engine_weights
 
 
 def build_stages(
     resolved: ResolvedConfig, progress: Progress, wait_for_kernels: Callable[[], None], cache: Path | None
 ) -> Built:
     """What `build_runner` needs of an engine in stages. Raises like that."""
-    bundle = None
+    bundle, load_weights = None, open_engine_weights(resolved)
     loaded: list[Parameters] = []
     if resolved.config.compile.executables is not None:
         bundle = Bundle.open(resolved.config.compile.executables)
@@ -43,7 +43,7 @@ def build_stages(
         resolved = shortened(resolved, free)
         pages = steady_pages(resolved, free, cache)
     else:
-        resolved, pages, loaded = _load_and_size(resolved, progress, cache)
+        resolved, pages, loaded = _load_and_size(resolved, load_weights, progress, cache)
     programs = [generation_programs(part, pages) for part in resolved.by_stage]
     executables = _executables(resolved, programs, pages, bundle, cache)
     at_start, later = split_compile_schedule(resolved.config.compile, programs[-1].buckets)
@@ -88,13 +88,13 @@ def _calls(
 
 
 def _load_and_size(
-    resolved: ResolvedConfig, progress: Progress, cache: Path | None
+    resolved: ResolvedConfig, load_weights: LoadWeights, progress: Progress, cache: Path | None
 ) -> tuple[ResolvedConfig, int, list[Parameters]]:
     """The configuration with a length, and a number of KV pages, that fit the fullest stage; and all parameters."""
     utilization = resolved.config.cache.gpu_memory_utilization
     loaded, free = [], []
     for part in resolved.by_stage:
-        parameters, beside = load_and_ask_compiler(part, cache, progress)
+        parameters, beside = load_and_ask_compiler(part, load_weights, cache, progress)
         loaded.append(parameters)
         free.append(device_free_bytes(local_devices_of(part), utilization, beside))
     lengths = [shortened(part, own).max_model_len for part, own in zip(resolved.by_stage, free, strict=True)]

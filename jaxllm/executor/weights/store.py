@@ -10,16 +10,16 @@ import numpy as np
 
 from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import RequestError
-from jaxllm.executor.build import load_weights
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.host_copy import HostCopy, bring_back, offload
+from jaxllm.executor.weights.load import open_engine_weights
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names, kv_scales_of
 from jaxllm.models.checkpoint.array_tensor import ArrayTensor
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.other_formats import STATE_FILE
 from jaxllm.models.checkpoint.refilling import all_finite
 from jaxllm.models.checkpoint.replacement import Replacement
-from jaxllm.models.checkpoint.weight_files import tensors_in
 from jaxllm.models.errors import ModelError
 
 Place = Literal["devices", "host", "nowhere"]
@@ -178,10 +178,10 @@ class WeightStore:
             return
         self.begin(progress)
         with self._over_if_it_fails():
-            tensors = tensors_in(folder, load_format)
-            matched = [each.match(tensors, str(folder), is_whole=True) for each in self._replacing]
+            checkpoint = Checkpoint(folder, load_format)
+            matched = [each.match(checkpoint.tensors, str(folder), is_whole=True) for each in self._replacing]
             scales = [
-                kv_scales_of(abstract_model(part.model, part.forward, jnp.dtype(part.dtype)), folder, load_format)
+                kv_scales_of(abstract_model(part.model, part.forward, jnp.dtype(part.dtype)), checkpoint)
                 for part, _ in self._parts
             ]
             for replacement, own, beside in zip(self._replacing, matched, scales, strict=True):
@@ -191,11 +191,12 @@ class WeightStore:
 
     def _update_from_state(self, folder: Path, progress: Progress) -> None:
         """Replace all weights by those of a saved state, which is checked before anything changes."""
-        from jaxllm.executor.weights.sharded.load import SavedWeights
+        from jaxllm.executor.weights.sharded.load import SavedState, SavedWeights
 
         self.begin(progress)
         with self._over_if_it_fails():
-            saved = [SavedWeights(folder, part) for part, _ in self._parts]
+            state = SavedState(folder)
+            saved = [SavedWeights(state, part) for part, _ in self._parts]
             for replacement, own in zip(self._replacing, saved, strict=True):
                 replacement.take_saved(own.read(progress))
         self.finish(folder)
@@ -213,6 +214,7 @@ class WeightStore:
     def _make_again(self, progress: Progress) -> None:
         """Random weights, the same as at the start."""
         is_same = self.place == "devices" and self.needs is None and not self.version
+        load_weights = open_engine_weights(self._parts[0][0])
         for part, calls in self._parts:
             for leaf in calls.parameters:
                 leaf.delete()

@@ -6,7 +6,6 @@ Configuration and tokenizer are written once for each file, to the user's cache;
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.models.checkpoint.other_formats import TOKENIZER_PROBLEM
+from jaxllm.models.checkpoint.weight_files import parts_of
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.gguf.config import read_model_config
 from jaxllm.models.quantization.gguf.file import read_parts
@@ -23,8 +23,6 @@ from jaxllm.models.quantization.gguf.tokenizer import save_tokenizer
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache, hold
 
 _FORMAT = "jaxllm gguf 1"
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
-MAX_PARTS = 1000
 LARGEST_CACHE = 2**30
 """Bytes of all folders together, without the weights that they point to: those of about a hundred models."""
 
@@ -67,21 +65,6 @@ def _take(folder: Path) -> bool:
     with suppress(OSError):
         os.utime(folder)  # When it was used last.
     return True
-
-
-def parts_of(path: Path) -> list[Path]:
-    """The file, or all parts of it if its name says that it is one. Raises `ModelError` for those that are missing."""
-    found = _PART.fullmatch(path.name)
-    if found is None:
-        return [path]
-    stem, _, count, suffix = found.groups()
-    if not 1 <= int(count) <= MAX_PARTS:
-        raise ModelError(f"{path}: one of {int(count)} parts; 1 to {MAX_PARTS} are read")
-    parts = [path.with_name(f"{stem}-{number:05}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
-    lost = [part.name for part in parts if not part.is_file()]
-    if lost:
-        raise ModelError(f"{path}: {len(lost)} of its {len(parts)} parts are missing: {', '.join(lost[:3])}")
-    return parts
 
 
 def default_cache() -> Path:

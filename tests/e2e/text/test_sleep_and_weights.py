@@ -371,7 +371,7 @@ def test_an_interrupt_ends_an_update(llm: LLM, new_folder: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "tensors_in", interrupted)
+        patch.setattr(store, "Checkpoint", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.update_weights(new_folder)
     assert tokens_of(llm) == before

@@ -9,7 +9,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.checkpoint.find_model import find_model
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -17,7 +17,7 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 def resolved(folder: Path, section: dict[str, Any] | None, method: str | None) -> ResolvedConfig:
     """A configuration of the demo model, as if its checkpoint were quantised."""
-    config = json.loads((resolve("demo") / "config.json").read_text())
+    config = json.loads((find_model("demo") / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | ({"quantization_config": section} if section else {})))
     return resolve_config(EngineConfig.from_options({"model": str(folder), "quantization": method}))
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 
 
@@ -28,7 +29,7 @@ def main(folder: Path, options: ForwardOptions, dtype: str) -> None:
     # What JAX itself takes, once, is not the loader's.
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros((64, 64))))
     baseline = memory("VmRSS")
-    model = load_model(folder, read_config(folder), options, dtype)
+    model = load_model(Checkpoint(folder), read_config(folder), options, dtype)
     leaves = jax.tree.leaves(nnx.split(model)[1])
     jax.block_until_ready(leaves)
     print(json.dumps({"peak": memory("VmHWM") - baseline, "weights": sum(leaf.nbytes for leaf in leaves)}))  # noqa: T201

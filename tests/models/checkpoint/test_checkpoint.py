@@ -1,235 +1,66 @@
-"""Finding models and reading their configuration."""
+"""A checkpoint that is opened once: what it reads, and how often."""
 
-import json
 from pathlib import Path
-from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-import transformers
+from safetensors.numpy import save_file
 
-from jaxllm.models.attention_plan import RopeConfig
-from jaxllm.models.checkpoint import checkpoint, config_file
-from jaxllm.models.checkpoint.checkpoint import read_config, resolve
+from jaxllm.models.checkpoint import checkpoint as module
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.safetensors_file import Tensor, read_header
+from jaxllm.models.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
 from jaxllm.models.errors import ModelError
 from tests.models import small
 
 
-def config_of(tmp_path: Path, **changes: Any) -> Any:
-    values = {key: value for key, value in {**small.CONFIG, **changes}.items() if value != "absent"}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    return read_config(tmp_path)
+@pytest.fixture
+def headers(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files whose headers are read, in this order."""
+    read: list[Path] = []
+
+    def read_and_note(path: Path) -> list[Tensor]:
+        read.append(path)
+        return read_header(path)
+
+    monkeypatch.setattr(module, "read_header", read_and_note)
+    return read
 
 
-def test_hostile_json(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ' + "[" * 100_000)
-    with pytest.raises(ModelError, match=r"config\.json: JSON nested too deeply"):
-        read_config(tmp_path)
-    with pytest.raises(ModelError, match="'num_hidden_layers' must be at most 10000, found 1000000000"):
-        config_of(tmp_path, num_hidden_layers=10**9)
+def test_headers_are_read_once_and_when_needed(tmp_path: Path, headers: list[Path]) -> None:
+    checkpoint = Checkpoint(small.save_sharded(tmp_path, 3))
+    assert len(checkpoint.files) == 3
+    assert not headers
+    assert checkpoint.largest_dtype == "float32"
+    assert headers == checkpoint.files[:1]
+    names = {tensor.name for tensor in checkpoint.tensors}
+    assert names == {tensor.name for file in checkpoint.files for tensor in checkpoint.tensors_in(file)}
+    assert headers == checkpoint.files
 
 
-def test_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_file, "MAX_BYTES", 10)
-    with pytest.raises(ModelError, match=r"config\.json: \d+ bytes; at most 10 are read"):
-        config_of(tmp_path)
+def test_another_object_sees_what_has_changed(tmp_path: Path) -> None:
+    save_file({"x": np.zeros(2, np.float16)}, tmp_path / SINGLE_FILE)
+    before = Checkpoint(tmp_path)
+    assert [tensor.shape for tensor in before.tensors] == [(2,)]
+    save_file({"x": np.zeros(3, np.float16)}, tmp_path / SINGLE_FILE)
+    assert [tensor.shape for tensor in before.tensors] == [(2,)]
+    assert [tensor.shape for tensor in Checkpoint(tmp_path).tensors] == [(3,)]
 
 
-def test_a_number_of_too_many_digits(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"hidden_size": ' + "9" * 5000 + "}")
-    with pytest.raises(ModelError, match=r"config\.json: a number has too many digits"):
-        read_config(tmp_path)
+def test_the_type_is_that_of_the_largest_tensor_with_one_of_weights(tmp_path: Path) -> None:
+    sizes = {"codes": np.zeros(64, np.int8), "scales": np.zeros(8, ml_dtypes.bfloat16), "bias": np.zeros(1, np.float16)}
+    save_file(sizes, tmp_path / SINGLE_FILE)
+    assert Checkpoint(tmp_path).largest_dtype == "bfloat16"
+    save_file({"codes": np.zeros(64, np.int8)}, tmp_path / SINGLE_FILE)
+    assert Checkpoint(tmp_path).largest_dtype is None
+    (tmp_path / SINGLE_FILE).write_bytes(b"broken")
+    assert Checkpoint(tmp_path).largest_dtype is None
 
 
-def test_minimal_llama(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    assert (config.num_kv_heads, config.head_size, config.windows) == (2, 4, (0, 0))
-    assert (config.bos_token_id, config.eos_token_ids, config.dtype) == (1, (2,), "float32")
-    assert config.rope == RopeConfig(trained_length=64)
-    assert hash(config) == hash(config_of(tmp_path))
-
-
-def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    required = {key: small.CONFIG[key] for key in sizes}
-    for name, oracle_class in {
-        "LlamaForCausalLM": transformers.LlamaConfig,
-        "MistralForCausalLM": transformers.MistralConfig,
-        "Qwen2ForCausalLM": transformers.Qwen2Config,
-        "Qwen3ForCausalLM": transformers.Qwen3Config,
-    }.items():
-        oracle = oracle_class(**{**required, "num_attention_heads": 32, "hidden_size": 64})
-        values = {**required, "num_attention_heads": 32, "hidden_size": 64, "architectures": [name]}
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        config = read_config(tmp_path)
-        assert config.num_kv_heads == oracle.num_key_value_heads, name
-        assert config.head_size == (getattr(oracle, "head_dim", None) or 2), name
-        assert config.max_position_embeddings == oracle.max_position_embeddings, name
-        assert config.norm is not None
-        assert config.norm.eps == oracle.rms_norm_eps, name
-        assert config.rope is not None, name
-        assert config.rope.theta == oracle.rope_parameters["rope_theta"], name
-        assert config.tie_word_embeddings == oracle.tie_word_embeddings, name
-        assert config.layers[0].mlp.activation == oracle.hidden_act, name
-        assert (config.bos_token_id, config.eos_token_ids) == (
-            oracle.bos_token_id,
-            () if oracle.eos_token_id is None else (oracle.eos_token_id,),
-        ), name
-        wanted_window = oracle.sliding_window if name == "MistralForCausalLM" else 0
-        assert config.windows == (wanted_window,) * 2, name
-
-
-def test_sliding_windows(tmp_path: Path) -> None:
-    mistral = {"architectures": ["MistralForCausalLM"]}
-    assert config_of(tmp_path, **mistral, sliding_window=7).windows == (7, 7)
-    assert config_of(tmp_path, **mistral, sliding_window=None).windows == (0, 0)
-    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 7}
-    assert config_of(tmp_path, **qwen).windows == (0, 0)
-    assert config_of(tmp_path, **qwen, use_sliding_window=True, max_window_layers=1).windows == (0, 7)
-    types = ["sliding_attention", "full_attention"]
-    assert config_of(tmp_path, **qwen, use_sliding_window=True, layer_types=types).windows == (7, 0)
-    assert config_of(tmp_path, **qwen, use_sliding_window=False, layer_types=types).windows == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("config_eos", "generation_eos", "expected"),
-    [
-        (5, "absent", (5,)),
-        ([5, 6, 5], "absent", (5, 6)),
-        (None, "absent", ()),
-        (5, [7, 8], (7, 8)),
-        (5, 7, (7,)),
-        (5, None, (5,)),
-    ],
-)
-def test_end_tokens(tmp_path: Path, config_eos: Any, generation_eos: Any, expected: tuple[int, ...]) -> None:
-    if generation_eos != "absent":
-        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_eos}))
-    assert config_of(tmp_path, eos_token_id=config_eos).eos_token_ids == expected
-
-
-def test_checkpoint_type(tmp_path: Path) -> None:
-    assert config_of(tmp_path, dtype="bfloat16").dtype == "bfloat16"
-    assert config_of(tmp_path, dtype="absent", torch_dtype="float16").dtype == "float16"
-    assert config_of(tmp_path, dtype="absent").dtype == "float32"
-    half = {name: value.astype(np.float16) for name, value in small.tensors().items()}
-    small.save(tmp_path, half, {key: value for key, value in small.CONFIG.items() if key != "dtype"})
-    assert read_config(tmp_path).dtype == "float16"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"architectures": "absent", "model_type": "absent"}, "'architectures' is missing, and so is 'model_type'"),
-        ({"architectures": [], "model_type": "absent"}, "'architectures' is missing, and so is 'model_type'"),
-        ({"architectures": [5]}, "'architectures' must be a list of strings"),
-        (
-            {"architectures": ["LamaForCausalLM"]},
-            "unknown architecture 'LamaForCausalLM': Lama is not supported; the nearest names are LlamaForCausalLM",
-        ),
-        ({"hidden_size": "absent"}, "'hidden_size' is missing"),
-        ({"hidden_size": None}, "'hidden_size' is missing"),
-        ({"hidden_size": "64"}, "'hidden_size' must be an integer, found \"64\""),
-        ({"vocab_size": 0}, "'vocab_size' must be at least 1, found 0"),
-        ({"vocab_size": True}, "'vocab_size' must be an integer, found true"),
-        ({"num_hidden_layers": 1.5}, "'num_hidden_layers' must be an integer, found 1.5"),
-        ({"num_key_value_heads": 3}, "4 attention heads are not a multiple of 3 KV heads"),
-        ({"head_dim": 7}, "head size 7; rotary embeddings need a positive even one"),
-        ({"rms_norm_eps": "x"}, "'rms_norm_eps' must be a finite number"),
-        ({"tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false, found 1"),
-        ({"hidden_act": 3}, "'hidden_act' must be a string, found 3"),
-        ({"eos_token_id": "</s>"}, "'eos_token_id' must be a token id or a list of token ids, found \"</s>\""),
-        ({"dtype": "int8"}, "'dtype' must be one of float32, bfloat16, float16, found \"int8\""),
-        ({"quantization_config": {"quant_method": "aqlm"}}, "by 'aqlm' cannot be read; supported methods are awq, "),
-        ({"quantization_config": {"bits": 4}}, "by 'none' cannot be read"),
-        (
-            {"architectures": ["ModernBertModel"], "quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "quantised encoders are not supported",
-        ),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
-            "'layer_types' has 1 entries for 2 layers",
-        ),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "linear_attention"]},
-            "unsupported layer type 'linear_attention'",
-        ),
-    ],
-)
-def test_bad_configurations(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError) as error:
-        config_of(tmp_path, **changes)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b'{"a": 1,\n "b": }', "config.json: broken JSON at line 2: Expecting value"),
-        (b"", "config.json: broken JSON at line 1"),
-        (b"[1]", "config.json: expected a JSON object, found a list"),
-        (b'{"a": "\xff"}', "config.json: not UTF-8 text"),
-    ],
-)
-def test_broken_json(tmp_path: Path, text: bytes, message: str) -> None:
-    (tmp_path / "config.json").write_bytes(text)
-    with pytest.raises(ModelError) as error:
-        read_config(tmp_path)
-    assert message in str(error.value)
-
-
-def test_a_folder_without_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json is not there"):
-        read_config(tmp_path)
-
-
-def test_local_models(tmp_path: Path) -> None:
-    assert resolve(str(tmp_path)) == tmp_path
-    assert resolve("demo") == Path(checkpoint.__file__).parents[1] / "demo"
-    (tmp_path / "file").touch()
-    with pytest.raises(ModelError, match="is a file; give the folder"):
-        resolve(str(tmp_path / "file"))
-
-
-@pytest.mark.parametrize("model", ["./nowhere", "../nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "", "a\\b"])
-def test_paths_are_not_looked_up_on_the_hub(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
-    with pytest.raises(ModelError, match="there is no such folder"):
-        resolve(model)
-
-
-def test_hub_id_that_is_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(ModelError) as error:
-        resolve("some-org/some-model", download_dir=str(tmp_path))
-    assert str(error.value) == (
-        "model 'some-org/some-model': there is no such local folder, and it is not in the local hub cache, "
-        "and HF_HUB_OFFLINE is set"
-    )
-    with pytest.raises(ModelError, match="not a valid hub id"):
-        resolve("some org/model?", download_dir=str(tmp_path))
-
-
-def test_hub_id_in_the_cache(tmp_path: Path) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--some-org--some-model"
-    snapshot = repository / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    small.save(snapshot)
-    assert read_config(resolve("some-org/some-model", download_dir=str(tmp_path))).vocab_size == 24
-    with pytest.raises(ModelError, match=r"\(revision v2\): there is no such local folder, and it is not in the"):
-        resolve("some-org/some-model", "v2", str(tmp_path))
-
-
-def test_hub_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **options: Any) -> None:
-        assert options["revision"] == "v2"
-        assert ("*.safetensors" in options["allow_patterns"]) == with_weights
-        raise RuntimeError("line one\nline two")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    for with_weights in (True, False):
-        with pytest.raises(ModelError, match=r"downloading it from the hub failed: RuntimeError: line one$"):
-            resolve("org/name", "v2", weights=with_weights)
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.largest_dtype is None
+    for _ in range(2):
+        with pytest.raises(ModelError, match=f"neither {SINGLE_FILE} nor {INDEX_FILE} is there"):
+            _ = checkpoint.tensors

@@ -17,8 +17,9 @@ from jaxllm.executor.devices import split_over
 from jaxllm.executor.resolved import resolve_config
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.kv_scales import has_kv_scales, kv_cache_scheme, read_kv_scales
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.kv_type import KVCacheType
 from jaxllm.models.options import ForwardOptions
@@ -57,10 +58,10 @@ def add(
     ],
 )
 def test_names(folder: Path, name: str, scales: dict[str, float]) -> None:
-    assert not has_kv_scales(folder, "auto")
+    assert not has_kv_scales(Checkpoint(folder))
     add(folder, scales, name)
-    assert has_kv_scales(folder, "auto")
-    found = read_kv_scales(folder, range(LAYERS), "auto")
+    assert has_kv_scales(Checkpoint(folder))
+    found = read_kv_scales(Checkpoint(folder), range(LAYERS))
     assert all(each == pytest.approx([0.05, 0.04]) for each in found.values())
 
 
@@ -68,13 +69,13 @@ def test_names(folder: Path, name: str, scales: dict[str, float]) -> None:
 def test_values_that_are_no_scales(folder: Path, bad: float) -> None:
     add(folder, GOOD | {"v_scale": bad})
     with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.v_scale' is .*finite and above 0"):
-        read_kv_scales(folder, range(LAYERS), "auto")
+        read_kv_scales(Checkpoint(folder), range(LAYERS))
 
 
 def test_a_layer_without_scales(folder: Path) -> None:
     add(folder, GOOD, layers=LAYERS - 1)
     with pytest.raises(ModelError, match="'k_scale' of layer 3 is missing"):
-        read_kv_scales(folder, range(LAYERS), "auto")
+        read_kv_scales(Checkpoint(folder), range(LAYERS))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_keys_and_values_are_stored_with_their_own_scales(
     caches = []
     for kind in (None, KVCacheType("int8", "checkpoint")):
         options = ForwardOptions(stack=stack, max_model_len=64, mesh=mesh, kv_cache=kind)
-        model = load_model(folder, config, options, "float32")
+        model = load_model(Checkpoint(folder), config, options, "float32")
         state, step = compiled_step(model)
         dtype = "float32" if kind is None else kind.dtype
         shape = model.layout.array(config, layers=LAYERS, pages=NUM_PAGES, page_size=PAGE_SIZE)

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.checkpoint.safetensors_file import read_header
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
@@ -119,7 +120,7 @@ def test_what_is_wrong_is_named(saved: tuple[Path, Tensors], name: str) -> None:
     change, message = WRONG[name]
     write(folder, {key: np.ascontiguousarray(value) for key, value in change(values).items()})
     with pytest.raises(ModelError, match=message):
-        load_model(folder, read_config(folder), ForwardOptions(), "float32")
+        load_model(Checkpoint(folder), read_config(folder), ForwardOptions(), "float32")
 
 
 def test_other_fields_are_refused(saved: tuple[Path, Tensors]) -> None:

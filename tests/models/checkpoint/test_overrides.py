@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm.models.attention_plan import RopeConfig
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.checkpoint.overrides import overridden
 from jaxllm.models.errors import ModelError
 from tests.models import small

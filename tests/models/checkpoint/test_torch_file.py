@@ -23,10 +23,12 @@ from safetensors.numpy import load_file
 
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint import torch_file
-from jaxllm.models.checkpoint.checkpoint import read_config, resolve
+from jaxllm.models.checkpoint.find_model import find_model
+from jaxllm.models.checkpoint.loading import open_weights
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.checkpoint.safetensors_file import DTYPES
 from jaxllm.models.checkpoint.torch_file import StridedTensor, read_torch_file
-from jaxllm.models.checkpoint.weight_files import SINGLE_FILE, TORCH_FILE, TORCH_INDEX, checkpoint_files
+from jaxllm.models.checkpoint.weight_files import SINGLE_FILE, TORCH_FILE, TORCH_INDEX, weight_files
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from tests.models import small
@@ -103,7 +105,7 @@ def to_torch(folder: Path, shards: int = 1) -> None:
 
 
 def parameters(folder: Path, load_format: str = "auto") -> dict[Any, jax.Array]:
-    model = load_model(folder, small.MODEL, ForwardOptions(stack="scan"), "float32", load_format)
+    model = load_model(open_weights(folder, load_format), small.MODEL, ForwardOptions(stack="scan"), "float32")
     return {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(nnx.split(model)[1])}
 
 
@@ -124,7 +126,7 @@ def test_a_model_is_the_same(tmp_path: Path, shards: int) -> None:
 def test_safetensors_come_first(tmp_path: Path) -> None:
     small.save(tmp_path)
     (tmp_path / TORCH_FILE).write_bytes(b"broken")
-    assert checkpoint_files(tmp_path) == [tmp_path / SINGLE_FILE]
+    assert weight_files(tmp_path) == [tmp_path / SINGLE_FILE]
 
 
 def test_an_index_names_only_files_beside_it(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_an_index_names_only_files_beside_it(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / TORCH_INDEX).write_text('{"weight_map": {"x": "../secret.bin"}}')
     with pytest.raises(ModelError, match=r"'\.\./secret\.bin' is not the name of a file beside it"):
-        checkpoint_files(folder)
+        weight_files(folder)
 
 
 @pytest.mark.parametrize("kinds", [["bin", "safetensors"], ["bin"]])
@@ -152,7 +154,7 @@ def test_the_hub_is_asked_for_them_only_without_safetensors(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    resolve("somebody/model")
+    find_model("somebody/model")
     wanted = {"config.json", "model.safetensors" if "safetensors" in kinds else TORCH_FILE}
     assert {path.name for path in tmp_path.iterdir()} == wanted
 
@@ -171,7 +173,7 @@ def test_layers_in_folders_and_files_of_their_own_come_along(tmp_path: Path, mon
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    resolve("somebody/model")
+    find_model("somebody/model")
     assert set(asked) == wanted
 
 

@@ -14,7 +14,9 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jaxllm.models.causal_lm import CausalLM, load_model
-from jaxllm.models.checkpoint.checkpoint import read_config, resolve
+from jaxllm.models.checkpoint.find_model import find_model
+from jaxllm.models.checkpoint.loading import open_weights
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
@@ -24,8 +26,16 @@ from tests.models import small
 Kind = Literal["loop", "scan"]
 
 
-def load(folder: Path, stack: Kind = "loop", dtype: str = "float32", **options: Any) -> CausalLM:
-    return load_model(folder, options.pop("config", small.MODEL), ForwardOptions(stack=stack), dtype, **options)
+def load(
+    folder: Path,
+    stack: Kind = "loop",
+    dtype: str = "float32",
+    *,
+    config: ModelConfig = small.MODEL,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> CausalLM:
+    return load_model(open_weights(folder, **options), config, ForwardOptions(stack=stack), dtype, progress)
 
 
 def parameters(model: CausalLM) -> dict[str, np.ndarray]:
@@ -195,10 +205,10 @@ def test_a_hub_model_without_safetensors_says_what_to_do(tmp_path: Path, monkeyp
     names = ["config.json", "old.pth", "onnx/model.safetensors"]
     monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *_, **__: names)
     with pytest.raises(ModelError, match=r"found old.pth.*save_pretrained"):
-        resolve("somebody/old")
-    assert resolve("somebody/old", weights=False) == tmp_path
+        find_model("somebody/old")
+    assert find_model("somebody/old", weights=False) == tmp_path
     names.append("model.safetensors")
-    assert resolve("somebody/old") == tmp_path
+    assert find_model("somebody/old") == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from safetensors.torch import save_file
 
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import make_mesh
@@ -91,7 +92,9 @@ def check(folder: Path, model: torch.nn.Module, *, both_stacks: bool, mesh: Mesh
     config = read_config(folder)
     kinds: tuple[tuple[Literal["loop", "scan"], list[tuple[int, int]]], ...] = (("loop", CHUNKS), ("scan", ONE_GO))
     for kind, plan in kinds if both_stacks else kinds[:1]:
-        loaded = load_model(folder, config, ForwardOptions(stack=kind, max_model_len=64, mesh=mesh), "float32")
+        loaded = load_model(
+            Checkpoint(folder), config, ForwardOptions(stack=kind, max_model_len=64, mesh=mesh), "float32"
+        )
         found = run(loaded, prompts, plan, TOKENS, compiled_step(loaded))
         for logits, wanted in zip(found, expected, strict=True):
             # Where devices share the vocabulary, it is padded.

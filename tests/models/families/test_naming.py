@@ -8,8 +8,8 @@ import pytest
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.naming import architecture_of
 from jaxllm.models.families.registry import known_architectures

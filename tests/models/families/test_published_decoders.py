@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from tests.thinned import thinned
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 
 BERT: dict[str, Any] = {

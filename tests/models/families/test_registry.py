@@ -14,8 +14,9 @@ from flax import nnx
 
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
@@ -102,7 +103,9 @@ def test_a_family_with_its_own_layer_and_names(
     monkeypatch.setattr(registry, "_FAMILIES", {"MyForCausalLM": family})
     values = {name.replace("input_layernorm", "ln"): value for name, value in small.tensors().items()}
     small.save(tmp_path, values, {**small.CONFIG, "architectures": ["MyForCausalLM"]})
-    model = load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32")
+    model = load_model(
+        Checkpoint(tmp_path), read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32"
+    )
     state, step = compiled_step(model)
     logits, _ = step(state, make_batch([[1, 2, 3]], [0], shuffled_pages(1), 4), empty_cache(model))
     assert logits.shape == (4, 24)
@@ -112,7 +115,9 @@ def test_a_family_with_its_own_layer_and_names(
         name: value * (not name.endswith(("o_proj.weight", "down_proj.weight"))) for name, value in values.items()
     }
     small.save(tmp_path, silent, {**small.CONFIG, "architectures": ["MyForCausalLM"]})
-    model = load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32")
+    model = load_model(
+        Checkpoint(tmp_path), read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32"
+    )
     state, step = compiled_step(model)
     logits, _ = step(state, make_batch([[1, 2, 3]], [0], shuffled_pages(1), 4), empty_cache(model))
     rows = values["model.embed_tokens.weight"][[1, 2, 3]].astype(np.float64)
@@ -120,7 +125,7 @@ def test_a_family_with_its_own_layer_and_names(
     np.testing.assert_allclose(logits[:3], normed @ values["lm_head.weight"].T, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(registry, "_FAMILIES", {"MyForCausalLM": dataclasses.replace(family, weight_names=LLAMA_NAMES)})
     with pytest.raises(ModelError, match=r"weight names lack module 'layers\.\*\.norm'"):
-        load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack), "float32")
+        load_model(Checkpoint(tmp_path), read_config(tmp_path), ForwardOptions(stack=stack), "float32")
 
 
 def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import baichuan
 from tests.models.families.test_decoders import Case, check, save

@@ -12,7 +12,8 @@ import transformers
 from flax import nnx
 
 from jaxllm.models.batch import PackedSequences
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.families import registry
 from jaxllm.models.layers.projection import Outputs
 from jaxllm.models.options import ForwardOptions
@@ -69,7 +70,7 @@ def packed() -> PackedSequences:
 def scores_of(folder: Path) -> list[np.ndarray]:
     """Of all tokens of each text, [length, labels]."""
     config = read_config(folder)
-    model = load_pooling_model(folder, config, OPTIONS, "float32", Outputs(labels=LABELS))
+    model = load_pooling_model(Checkpoint(folder), config, OPTIONS, "float32", Outputs(labels=LABELS))
 
     def run(model: PoolingModel, texts: PackedSequences) -> jax.Array:
         return model.scores(model(texts))

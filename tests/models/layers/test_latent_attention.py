@@ -1,7 +1,6 @@
 """Latent attention on several devices: heads are shared, latents are whole; and what its cache takes."""
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from jaxllm.executor.memory.memory import CacheShape
 from jaxllm.models.attention_plan import LatentAttentionPlan, RopeConfig
 from jaxllm.models.causal_lm import load_model
+from jaxllm.models.checkpoint.random_weights import RandomWeights
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.options import ForwardOptions
@@ -40,7 +40,7 @@ def logits(devices: int, model: ModelConfig = MODEL, *, native: bool = False) ->
     """Of two prompts in chunks, which end in a decode of the first alongside a chunk of the second."""
     mesh = None if devices == 1 else make_mesh(jax.devices(), devices)
     options = ForwardOptions(stack="scan", mesh=mesh, max_model_len=64, native_matmul=native)
-    loaded = load_model(Path(), model, options, "float32", load_format="dummy", seed=1)
+    loaded = load_model(RandomWeights(1), model, options, "float32")
     found = paged.run(loaded, PROMPTS, CHUNKS, 16, paged.compiled_step(loaded))
     return [each[:, : model.vocab_size] for each in found]
 

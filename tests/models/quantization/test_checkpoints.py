@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from jaxllm.errors import ConfigError
 from jaxllm.executor.devices import split_over
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from tests.e2e.driving import make_engine, request
@@ -45,7 +46,7 @@ def logits(folder: Path, devices: int = 1, **options: Any) -> np.ndarray:
     mesh = split_over(config, jax.devices(), devices, absent=False, **options) if devices > 1 else None
     # The reference compiles in half the time.
     forward = ForwardOptions(stack="scan", attention="reference", max_model_len=64, mesh=mesh, **options)
-    model = load_model(folder, config, forward, "float32")
+    model = load_model(Checkpoint(folder), config, forward, "float32")
     (found,) = run(model, [PROMPT], [(13,), (1,), (7,)], 16, compiled_step(model))
     return found
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxllm.models.checkpoint.checkpoint import read_config, resolve
+from jaxllm.models.checkpoint.find_model import find_model
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.gguf import folder as gguf_cache
 from jaxllm.models.quantization.gguf.file import MAX_KEYS, MAX_STRINGS, read_gguf
@@ -179,7 +180,7 @@ def test_what_is_wrong_in_metadata_is_named(tmp_path: Path, name: str) -> None:
     options, message = WRONG[name]
     path = save(tmp_path / "wrong.gguf", **options)
     with pytest.raises(ModelError, match=message):
-        read_config(resolve(str(path)))
+        read_config(find_model(str(path)))
     assert not list((tmp_path / "cache").rglob(".new-*"))
 
 
@@ -189,14 +190,14 @@ def test_a_folder_of_one_file_stands_for_it(tmp_path: Path) -> None:
     home.mkdir()
     path = save(home / "one.gguf")
     shorter: dict[str, Any] = {"llama.context_length": 32}
-    found = resolve(str(path))
-    assert found == resolve(str(home)) == resolve(str(path))
+    found = find_model(str(path))
+    assert found == find_model(str(home)) == find_model(str(path))
     assert (found / "model.gguf").resolve() == path
     save(home / "two.gguf")
     with pytest.raises(ModelError, match="several models"):
-        resolve(str(home))
+        find_model(str(home))
     save(path, **shorter)
-    assert resolve(str(path)) != found, "another file at the same place is another model"
+    assert find_model(str(path)) != found, "another file at the same place is another model"
 
 
 @pytest.mark.usefixtures("cache")
@@ -205,14 +206,14 @@ def test_folders_that_were_used_longest_ago_are_deleted(tmp_path: Path, monkeypa
     files = [save(tmp_path / f"{name}.gguf", names=("token_embd.weight", "output.weight")) for name in "abc"]
     with monkeypatch.context() as patch:
         patch.setattr(gguf_cache, "hold", lambda folder: None)
-        folders = [resolve(str(file)) for file in files[:2]]
+        folders = [find_model(str(file)) for file in files[:2]]
     one = sum(file.lstat().st_size for file in folders[0].iterdir())
     assert 2 * one < files[0].stat().st_size
     monkeypatch.setattr(gguf_cache, "LARGEST_CACHE", 2 * one + one // 2)
-    assert resolve(str(files[0])) == folders[0]
+    assert find_model(str(files[0])) == folders[0]
     for folder in folders:
         os.utime(folder, (0, 0))
-    assert resolve(str(files[2])).is_dir()
+    assert find_model(str(files[2])).is_dir()
     assert [folder.is_dir() for folder in folders] == [True, False]
     assert all(file.is_file() for file in files)
 
@@ -223,9 +224,9 @@ def test_parts_are_read_together(tmp_path: Path) -> None:
     first, second = (tmp_path / f"a-0000{number}-of-00002.gguf" for number in (1, 2))
     save(first, **two)
     with pytest.raises(ModelError, match=r"1 of its 2 parts are missing: a-00002-of-00002\.gguf"):
-        resolve(str(first))
+        find_model(str(first))
     save(second, names=("output.weight",))
-    assert not read_config(resolve(str(second))).tie_word_embeddings
+    assert not read_config(find_model(str(second))).tie_word_embeddings
     save(second, names=("token_embd.weight",))
     with pytest.raises(ModelError, match="have 2 tensors, 1 by name"):
-        resolve(str(first))
+        find_model(str(first))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.checkpoint.find_model import find_model
 from tests.models.quantization.gguf_files import write
 from tests.models.test_families import Case, check
 
@@ -72,7 +72,7 @@ def quick(names: Iterable[str], soon: Sequence[str]) -> list[Any]:
 def test_architectures(tmp_path: Path, name: str) -> None:
     architecture, case, more = MODELS[name]
     path, model = write(tmp_path, architecture, case, lambda tensor: "F32", **more)
-    check(resolve(str(path)), model)
+    check(find_model(str(path)), model)
 
 
 MIXED = {"ffn_down": "Q6_K", "attn_v": "Q6_K", "token_embd": "Q5_K", "attn_output": "Q8_0"}
@@ -86,4 +86,4 @@ def test_types(tmp_path: Path, kind: str) -> None:
 
     path, model = write(tmp_path, "llama", Case("Llama", WIDE), choice)
     # In float64: the oracle's own float32 is off by more than the tolerance now and then.
-    check(resolve(str(path)), model.double())
+    check(find_model(str(path)), model.double())

@@ -12,7 +12,7 @@ from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
 
 import jaxllm
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.serving.cli.main import main
 
 
@@ -39,7 +39,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, e
     folder = tmp_path / "made" / "copy"
     assert main(["quantize", "demo", "--output", str(folder), "--quantization", method]) == 0
     assert f"{folder}: 28 matrices in {method}, " in capsys.readouterr().out
-    before, after = load_file(resolve("demo") / "model.safetensors"), unpacked(folder)
+    before, after = load_file(find_model("demo") / "model.safetensors"), unpacked(folder)
     assert after.keys() == before.keys()
     for name, tensor in before.items():
         if "_proj" not in name:
@@ -73,7 +73,7 @@ def test_an_engine_answers_as_with_the_unpacked_numbers(tmp_path: Path, method: 
     dense = tmp_path / "dense"
     dense.mkdir()
     save_file(unpacked(tmp_path / "copy"), dense / "model.safetensors", {"format": "pt"})
-    for file in resolve("demo").iterdir():
+    for file in find_model("demo").iterdir():
         if file.suffix in (".json", ".jinja"):
             (dense / file.name).write_bytes(file.read_bytes())
     found, wanted = (_answers(folder) for folder in (tmp_path / "copy", dense))

@@ -13,8 +13,9 @@ from safetensors.numpy import load_file
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import ConfigError
-from jaxllm.models.checkpoint.checkpoint import DEMO, read_config, resolve
-from jaxllm.models.checkpoint.weight_files import tensors_in
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.find_model import DEMO, find_model
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.serving.text.tokenizer import Tokenizer
 from tests.models.quantization.gguf_files import add, close
 
@@ -24,7 +25,7 @@ CHATS = [[{"role": "user", "content": text}] for text in ("What is the capital o
 def save_demo(path: Path, **more: Any) -> Path:
     """The demo model in float32, its vocabulary as that of GPT-2; `rope_freqs` are divisors of its frequencies."""
     factors = more.pop("rope_freqs", None)
-    folder = resolve(DEMO)
+    folder = find_model(DEMO)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokens = {**tokenizer["model"]["vocab"], **{each["content"]: each["id"] for each in tokenizer["added_tokens"]}}
     special = {each["content"]: 3 if each["special"] else 4 for each in tokenizer["added_tokens"]}
@@ -87,7 +88,7 @@ def test_answers_are_those_of_the_folder(demo: Path) -> None:
 
 
 def test_tokenizer_is_that_of_transformers(demo: Path) -> None:
-    own = Tokenizer.load(resolve(str(demo)))
+    own = Tokenizer.load(find_model(str(demo)))
     theirs = transformers.AutoTokenizer.from_pretrained(demo.parent, gguf_file=demo.name)
     for text in ("Hello, world! 12345\n\n<|im_start|>user it's <tool_call>é☃", " a  b\t"):
         assert own.encode([text])[0] == theirs(text)["input_ids"]
@@ -118,12 +119,12 @@ def test_scaled_positions_do_not_stand_in_the_way_of_a_tokenizer(
     save_demo(tmp_path / "files" / "Model.GGUF", **keys)
     texts = ["Hello, world! 12345\n\n<|im_start|>user it's é☃"]
     for model in (tmp_path / "files" / "Model.GGUF", tmp_path / "files"):
-        folder = resolve(str(model))
-        assert Tokenizer.load(folder).encode(texts) == Tokenizer.load(resolve(DEMO)).encode(texts)
+        folder = find_model(str(model))
+        assert Tokenizer.load(folder).encode(texts) == Tokenizer.load(find_model(DEMO)).encode(texts)
         rope = read_config(folder).rope
         assert rope is not None
         assert rope.kind != "default"
-        assert tensors_in(folder)
+        assert Checkpoint(folder).tensors
         assert rope.beta_fast == (16.0 if rope.kind == "yarn" else 32.0)
 
 
@@ -158,7 +159,7 @@ def save_sentencepiece(path: Path) -> Path:
 def test_a_tokenizer_of_sentencepiece_is_that_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = save_sentencepiece(tmp_path / "pieces.gguf")
-    own = Tokenizer.load(resolve(str(path)))
+    own = Tokenizer.load(find_model(str(path)))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     for text in ("Hello world, the other  world.", "☃ é\n", " leading", "a<|user|>the"):
         found = own.encode([text])[0]
@@ -185,6 +186,6 @@ def test_a_wrong_vocabulary_is_named_where_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = resolve(str(save_demo(tmp_path / "wrong.gguf", **keys)))
+    folder = find_model(str(save_demo(tmp_path / "wrong.gguf", **keys)))
     with pytest.raises(ConfigError, match=message):
         Tokenizer.load(folder)

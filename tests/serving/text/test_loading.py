@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.models.checkpoint.checkpoint import DEMO, resolve
+from jaxllm.models.checkpoint.find_model import DEMO, find_model
 from jaxllm.serving.text.cached_tokenizer import load_quickly
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -16,11 +16,11 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve(DEMO))
+    return Tokenizer.load(find_model(DEMO))
 
 
 TEXT = "Hello é 123 <|im_end|>"
-BASE = json.loads((resolve(DEMO) / "config.json").read_text())
+BASE = json.loads((find_model(DEMO) / "config.json").read_text())
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -28,7 +28,7 @@ def save(folder: Path, config: Any = None, **files: Any) -> Path:
     """The demo model's tokenizer alongside this config.json; `files` replace others, None leaves them out."""
     for name in FILES:
         if files.get(name.partition(".")[0], name) is not None:
-            shutil.copy(resolve(DEMO) / name, folder)
+            shutil.copy(find_model(DEMO) / name, folder)
     for name, content in {"config": config, **files}.items():
         if content is not None:
             (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))

@@ -4,8 +4,9 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 from jaxllm.config.progress import Progress
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.sharded.identity import stage_for
-from jaxllm.executor.weights.sharded.manifest import CHUNK_BYTES, SavedArray, SavedPart, read_manifest
+from jaxllm.executor.weights.sharded.manifest import CHUNK_BYTES, Manifest, SavedArray, SavedPart, read_manifest
 from jaxllm.executor.weights.sharded.regions import Placement
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.checkpoint.leaves import leaf_specs, shown
@@ -24,32 +25,49 @@ from jaxllm.models.checkpoint.weight_target import ParameterPath
 from jaxllm.models.errors import ModelError
 
 
-def load_state(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
-    """The parameters of an engine, or of a stage of it, from the saved state in its folder.
-
-    Raises `ModelError` naming what differs, or the file or tensor that is missing or corrupt.
+class SavedState:
+    """A saved state in a folder. Its manifest and the headers of its files are read when first needed, and then never
+    again. Each load has its own: files may change later.
     """
-    return tuple(make() for _, make in SavedWeights(resolved.folder, resolved).read(progress))
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing is read yet."""
+        self.folder = folder
+        self._headers: dict[str, dict[str, Tensor]] = {}
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What it says of itself. Raises `ModelError`."""
+        return read_manifest(self.folder)
+
+    def load(self, resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
+        """The parameters of an engine, or of a stage of it.
+
+        Raises `ModelError` naming what differs, or the file or tensor that is missing or corrupt.
+        """
+        return tuple(make() for _, make in SavedWeights(self, resolved).read(progress))
+
+    def tensor(self, name: str, part: SavedPart, dtype: np.dtype[Any]) -> Tensor:
+        """The tensor with a part of the array `name`, which is as large as it must be. Raises `ModelError`."""
+        path = self.folder / part.file
+        if part.file not in self._headers:
+            self._headers[part.file] = _header(path, name)
+        return _tensor(self._headers[part.file], name, part, dtype, path)
 
 
 class SavedWeights:
     """The parameters of an engine, or of a stage of it, in a saved state. Other meshes read the parts they need."""
 
-    def __init__(self, folder: Path, resolved: ResolvedConfig) -> None:
+    def __init__(self, state: SavedState, resolved: ResolvedConfig) -> None:
         """Checks everything but the values, and reads nothing else. Raises `ModelError`."""
         specs = leaf_specs(abstract_model(resolved.model, resolved.forward, jnp.dtype(resolved.dtype)))
-        stage = stage_for(folder, read_manifest(folder), resolved, specs)
-        headers: dict[str, dict[str, Tensor]] = {}
+        stage = stage_for(state.folder, state.manifest, resolved, specs)
         self._arrays: list[_Array] = []
         for path, spec in specs.items():
             name = shown(path)
             saved, placement = stage.arrays[name], Placement.of(spec.array)
-            tensors = {}
-            for number in placement.parts(saved):
-                part = saved.parts[number]
-                if part.file not in headers:
-                    headers[part.file] = _header(folder / part.file, name)
-                tensors[number] = _tensor(headers[part.file], name, part, placement, folder / part.file)
+            needed = placement.parts(saved)
+            tensors = {number: state.tensor(name, saved.parts[number], placement.dtype) for number in needed}
             self._arrays.append(_Array(path, saved, placement, tensors))
 
     def read(self, progress: Progress) -> Iterator[tuple[ParameterPath, Callable[[], jax.Array]]]:
@@ -110,12 +128,11 @@ def _header(path: Path, name: str) -> dict[str, Tensor]:
     return {tensor.name: tensor for tensor in read_header(path)}
 
 
-def _tensor(header: dict[str, Tensor], name: str, part: SavedPart, placement: Placement, path: Path) -> Tensor:
-    """The tensor that has a part, which is as large as it must be."""
+def _tensor(header: dict[str, Tensor], name: str, part: SavedPart, dtype: np.dtype[Any], path: Path) -> Tensor:
     if name not in header:
         raise ModelError(f"{path}: tensor {name!r} is not there, of which the saved state has a part in it")
     tensor = header[name]
-    size = math.prod(part.shape) * placement.dtype.itemsize
+    size = math.prod(part.shape) * dtype.itemsize
     if tensor.num_bytes != size or tensor.shape != tuple(part.shape):
         raise ModelError(
             f"{path}: tensor {name!r} is {list(tensor.shape)} in {tensor.num_bytes} bytes, and the part that the saved "

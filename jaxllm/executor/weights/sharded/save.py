@@ -30,7 +30,7 @@ from jaxllm.executor.weights.sharded.manifest import (
 )
 from jaxllm.executor.weights.sharded.plan import PlannedFile, PlannedPart, plan_files
 from jaxllm.models.causal_lm import abstract_model
-from jaxllm.models.checkpoint.checkpoint import SMALL_FILES
+from jaxllm.models.checkpoint.hub import SMALL_FILES
 from jaxllm.models.checkpoint.leaves import leaf_specs, shown
 from jaxllm.models.checkpoint.other_formats import STATE_FILE
 from jaxllm.models.checkpoint.safetensors_writer import write_file

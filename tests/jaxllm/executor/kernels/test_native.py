@@ -10,7 +10,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
-from jaxllm.models.checkpoint.checkpoint import DEMO
+from jaxllm.models.checkpoint.find_model import DEMO
 from jaxllm.pallas_kernels.cpu_common import targets
 from tests.conftest import RunPython
 

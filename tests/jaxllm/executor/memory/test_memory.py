@@ -12,7 +12,7 @@ from jaxllm.config import CacheOptions
 from jaxllm.errors import CapacityError
 from jaxllm.executor.memory.memory import CacheShape, cpu_free_bytes, device_free_bytes, plan_pages, steady
 from jaxllm.kv.groups import CacheGroups
-from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.kv_shape import CacheLayout
 from jaxllm.models.kv_type import KVCacheType
 from jaxllm.models.options import ForwardOptions

@@ -1,5 +1,6 @@
 """Pipeline parallel: how layers are cut into stages, what each loads, and what has no stages."""
 
+import json
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,13 @@ from jaxllm.executor.memory.memory import CPU_SHARE
 from jaxllm.executor.pipeline.stages import balanced
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.causal_lm import load_model
+from jaxllm.models.checkpoint import checkpoint
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.safetensors_file import Tensor, read_header
 from jaxllm.models.errors import ModelError
 from tests.e2e.driving import make_engine, request
 from tests.e2e.driving import run as drive
+from tests.models import small
 from tests.models.every_family import FAMILIES
 from tests.models.quantization.checkpoints import deepseek_v3, llama, qwen3_moe, save
 from tests.models.quantization.formats import FORMATS
@@ -81,7 +86,9 @@ def test_stages_on_virtual_devices_share_one_memory(monkeypatch: pytest.MonkeyPa
 
 def _loaded_bytes(part: ResolvedConfig, folder: Path) -> int:
     read = [0]
-    load_model(folder, part.model, part.forward, jnp.float32, progress=lambda done, total: read.append(total))
+    load_model(
+        Checkpoint(folder), part.model, part.forward, jnp.float32, progress=lambda done, total: read.append(total)
+    )
     return read[-1]
 
 
@@ -96,8 +103,24 @@ def test_a_stage_reads_only_its_tensors(tmp_path: Path, demo_folder: Path) -> No
     (tmp_path / "config.json").write_text((demo_folder / "config.json").read_text())
     save_file(tensors | {"model.layers.0.extra.weight": np.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"unexpected tensor in the checkpoint: model\.layers\.0\.extra"):
-        load_model(tmp_path, parts[0].model, parts[0].forward, jnp.float32)
-    load_model(tmp_path, parts[1].model, parts[1].forward, jnp.float32)
+        load_model(Checkpoint(tmp_path), parts[0].model, parts[0].forward, jnp.float32)
+    load_model(Checkpoint(tmp_path), parts[1].model, parts[1].forward, jnp.float32)
+
+
+def test_a_start_reads_each_header_once_for_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small.save_sharded(tmp_path, 3)
+    # Without a type, resolving the configuration looks for one in the first file.
+    (tmp_path / "config.json").write_text(json.dumps({**small.CONFIG, "torch_dtype": "float32"}))
+    read: list[str] = []
+
+    def read_and_note(path: Path) -> list[Tensor]:
+        read.append(path.name)
+        return read_header(path)
+
+    monkeypatch.setattr(checkpoint, "read_header", read_and_note)
+    engine = make_engine(model=str(tmp_path), pipeline_parallel_size=2, max_model_len=32)
+    engine.close()
+    assert sorted(read) == [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ from safetensors.numpy import load_file, save_file
 from jaxllm.config import EngineConfig
 from jaxllm.config.progress import silent
 from jaxllm.errors import RequestError
-from jaxllm.executor.build import load_weights
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.weights.load import open_engine_weights
+from jaxllm.executor.weights.sharded import load as loading
 from jaxllm.executor.weights.sharded import save as saving
+from jaxllm.executor.weights.sharded.manifest import Manifest, read_manifest
 from jaxllm.executor.weights.sharded.save import save_state
 from jaxllm.models.errors import ModelError
 from tests.models import small
@@ -40,7 +42,9 @@ def resolved(folder: Path | str, **options: Any) -> ResolvedConfig:
 
 
 def loaded(folder: Path | str, **options: Any) -> Stages:
-    return [(part, load_weights(part, silent)) for part in resolved(folder, **options).by_stage]
+    found = resolved(folder, **options)
+    load_weights = open_engine_weights(found)
+    return [(part, load_weights(part, silent)) for part in found.by_stage]
 
 
 def saved_again(folder: Path, **options: Any) -> Stages:
@@ -99,6 +103,19 @@ def test_what_is_read_is_what_was_saved(options: dict[str, Any], tmp_path: Path)
     same(before, after)
     for (_, ours), (_, theirs) in zip(before, after, strict=True):
         assert [leaf.sharding for leaf in ours] == [leaf.sharding for leaf in theirs]
+
+
+def test_stages_share_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_state(loaded("demo", pipeline_parallel_size=2), str(tmp_path))
+    read: list[Path] = []
+
+    def read_and_note(folder: Path) -> Manifest:
+        read.append(folder)
+        return read_manifest(folder)
+
+    monkeypatch.setattr(loading, "read_manifest", read_and_note)
+    assert len(saved_again(tmp_path, pipeline_parallel_size=2)) == 2
+    assert read == [tmp_path]
 
 
 def test_experts_on_other_devices(mixture: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from jaxllm.errors import RequestError
-from jaxllm.models.checkpoint.checkpoint import DEMO, resolve
+from jaxllm.models.checkpoint.find_model import DEMO, find_model
 from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Backend, Grammar, Vocabulary, make_backend, mask_words
 from jaxllm.structured.gbnf.lark import lark_of_gbnf
@@ -83,7 +83,7 @@ class Follower:
 
 @pytest.fixture(scope="module")
 def follower() -> Follower:
-    folder = resolve(DEMO)
+    folder = find_model(DEMO)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Follower(make_backend("llguidance", Vocabulary(folder, SIZE, (2,))), tokenizer)
 

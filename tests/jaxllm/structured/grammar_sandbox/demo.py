@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.grammar_sandbox.client import PATIENCE_SECONDS, Canary
 from jaxllm.structured.grammar_sandbox.messages import Budget
@@ -10,7 +10,7 @@ from jaxllm.structured.grammar_sandbox.messages import Budget
 
 def demo_vocabulary() -> Vocabulary:
     """That of the demo model."""
-    return Vocabulary(Path(resolve("demo", None, None)), 1536, (0,))
+    return Vocabulary(Path(find_model("demo", None, None)), 1536, (0,))
 
 
 def demo_canary(budget: Budget | None = None, *, patience: float = PATIENCE_SECONDS) -> Canary:

@@ -1,4 +1,4 @@
-"""Parameters of a model from a checkpoint.
+"""Parameters of a model from the tensors of a checkpoint.
 
 Nothing here knows the model's modules: parameters are a flat mapping from nnx paths to what they are, and come back
 as a mapping from the same paths to arrays.
@@ -25,14 +25,14 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.sharding import put
 
 if TYPE_CHECKING:
-    from jaxllm.models.checkpoint.matching import Found
+    from jaxllm.models.checkpoint.matching import Found, Matched
     from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix
 
 Progress = Callable[[int, int], None]
 
 
 def load_arrays(
-    tensors: "Sequence[tuple[Found, Sequence[WeightTarget]]]",
+    tensors: "Matched",
     specs: Specs,
     progress: Progress | None = None,
     filling: "ParameterLoader | None" = None,
@@ -108,6 +108,7 @@ class ParameterLoader:
             own = tensor.astype(spec.array.dtype, copy=False)
             self.add(slot, slot.rows.expand(slot.take(own, slot.shape)))
             return
+        # Most checkpoints are not quantised: starts are faster without the import.
         from jaxllm.models.checkpoint.quantized_tensors import arrays_of, widened_rows
 
         if spec.matrix is None:

@@ -1,0 +1,60 @@
+"""Finding the folder of a model, without JAX: the process of a server does nothing else with a model."""
+
+from pathlib import Path
+
+from jaxllm.models.checkpoint.hub import download_model
+from jaxllm.models.checkpoint.other_formats import is_gguf
+from jaxllm.models.checkpoint.weight_files import gguf_files
+from jaxllm.models.errors import ModelError
+
+DEMO = "demo"
+
+
+def find_model(
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    token: str | None = None,
+    *,
+    weights: bool = True,
+) -> Path:
+    """The local folder of a model: 'demo', a folder, a hub id that is downloaded or found in the hub's cache, or a GGUF
+    file, which gets a folder in the user's cache.
+
+    Without `weights` only configuration and tokenizer are fetched. `HF_HUB_OFFLINE=1` keeps it from the network. The
+    hub's `token` is by default that of its own client.
+    Raises `ModelError` saying what was tried.
+    """
+    if model == DEMO:
+        return Path(__file__).parent.parent / DEMO
+    shown = model[:200]
+    try:
+        folder = Path(model).expanduser()
+        is_folder, is_there = folder.is_dir(), folder.exists()
+    # A name that is too long, or another user's home that is not there.
+    except (OSError, RuntimeError):
+        raise ModelError(f"model {shown!r}: there is no such folder, and no such model on the hub") from None
+    if model and is_folder:
+        return _with_config(folder)
+    if model and is_there:
+        if is_gguf(folder):
+            return _folder_of_gguf(folder)
+        raise ModelError(f"model {shown!r} is a file; give the folder that holds config.json and the weights")
+    if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
+        raise ModelError(f"model {shown!r}: there is no such folder")
+    return download_model(model, revision, download_dir, token, weights)
+
+
+def _with_config(folder: Path) -> Path:
+    """The folder, or what stands for the one GGUF file in it."""
+    if (folder / "config.json").exists() or not any(map(is_gguf, folder.glob("*"))):
+        return folder
+    return _folder_of_gguf(gguf_files(folder)[0])
+
+
+def _folder_of_gguf(file: Path) -> Path:
+    """The folder that stands for a GGUF file."""
+    # Other models need nothing of it, and it is slow.
+    from jaxllm.models.quantization.gguf.folder import gguf_folder
+
+    return gguf_folder(file)
