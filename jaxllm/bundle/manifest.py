@@ -9,6 +9,7 @@ import msgspec
 
 from jaxllm.bundle.portable import SavedCall
 from jaxllm.errors import ConfigError
+from jaxllm.manifest_file import Header, ManifestFormat
 
 FILE = "manifest.json"
 FORMAT = "jaxllm executables"
@@ -64,11 +65,15 @@ def stage_prefix(number: int, count: int) -> str:
     return f"stage_{number}_" if number < count - 1 else ""
 
 
-class _Header(msgspec.Struct):
-    """What every version of the manifest has."""
-
-    format: str
-    version: int
+_FORMAT = ManifestFormat(
+    name=FORMAT,
+    version=VERSION,
+    content=Manifest,
+    max_bytes=LARGEST_MANIFEST,
+    describes="a bundle of executables",
+    remedy="compile the bundle again with `jaxllm compile`",
+    error=ConfigError,
+)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -82,22 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ConfigError(f"executables={folder}: no such folder; `jaxllm compile` makes one")
     if not path.is_file():
         raise ConfigError(f"executables={folder}: not a bundle of executables, it has no {FILE}")
-    try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST_MANIFEST + 1)
-        if len(text) > LARGEST_MANIFEST:
-            raise ConfigError(f"{path}: larger than {LARGEST_MANIFEST >> 20} MiB: not a manifest")
-        header = msgspec.json.decode(text, type=_Header)
-        if header.format != FORMAT:
-            raise ConfigError(f"{path}: not a bundle of executables, its format is {header.format!r}")
-        if header.version != VERSION:
-            raise ConfigError(
-                f"{path}: version {header.version} of the format, and this jaxllm reads version {VERSION}; compile the "
-                f"bundle again with `jaxllm compile`"
-            )
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: broken: {error}") from error
+    manifest = _FORMAT.read(path)
     for name, saved in manifest.executables.items():
         # Whatever the manifest says, nothing outside the folder is read.
         if not _FILE_NAME.fullmatch(saved.file):
@@ -108,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
 def read_format(folder: Path) -> str | None:
     """The format that a folder's manifest names, of whatever version; None when there is none to read."""
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=_Header).format
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Header).format
     except (OSError, msgspec.MsgspecError):
         return None
 

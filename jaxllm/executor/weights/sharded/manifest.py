@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from jaxllm.manifest_file import ManifestFormat
 from jaxllm.models.checkpoint.other_formats import STATE_FILE
 from jaxllm.models.errors import ModelError
 
@@ -80,12 +81,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return list(dict.fromkeys(part.file for array in arrays for part in array.parts))
 
 
-class _Header(msgspec.Struct):
-    """What every version has."""
-
-    format: str
-    version: int
-    jaxllm: str = "unknown"
+_FORMAT = ManifestFormat(
+    name=FORMAT,
+    version=VERSION,
+    content=Manifest,
+    max_bytes=LARGEST_MANIFEST,
+    describes="a saved state",
+    remedy="save it again from the checkpoint",
+    error=ModelError,
+)
 
 
 def is_saved_state(folder: Path) -> bool:
@@ -101,22 +105,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: no saved state, {STATE_FILE} is not there; LLM.save_sharded_state makes one, and other load "
             "formats read ordinary checkpoints"
         )
-    try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST_MANIFEST + 1)
-        if len(text) > LARGEST_MANIFEST:
-            raise ModelError(f"{path}: larger than {LARGEST_MANIFEST >> 20} MiB: not a saved state")
-        header = msgspec.json.decode(text, type=_Header)
-        if header.format != FORMAT:
-            raise ModelError(f"{path}: not a saved state, its format is {header.format!r}")
-        if header.version != VERSION:
-            raise ModelError(
-                f"{path}: version {header.version} of the format, by jaxllm {header.jaxllm}, and this jaxllm reads "
-                f"version {VERSION}: save it again from the checkpoint"
-            )
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{path}: broken: {error}") from error
+    manifest = _FORMAT.read(path)
     for problem in _problems(manifest):
         raise ModelError(f"{path}: broken: {problem}")
     return manifest
