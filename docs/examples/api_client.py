@@ -1,4 +1,4 @@
-"""Asks the plain interface of vLLM's demonstration server: `jaxllm serve demo` serves it at /generate."""
+"""Queries the plain interface of vLLM's demonstration server, which `jaxllm serve demo` offers at /generate."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Finds the most likely continuations by a beam search."""
+"""Finds the most likely continuations with beam search."""
 
 from jaxllm import LLM, BeamSearchParams
 

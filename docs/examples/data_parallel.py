@@ -1,4 +1,4 @@
-"""Runs two engines, each in a process of its own, and shares the prompts out."""
+"""Runs two engines, each in its own process, and divides the prompts between them."""
 
 from jaxllm import LLM, SamplingParams
 

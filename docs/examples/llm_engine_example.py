@@ -1,6 +1,6 @@
-"""Drives the engine by hand: adds a request before each step, and prints what is finished.
+"""Drives the engine by hand: adds a request before each step, and prints finished requests.
 
-Takes every flag of the engine: `python llm_engine_example.py --model demo --max-num-seqs 8`.
+Accepts every engine flag: `python llm_engine_example.py --model demo --max-num-seqs 8`.
 """
 
 from jaxllm import EngineArgs, LLMEngine, SamplingParams

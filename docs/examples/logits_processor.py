@@ -1,4 +1,4 @@
-"""Python that changes scores before tokens are chosen: one class on NumPy arrays, one that is compiled."""
+"""Changes scores before tokens are chosen: with a class on NumPy arrays, and with a compiled one."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,10 @@ from jaxllm.v1.sample.logits_processor import AdapterLogitsProcessor, JaxLogitsP
 
 
 class NoRepeats(AdapterLogitsProcessor):
-    """No token twice, for requests with `unique`. It runs on the host, for each of them."""
+    """Allows no token twice, for requests with `unique`. It runs on the host, once per request."""
 
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """The function of a request."""
+        """The function for one request."""
         if not (params.extra_args or {}).get("unique"):
             return None
 
@@ -24,16 +24,16 @@ class NoRepeats(AdapterLogitsProcessor):
 
 
 class Until(JaxLogitsProcessor):
-    """Only the first `vocabulary` tokens, for requests that say so. It is compiled when the engine starts."""
+    """Allows only the first `vocabulary` tokens, for requests that set it. It is compiled when the engine starts."""
 
     dtype = "int32"
 
     def parameters(self, params: SamplingParams) -> int | None:
-        """What a request says."""
+        """The number that a request sets, if any."""
         return (params.extra_args or {}).get("vocabulary")
 
     def apply(self, logits: jax.Array, parameters: jax.Array) -> jax.Array:
-        """Logits [B, V], and for each of B requests its number."""
+        """The new logits, from logits [B, V] and a number for each of the B requests."""
         tokens = jnp.arange(logits.shape[1], dtype=jnp.int32)
         return jnp.where(tokens < parameters[:, None], logits, -jnp.inf)
 

@@ -1,4 +1,4 @@
-"""Answers conversations: one, then several at once."""
+"""Answers one conversation, then several at once."""
 
 from jaxllm import LLM, SamplingParams
 

@@ -1,7 +1,7 @@
-"""Describes a function to the model, and runs what it calls.
+"""Describes a function to the model, and runs the calls that it makes.
 
-The demo model never learnt to call functions, so the form of the call is required of it: a model that did needs no
-`structured_outputs`.
+The demo model knows few functions, so `structured_outputs` enforces the form of the call. A model trained to call
+functions does not need it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Embeds texts, and compares them. A model made for embeddings needs no `runner`."""
+"""Embeds texts and compares them. A model made for embeddings does not need `runner`."""
 
 from jaxllm import LLM
 from jaxllm.utils.print_utils import print_embeddings

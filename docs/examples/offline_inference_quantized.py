@@ -1,4 +1,4 @@
-"""Holds the weights in 8 bits, which takes a quarter of the memory of 32."""
+"""Holds the weights in 8 bits, which takes a quarter of the memory of 32-bit weights."""
 
 from jaxllm import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Asks several things about one long text, whose computation the later prompts share."""
+"""Asks several questions about one long text, which is computed only once."""
 
 from jaxllm import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Has the model call a function, with OpenAI's client. The demo model never learnt to: the call is required of it."""
+"""Has the model call a function, with OpenAI's client. The demo model knows few functions, so a call is required."""
 
 import json
 import os

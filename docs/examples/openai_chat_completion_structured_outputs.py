@@ -1,4 +1,4 @@
-"""Has answers of a given form, with OpenAI's client: of a schema, one of some words, of a regular expression."""
+"""Constrains answers to a schema, a choice of words or a regular expression, with OpenAI's client."""
 
 import json
 import os

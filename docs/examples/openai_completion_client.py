@@ -1,4 +1,4 @@
-"""Completes a text with OpenAI's client. Start `jaxllm serve demo` before, and say where it is in OPENAI_BASE_URL."""
+"""Completes a text with OpenAI's client. First start `jaxllm serve demo`; OPENAI_BASE_URL may give another address."""
 
 import os
 

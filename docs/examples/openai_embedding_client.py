@@ -1,4 +1,4 @@
-"""Embeds texts with OpenAI's client. Start `jaxllm serve demo --runner pooling` before."""
+"""Embeds texts with OpenAI's client. First start `jaxllm serve demo --runner pooling`."""
 
 import os
 

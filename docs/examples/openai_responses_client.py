@@ -1,4 +1,4 @@
-"""Uses OpenAI's Responses API, and goes on with an earlier response."""
+"""Uses OpenAI's Responses API, and continues an earlier response."""
 
 import os
 

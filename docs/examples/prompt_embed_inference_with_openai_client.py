@@ -1,4 +1,4 @@
-"""Sends embeddings with OpenAI's client. Start `jaxllm serve demo --enable-prompt-embeds` before."""
+"""Sends embeddings with OpenAI's client. First start `jaxllm serve demo --enable-prompt-embeds`."""
 
 import os
 from base64 import b64encode
@@ -25,7 +25,7 @@ def main() -> None:
         model=model, prompt=prompt, max_tokens=12, temperature=0, extra_body={"return_token_ids": True}
     )
     embeds = rows[np.array(as_text.choices[0].prompt_token_ids)]
-    file = save({"prompt": embeds})  # with PyTorch, torch.save does as well
+    file = save({"prompt": embeds})  # with PyTorch, torch.save works too
     as_embeds = client.completions.create(
         model=model,
         prompt=None,

@@ -1,4 +1,4 @@
-"""Prompts that are embeddings: those of a text, and a mixture of two texts, which no tokens say."""
+"""Uses embeddings as prompts: those of a text, and a mixture of two texts, which no tokens can express."""
 
 from pathlib import Path
 

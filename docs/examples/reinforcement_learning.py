@@ -1,6 +1,6 @@
-"""A loop of reinforcement learning: the engine generates, a trainer changes the weights, and both share the devices.
+"""A reinforcement learning loop: the engine generates, a trainer changes the weights, and both share the devices.
 
-The trainer here is the smallest there is: it tries a random change of the output layer, and keeps what scores better.
+The trainer is as small as possible: it tries a random change to the output layer, and keeps it if the score improves.
 Run it with `python docs/examples/reinforcement_learning.py`.
 """
 
@@ -13,17 +13,17 @@ from safetensors.flax import load_file
 from jaxllm import LLM, SamplingParams
 
 PROMPTS = ["Once upon a time", "One day, a cat"]
-NAME = "model.embed_tokens.weight"  # as the checkpoint calls it; the output layer of `demo` is the same matrix
+NAME = "model.embed_tokens.weight"  # its name in the checkpoint; the output layer of `demo` is the same matrix
 
 
 def reward(text: str) -> float:
-    """Short words are good words."""
+    """Rewards short words."""
     words = text.split() or ["a" * 20]
     return -sum(map(len, words)) / len(words)
 
 
 def score(llm: LLM) -> float:
-    """The mean reward of what the policy of now says."""
+    """The mean reward of the current policy's answers."""
     outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
     return sum(reward(output.outputs[0].text) for output in outputs) / len(outputs)
 
@@ -46,7 +46,7 @@ def main(steps: int = 3) -> list[float]:
         if found > best:
             best, params = found, tried
         else:
-            # Only what differs has to travel.
+            # Only changed tensors are sent.
             llm.update_weights({NAME: params[NAME]})
         scores.append(best)
         print(f"step {step}: tried {found:.3f}, best {best:.3f}")

@@ -1,4 +1,4 @@
-"""Writes the weights as they lie on the devices, and reads them again: nothing is merged or rounded then."""
+"""Saves the weights as the devices hold them, and loads them again without merging or rounding."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lets the output be one of some words, match a regular expression, follow a schema, or follow a grammar."""
+"""Constrains the output to a choice of words, a regular expression, a schema, or a grammar."""
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.sampling_params import StructuredOutputsParams

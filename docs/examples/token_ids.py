@@ -1,6 +1,6 @@
-"""Renders a chat, generates its tokens, and reads them as a reply: each step may be another server of the same model.
+"""Renders a chat, generates tokens, and parses them as a reply. Each step may use another server with the same model.
 
-Start `jaxllm serve demo` before, and say where it is in OPENAI_BASE_URL.
+First start `jaxllm serve demo`; OPENAI_BASE_URL may give another address.
 """
 
 import os

@@ -18,44 +18,44 @@ _PAGE: Final = """\
 Generated from `jaxllm/config/` and `serving/options/server.py` by
 `python -m jaxllm.serving.cli.flag_page docs/flags.md`; do not edit.
 
-Write flags with hyphens or underscores, and whole numbers as `8k` (8000) or `8K` (8192). A JSON
-object may be given in pieces: `--hf-overrides.rope_theta 1e6 --pooler-config.normalize false`; a
-`+` after the name (`--name.key+ a,b`) makes a list. `None` is the default of options that have
-none. `--disable-x` is `--no-enable-x`.
+Write flags with hyphens or underscores, and integers as `8k` (8000) or `8K` (8192). A JSON object
+may be given in pieces: `--hf-overrides.rope_theta 1e6 --pooler-config.normalize false`; a `+` after
+the name (`--name.key+ a,b`) makes a list. `None` is the default of options that have none.
+`--disable-x` is `--no-enable-x`.
 
 ## Engine
 
-For every sub-command that runs a model. Each is also a keyword of `LLM`: `--max-model-len 4096` is
-`LLM(max_model_len=4096)`.
+These flags work with every sub-command that runs a model. Each is also a keyword of `LLM`:
+`--max-model-len 4096` is `LLM(max_model_len=4096)`.
 
 {engine}
 
 ## Server
 
-For `jaxllm serve`, which takes the flags of the engine too, and both from a file with
-`--config FILE.yaml`. There a flag is a key (`max-model-len: 4096`). The command line wins over the
-file.
+These flags work with `jaxllm serve`, which also takes the engine flags. Both can be in a file that
+`--config FILE.yaml` names, where a flag is a key (`max-model-len: 4096`). The command line takes
+precedence over the file.
 
 {server}
 
 ## Environment
 
-These variables of vLLM's are read by `jaxllm serve`, with a warning; what flags and files say comes
-before them. Others that begin with VLLM_ are named in a warning.
+`jaxllm serve` reads these vLLM variables, with a warning. Flags and files take precedence. Other
+variables that begin with VLLM_ are named in a warning.
 
 {environment}
 
-## Said in another way
+## Translated flags
 
-These flags of vLLM's are accepted, and stand for flags above. Those of the engine are accepted as
-keywords of `LLM` too.
+These vLLM flags are accepted, and stand for flags above. Engine flags are also accepted as keywords
+of `LLM`.
 
 {translated}
 
 ## Accepted without effect
 
-These flags of vLLM's are accepted, with a line in the log that says why they change nothing. Those
-of the engine are accepted as keywords of `LLM` too.
+These vLLM flags are accepted, with a line in the log that says why they have no effect. Engine
+flags are also accepted as keywords of `LLM`.
 
 {meaningless}
 

@@ -1,6 +1,6 @@
-"""Answers the prompts of Parquet files with Ray Data. The same command again goes on where the last one was ended.
+"""Answers the prompts of Parquet files with Ray Data. If it is stopped, the same command resumes.
 
-The input has the columns `id` (unique) and `prompt`; the output has `answer` too.
+The input has the columns `id` (unique) and `prompt`; the output also has `answer`.
 """
 
 import argparse
@@ -18,20 +18,20 @@ ROWS = 500
 
 
 class Answer:
-    """An engine in an actor of Ray's, which is loaded once and answers batch after batch."""
+    """An engine in a Ray actor, loaded once to answer many batches."""
 
     def __init__(self, model: str, max_tokens: int) -> None:
         self.llm = LLM(model, max_num_seqs=256)
         self.params = SamplingParams(temperature=0, max_tokens=max_tokens)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch and its answers."""
+        """The batch with its answers."""
         outputs = self.llm.generate(list(batch["prompt"]), self.params, use_tqdm=False)
         return {**batch, "answer": [output.outputs[0].text for output in outputs]}
 
 
 def main() -> None:
-    """Read, answer what is not answered yet, write."""
+    """Read prompts, answer those without an answer, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("input", type=Path)
     parser.add_argument("output", type=Path)
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--chips", type=float, default=0, help="TPU chips for each, 0 on CPU")
     args = parser.parse_args()
 
-    # Ray Data notes the ids of every block that is written, and leaves them out the next time.
+    # Ray Data records the IDs of every written block, and skips them next time.
     DataContext.get_current().checkpoint_config = CheckpointConfig(
         id_column="id", checkpoint_path=f"{args.output}.checkpoint", delete_checkpoint_on_success=False
     )

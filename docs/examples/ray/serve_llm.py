@@ -1,4 +1,4 @@
-"""Serves a model on a Ray cluster, and asks it something with OpenAI's client."""
+"""Serves a model on a Ray cluster, and queries it with OpenAI's client."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from jaxllm.serving.server.ray_serve import build
 
 
 def main() -> None:
-    """Start the application, stream an answer, and leave the rest to Ray."""
+    """Start the application, and stream an answer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--port", type=int, default=8000)

@@ -1,0 +1,87 @@
+"""Numbers and lists of the pages that the code has too."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from jaxllm.models.families import registry
+from jaxllm.requests import sampling_limits
+from jaxllm.serving.http.body import bounds
+from jaxllm.serving.openai.completions.routes import MAX_PROMPTS
+from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
+from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS
+from tests.conftest import ROOT
+
+UNITS = {"": 1, "s": 1, "bytes/s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+
+
+DEFAULTS = re.findall(r"- `--([\w-]+)` \(default ([\d.,]+) ?(\w*(?:/s)?)\)", page("limits.md"))
+
+
+@pytest.mark.parametrize(("flag", "number", "unit"), DEFAULTS)
+def test_defaults_of_limits(flag: str, number: str, unit: str) -> None:
+    options: Any = ServerOptions()
+    assert getattr(options, flag.replace("-", "_")) == float(number) * UNITS[unit]
+
+
+def test_most_limits_have_their_default_on_the_page() -> None:
+    assert len(DEFAULTS) > 8
+
+
+@pytest.mark.parametrize(
+    ("row", "most"),
+    [
+        ("`messages`, items of `input`", bounds.MOST_MESSAGES),
+        ("parts of one message's content", bounds.MOST_PARTS),
+        ("`tools`, calls in a message", min(bounds.MOST_TOOLS, bounds.MOST_CALLS)),
+        ("`documents`, texts of `/score` and `/rerank`", bounds.MOST_DOCUMENTS),
+        ("`stop`, `bad_words`", min(sampling_limits.MAX_STOPS, sampling_limits.MAX_BAD_WORDS)),
+        ("`stop_token_ids`", sampling_limits.MAX_STOP_TOKEN_IDS),
+        ("`logit_bias`", bounds.MOST_BIASES),
+        ("`logprob_token_ids`", sampling_limits.MAX_LOGPROB_TOKEN_IDS),
+        ("prompts of a completion", MAX_PROMPTS),
+    ],
+)
+def test_the_longest_lists(row: str, most: int) -> None:
+    (cell,) = re.findall(rf"\| {re.escape(row)} \| ([\d,]+)", page("limits.md"))
+    assert int(cell.replace(",", "")) == most
+
+
+def test_formats_that_are_missing_are_missing() -> None:
+    text = page("tools.md")
+    (missing,) = re.findall(r"- vLLM's ((?:`\w+`,? ?(?:and )?)+)are not here yet", text)
+    names = set(re.findall(r"`(\w+)`", missing))
+    assert len(names) > 3
+    assert not names & (set(TOOL_FORMATS) | set(REASONING_FORMATS))
+
+
+def test_formats_that_the_text_names_are_in_the_table() -> None:
+    text = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    notes = text.split("\n| `xlam`")[1].split("### Mistakes")[0]
+    sentences = [each for each in notes.split("\n- ")[1:] if "are not here yet" not in each]
+    named = {name for each in sentences for name in re.findall(r"`([a-z]\w*\d\w*|pythonic|xlam|openai|mistral)`", each)}
+    assert len(named) > 10
+    assert named <= set(TOOL_FORMATS)
+
+
+def test_counts_of_the_status_page() -> None:
+    text = page("status.md")
+    decoders = sum(family.use == "generate" for family in registry.families().values())
+    assert f"- {decoders} architectures of decoders" in text
+    assert f"{len(NAMED_TEMPLATES)} named [chat templates]" in text
+
+
+def test_counters_of_a_step_are_those_that_are_accepted() -> None:
+    counters = json.loads((ROOT / "benchmarks" / "accepted.json").read_text(encoding="utf-8"))["counters"]
+    text = page("benchmarks.md")
+    few, many = (int(counters[f"Python calls, {running} running"]) for running in (8, 64))
+    assert f"it calls {few} of jaxllm's functions for 8 requests, and {many} for 64" in text
+    few, many = (int(counters[f"bytes to the device, {running} running"]) for running in (8, 64))
+    assert f"({few:,} bytes for 8 requests, {many:,} for 64)" in text
