@@ -32,25 +32,27 @@ LONGEST = 32768
 
 HEAD = """# Models
 
-`jaxllm models` lists all architectures, and what each is compared with. Those of embedders,
-classifiers and rerankers are on [their own page](pooling.md#models). Logits of every family are
-those of transformers within 1e-4 in float32, for prompts in chunks
-(`tests/models/test_families.py`; whole ones with `JAXLLM_EVERY_FAMILY=1`), and so are greedy tokens
-through the engine, batched, preempted and with prefix hits (`tests/e2e/test_families.py`: families
-that have, together, every choice of any; all of them with `JAXLLM_EVERY_FAMILY=1`).
+`jaxllm models` lists all architectures, and what each is compared with. Embedders, classifiers and
+rerankers have [their own page](pooling.md#models). For every family, tests compare with
+transformers:
 
-Quantised checkpoints keep their numbers: [Quantisation](quantization.md) says which formats are
-read.
+- Logits agree within 1e-4 in float32, for prompts in chunks (`tests/models/test_families.py`; whole
+  prompts with `JAXLLM_EVERY_FAMILY=1`).
+- Greedy tokens through the engine agree, batched, preempted and with prefix hits
+  (`tests/e2e/test_families.py`: a set of families that together make every choice; all families
+  with `JAXLLM_EVERY_FAMILY=1`).
 
-The first known name in `architectures` of `config.json` counts, in small letters or capitals; old
-names such as `LLaMAForCausalLM` are known. Where it is missing, null or empty, `model_type` says
-which architecture it is. A tokenizer needs its own files alone, whatever `config.json` says.
+Quantised checkpoints keep their numbers: [Quantisation](quantization.md) lists the formats.
 
-`--dtype auto` computes in the checkpoint's type: half of the memory, and half of what a decode
-reads, in bfloat16. On TPUs it takes bfloat16 in place of float16, on CPUs float32. On CPUs it also
-takes float32 for models with recurrent layers, which serve several requests faster so. With random
-weights of 0.3 B (16 layers, 8 requests in the last column) on two processors with AVX-512, beside
-other work:
+The first known name in `architectures` of `config.json` selects the family, in any case; old names
+such as `LLaMAForCausalLM` are known. If `architectures` is missing, null or empty, `model_type`
+decides. A tokenizer needs only its own files, whatever `config.json` says.
+
+`--dtype auto` computes in the checkpoint's type. bfloat16 halves the memory, and what a decode
+reads. On TPUs, `auto` uses bfloat16 in place of float16; on CPUs, float32. On CPUs it also uses
+float32 for models with recurrent layers, because they then serve several requests faster. These
+figures are for random weights of 0.3 B (16 layers, 8 requests in the last column) on two processors
+with AVX-512, with other work running:
 
 | model | type | GB | tokens/s of one | of eight |
 |---|---|---|---|---|
@@ -61,17 +63,22 @@ other work:
 | Mamba 2 | float32 | 1.35 | 5.8 | 96 |
 | | bfloat16 | 1.05 | 10.6 | 26 |
 
-What published models take on v6e chips, from their sizes alone: their steps are compiled by the
-chip's own compiler, nothing is measured. Requests have up to 32,768 tokens, or as many as the model
-takes. Weights are in GiB, KV in KiB a token; where layers have windows, that is what a request of
-the longest kind needs. The states of recurrent layers are not in it: they are of one size however
-long a request is. Of the layers, those in brackets are compiled, the others are their repeats: a
-deeper model of the family has as many. Compilation is the slowest step's, in seconds, on a machine
-with other work: ten times what it has processors for, when Gemma 3n and Falcon-H1 were compiled.
-A decode is one step of 64 requests with 1,024 tokens each, a prefill one of 8,192 tokens; their
-milliseconds are estimates by the roofline. A model with a dash in place of chips needs more than
-eight; one with a dash in place of a prefill has no step of that size. Made by `scripts/bench
-models`; models that are not in the table were not planned yet.
+The next table shows what published models need on v6e chips. It comes from their sizes alone: the
+chip's own compiler compiles their steps, and nothing is measured. `scripts/bench models` makes it;
+models that are missing have not been planned yet.
+
+- Requests have up to 32,768 tokens, or the model's maximum.
+- Weights are in GiB, and KV in KiB per token; where layers have windows, it is what the longest
+  request needs. States of recurrent layers are not included: their size does not depend on the
+  length of a request.
+- The layers in brackets are compiled, and the others repeat them, so a deeper model of the family
+  compiles as many.
+- Compilation is the time of the slowest step, in seconds, on a machine with other work: when Gemma
+  3n and Falcon-H1 were compiled, ten times as much as it has processors for.
+- A decode is one step of 64 requests with 1,024 tokens each, and a prefill one step of 8,192
+  tokens. Their milliseconds are roofline estimates.
+- A dash in place of chips means that the model needs more than eight; a dash in place of a prefill
+  means that there is no step of that size.
 
 | model | chips | layers | weights | KV | tokens that fit | compiled in | decode | prefill |
 |---|---|---|---|---|---|---|---|---|

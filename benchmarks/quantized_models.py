@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="125 million parameters in place of 1.1 billion")
     parser.add_argument(
-        "--kinds", default="int8,int8_w8a8,int4,int8_w4a8", help="values of --quantization, beside float32"
+        "--kinds", default="int8,int8_w8a8,int4,int8_w4a8", help="values of --quantization, in addition to float32"
     )
     parser.add_argument("--repeat", type=int, default=3, help="counted runs of each workload and kind, after one")
     options = parser.parse_args(arguments)

@@ -41,7 +41,7 @@ class Settings:
 
 
 class Pair:
-    """The reference model twice: as an engine in this process, and behind a server. They take turns."""
+    """The reference model twice: as an engine in this process, and through a server. They take turns."""
 
     def __init__(self, scratch: Path, settings: Settings) -> None:
         model = write_reference_model(scratch / "model", layers=settings.layers)

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=1000, help="slow connections (default 1000)")
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds for each case (default 20)")
     parser.add_argument("--json", action="store_true", help="print the medians as JSON at the end")
-    parser.add_argument("serve", nargs="*", help="flags for the server, behind --")
+    parser.add_argument("serve", nargs="*", help="flags for the server, after --")
     arguments = parser.parse_args()
     with served(arguments) as url:
         address = (urlsplit(url).hostname or "", urlsplit(url).port or 80)

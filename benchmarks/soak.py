@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random requests")
     parser.add_argument("--recreate", type=int, metavar="N", help="make and delete LLM so many times instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("server_flags", nargs="*", help="further flags of `jaxllm serve`, behind --")
+    parser.add_argument("server_flags", nargs="*", help="further flags of `jaxllm serve`, after --")
     given = parser.parse_args(arguments)
     if given.recreate is not None:
         sizes = recreate(given.recreate)
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.warm_up is None:
         given.warm_up = given.minutes / 3
     if given.minutes - given.warm_up < 3.5:
-        parser.error("slopes need at least 3.5 minutes behind the warm-up")
+        parser.error("slopes need at least 3.5 minutes after the warm-up")
     report = soak(given)
     print(json.dumps(report, indent=1)) if given.json else show(report)
     healthy = report["rests_at_the_end"] and report["exit_code"] == 0

@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="what is asked for")
     parser.add_argument("--api-server-count", type=int, nargs="+", default=[1], help="API server processes")
-    parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[1], help="engines behind the server")
+    parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[1], help="engines of the server")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     loads = [

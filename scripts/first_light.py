@@ -88,7 +88,7 @@ def parts(folder: Path) -> tuple[Part, ...]:
               str(folder / "doctor_8b.json")), 480, accelerators, least_bytes=LEAST_BYTES_FOR_8B),
         Part("tests", "tests marked `device`", pytest, 420, accelerators, ("pytest", "hypothesis"),
              in_parallel=("-n", "8"), environment={"JAXLLM_TEST_ON_DEVICE": "1"}),
-        Part("gpu_attention", "the GPU kernel beside XLA and cuDNN",
+        Part("gpu_attention", "the GPU kernel compared with XLA and cuDNN",
              (python, "-m", "benchmarks.gpu_attention", "--only", "llama_3_8b"), 240, ("gpu",)),
         Part("offline", "throughput of a model of 125 M parameters",
              (python, "-m", "benchmarks.offline", "--repeat", "1"), 240),
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/first_light", description=__doc__)
     names = [part.name for part in parts(Path())]
-    parser.add_argument("--minutes", type=float, default=20, help="Of all parts together. Default: 20.")
+    parser.add_argument("--minutes", type=float, default=20, help="Minutes for all parts together. Default: 20.")
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"Some parts: {', '.join(names)}.")
     parser.add_argument("--out", default=".", help="Where the report goes. Default: this folder.")
     return parser.parse_args(arguments)

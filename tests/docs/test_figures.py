@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.models import HEAD
 from jaxllm.models.families import registry
 from jaxllm.requests import sampling_limits
 from jaxllm.serving.http.body import bounds
@@ -85,3 +86,7 @@ def test_counters_of_a_step_are_those_that_are_accepted() -> None:
     assert f"it calls {few} of jaxllm's functions for 8 requests, and {many} for 64" in text
     few, many = (int(counters[f"bytes to the device, {running} running"]) for running in (8, 64))
     assert f"({few:,} bytes for 8 requests, {many:,} for 64)" in text
+
+
+def test_the_models_page_begins_as_its_benchmark_writes_it() -> None:
+    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8").startswith(HEAD)
