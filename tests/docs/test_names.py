@@ -153,3 +153,30 @@ def test_a_command_has_a_sub_command_and_its_flags(page: Path, command: str) -> 
     outside_quotes = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
     unknown = [flag for flag in flags_in(outside_quotes) if flag not in known]
     assert not unknown, name_of(page)
+
+
+UNSERVED = {"/v1/conversations", "/v1/responses/compact"}
+"""Routes that pages name as missing."""
+WRONG = {"/v1/v1/models", "/chat/completions", "/v1/models/", "/v1"}
+"""Paths that show how a mistake is answered, and the prefix."""
+BY_FASTAPI = {"/docs", "/openapi.json"}
+
+
+@cache
+def routes() -> frozenset[str]:
+    """Paths in the source of the server, with `{}` for a parameter; aliases under /v1 and /v2 leave that out."""
+    literals = [
+        path
+        for source in (ROOT / "serving").rglob("*.py")
+        for path in re.findall(r'"(/[\w./{}:]*)"', source.read_text(encoding="utf-8"))
+    ]
+    return frozenset(re.sub(r"\{\w+(?::path)?\}", "{}", path) for path in literals)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=name_of)
+def test_routes_are_served(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:(?:GET|POST|DELETE) )?(/(?:[\w{}.-]+/?)+)`", text))
+    for path in named - WRONG - UNSERVED - BY_FASTAPI:
+        plain = re.sub(r"\{\w+\}", "{}", path)
+        assert plain in routes() or re.sub(r"^/v[12]", "", plain) in routes(), path
