@@ -8,12 +8,20 @@ import pytest
 
 from benchmarks.models import HEAD
 from jaxllm.models.families import registry
+from jaxllm.processors.host import SLOW_SECONDS
 from jaxllm.requests import sampling_limits
 from jaxllm.serving.http.body import bounds
+from jaxllm.serving.ipc import wire
+from jaxllm.serving.ipc.client import health, router
+from jaxllm.serving.ipc.remote import messages as remote
+from jaxllm.serving.openai.batches.store import MOST_REQUESTS
 from jaxllm.serving.openai.completions.routes import MAX_PROMPTS
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS
+from jaxllm.serving.text.templates import budget
+from jaxllm.structured.complexity import check
+from jaxllm.structured.grammar_sandbox import client
 from tests.conftest import ROOT
 
 UNITS = {"": 1, "s": 1, "bytes/s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
@@ -53,6 +61,33 @@ def test_most_limits_have_their_default_on_the_page() -> None:
 def test_the_longest_lists(row: str, most: int) -> None:
     (cell,) = re.findall(rf"\| {re.escape(row)} \| ([\d,]+)", page("limits.md"))
     assert int(cell.replace(",", "")) == most
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("chat_templates.md", f"{['no', 'one', 'two'][int(budget.SECONDS)]} seconds of processor time"),
+        ("data_parallel.md", f"a host is silent for {remote.SILENCE_SECONDS:.0f} s"),
+        ("data_parallel.md", f"the first {router.MOST_BLOCKS * router.BLOCK:,} tokens of a prompt"),
+        ("data_parallel.md", f"in blocks of {router.BLOCK}."),
+        ("files.md", f"A batch has at most {MOST_REQUESTS:,} requests."),
+        ("logits_processors.md", f"takes more than {1000 * SLOW_SECONDS:.0f} ms"),
+        ("logits_processors.md", f"at most {sampling_limits.MAX_EXTRA_BYTES >> 10} KiB of it"),
+        ("processes.md", f"at most {wire.CREDIT} messages ahead"),
+        ("processes.md", f"Every {health.RECONCILE_SECONDS:.0f} s the client"),
+        ("processes.md", f"wait up to {health.RESTART_WAIT_SECONDS:.0f} s for it"),
+        ("processes.md", f"At most {remote.WINDOW} messages are in flight"),
+        ("requests.md", f"names up to {sampling_limits.MAX_LOGPROB_TOKEN_IDS} tokens"),
+        ("structured_outputs.md", f"rules and terminals: {check.MAX_LEVELS:,}"),
+        ("structured_outputs.md", f"in terminals that contain others: {check.MAX_OPTIONAL}"),
+        ("structured_outputs.md", f"Results are cached ({client.MOST_VERDICTS:,} of them"),
+        ("structured_outputs.md", f"one client may have {client.MOST_OF_ONE} waiting"),
+        ("structured_outputs.md", f"After {client.PATIENCE_SECONDS:.0f} seconds its client gets"),
+        ("tools.md", f"A request has at most {bounds.MOST_TOOLS} tools."),
+    ],
+)
+def test_a_number_of_a_page_is_that_of_the_code(name: str, sentence: str) -> None:
+    assert sentence in page(name)
 
 
 def test_formats_that_are_missing_are_missing() -> None:
