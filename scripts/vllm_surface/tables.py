@@ -7,10 +7,10 @@ from typing import Literal
 
 State = Literal["present", "accepted", "neutral", "absent"]
 MEANINGS: Mapping[State, str] = {
-    "present": "works as there",
-    "accepted": "accepted, and changes nothing or is said in another way",
-    "neutral": "accepted with values that ask for nothing; others are refused, with the reason",
-    "absent": "not there",
+    "present": "works as in vLLM",
+    "accepted": "accepted; has no effect, or is translated",
+    "neutral": "accepted only with values that ask for nothing; others are rejected with a reason",
+    "absent": "missing",
 }
 
 
