@@ -50,7 +50,7 @@ def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevice
     prepare(args.device)
     # These load JAX, two seconds that --help and wrong flags need not wait for.
     from jaxllm.executor.devices import local_devices, tensor_parallel_size
-    from jaxllm.executor.resolved import resolve_config
+    from jaxllm.executor.resolve import resolve_config
     from jaxllm.planning.fit import choose_devices
 
     count = (tensor_parallel_size(config.parallel) or 1) * config.parallel.pipeline_parallel_size

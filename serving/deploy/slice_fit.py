@@ -10,7 +10,8 @@ from jaxllm.executor.devices import tensor_parallel_size
 from jaxllm.executor.largest_step import PROVISIONAL_PAGES
 from jaxllm.executor.memory.capacity import bytes_on_device
 from jaxllm.executor.pipeline.stages import refuse_stages
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.sharding import splits, working_sizes
 from jaxllm.planning.fit import fit
 from jaxllm.planning.target import find_target

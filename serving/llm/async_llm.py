@@ -20,8 +20,8 @@ from jaxllm.requests.owners import NOBODY, Owner
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.group import EngineGroup
+from jaxllm.serving.ipc.client.launch import launch_with_devices
 from jaxllm.serving.ipc.client.members import GroupOptions
-from jaxllm.serving.ipc.client.placement import on_own_devices
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.messages import Add, Pool
 from jaxllm.serving.llm import loading
@@ -140,7 +140,7 @@ class AsyncLLM(AsyncControl):
             max_in_flight=max_in_flight,
             max_queued_tokens=max_queued_tokens,
             step_timeout=step_timeout,
-            launch_of=launch_of or partial(on_own_devices, launch, config),
+            launch_of=launch_of or partial(launch_with_devices, launch, config),
             max_restarts=max_restarts,
             restart_window=restart_window,
             settings={"log_level": log_level, "json_logs": json_logs},

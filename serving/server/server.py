@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import ConfigError
 from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.ipc.client.launch import launch_with_devices
 from jaxllm.serving.ipc.client.process import EngineProcess
+from jaxllm.serving.ipc.remote.host import run_host
 from jaxllm.serving.ipc.remote.layout import arranged, launches
+from jaxllm.serving.ipc.remote.security import keys_of
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.files.store import lock_folder
 from jaxllm.serving.options.server import ServerOptions
@@ -35,10 +39,8 @@ def run_server(
     config = arranged(config, headless=options.headless)
     if options.headless:
         configure_logging(options.log_level, json_lines=options.log_format == "json")
-        from jaxllm.serving.ipc.remote.host import run_host
-        from jaxllm.serving.ipc.remote.security import keys_of
-
-        return run_host(config, keys_of(options, config.parallel.data_parallel_address), launch)
+        keys = keys_of(options, config.parallel.data_parallel_address)
+        return run_host(config, keys, partial(launch_with_devices, launch, config))
     return on_fast_loop(serve(config, options, progress=progress, launch=launch))
 
 

@@ -18,7 +18,8 @@ from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import EngineConnection
 from jaxllm.serving.ipc.client.control import BackgroundControl, called
-from jaxllm.serving.ipc.client.placement import as_first, on_own_devices
+from jaxllm.serving.ipc.client.launch import launch_with_devices
+from jaxllm.serving.ipc.client.placement import as_first
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.router import Router
 from jaxllm.serving.ipc.messages import (
@@ -68,7 +69,7 @@ class BackgroundEngine:
         def hear(message: FromEngine | EngineError) -> None:
             self._events.put((number, message))
 
-        return EngineConnection(hear, hear, on_own_devices(EngineProcess, config, number))
+        return EngineConnection(hear, hear, launch_with_devices(EngineProcess, config, number))
 
     def _start(self, config: EngineConfig, progress: Progress) -> EngineInfo:
         """The first process compiles; the others, which come after it at once, find everything on disk."""

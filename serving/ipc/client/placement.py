@@ -7,15 +7,12 @@ slice of its own (Google Cloud's documentation of TPU VMs, "Run multiple workloa
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from jaxllm.config import EngineConfig, ParallelOptions
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.errors import ConfigError
 from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.serving.ipc.client.connection import Launch
 
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """How so many chips of one machine lie, as libtpu wants to know it."""
@@ -65,23 +62,6 @@ def tpu_variables(chips: Sequence[str]) -> dict[str, str]:
     }
 
 
-def on_own_devices(launch: Launch, config: EngineConfig, number: int) -> Launch:
-    """Starts the process of an engine so that it sees its part of the devices, or has Ray do so.
-
-    Raises `ConfigError`.
-    """
-    if config.is_on_ray:
-        # An engine that Ray places elsewhere joins as hosts do, and these start engines by this function.
-        from jaxllm.serving.ipc.client.on_ray.process import RayProcess
-
-        return partial(RayProcess, config=config)
-    variables = visible_devices(number, config.parallel)
-    if not variables:
-        return launch
-    with_variables: Any = launch
-    return partial(with_variables, variables=variables)
-
-
 def _numbered(visible: str | None, files: list[Path]) -> list[str]:
     """Names of the devices: those that are said to be visible, or else the numbers of the driver's files."""
     if visible is not None:
@@ -109,8 +89,8 @@ def _share(names: list[str], number: int, parallel: ParallelOptions, kind: str, 
     size, stages = parallel.tensor_parallel_size if parallel.mesh is None else "auto", parallel.pipeline_parallel_size
     each = len(names) // max(count, 1) if size == "auto" else -(-size * stages // devices)
     if each == 0 or each * count > len(names):
-        assign_pipeline_stages = f" in {stages} stages" if stages > 1 else ""
-        wanted = "1 each" if size == "auto" else f"tensor_parallel_size={size}{assign_pipeline_stages} each"
+        in_stages = f" in {stages} stages" if stages > 1 else ""
+        wanted = "1 each" if size == "auto" else f"tensor_parallel_size={size}{in_stages} each"
         of = f", with {devices} devices each," if devices > 1 else ""
         raise ConfigError(
             f"data_parallel_size={count}: {wanted} is more than the {len(names)} {kind}{of} of this machine"

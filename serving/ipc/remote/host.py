@@ -20,8 +20,6 @@ from zmq.utils.monitor import recv_monitor_message
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.serving.ipc.client.connection import EngineHandle, Launch
-from jaxllm.serving.ipc.client.placement import on_own_devices
-from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.remote.head import tcp
 from jaxllm.serving.ipc.remote.messages import (
     ALIVE_SECONDS,
@@ -53,15 +51,18 @@ _LATER_SECONDS = 30.0
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
-def run_host(config: EngineConfig, keys: Keys | None, launch: Launch = EngineProcess) -> int:
-    """Run engines for the server until SIGTERM or Ctrl-C; the exit code. Raises `ConfigError` when it is refused."""
+def run_host(config: EngineConfig, keys: Keys | None, launch_of: Callable[[int], Launch]) -> int:
+    """Run engines for the server until SIGTERM or Ctrl-C; the exit code. Raises `ConfigError` when it is refused.
+
+    `launch_of` tells how each of this host's engines starts, counted from 0; it may raise `ConfigError`.
+    """
     wanted = Stop()
     folder = tempfile.mkdtemp(prefix="jaxllm-host-")
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, wanted.ask)
         while not wanted.asked:
-            host = HostSession(config, keys, launch, Path(folder))
+            host = HostSession(config, keys, launch_of, Path(folder))
             try:
                 host.run(wanted)
             finally:
@@ -85,8 +86,11 @@ class Stop:
 class HostSession:
     """One membership: from dialling until the server has gone, or has forgotten us."""
 
-    def __init__(self, config: EngineConfig, keys: Keys | None, launch: Launch, folder: Path) -> None:
-        self._config, self._launch, self._folder = config, launch, folder
+    def __init__(
+        self, config: EngineConfig, keys: Keys | None, launch_of: Callable[[int], Launch], folder: Path
+    ) -> None:
+        """See `run_host`. `folder` gets the sockets."""
+        self._config, self._launch_of, self._folder = config, launch_of, folder
         parallel = config.parallel
         self._first, self._count = parallel.data_parallel_start_rank or 0, parallel.engines_here
         self._address = tcp(parallel.data_parallel_address, parallel.data_parallel_rpc_port)
@@ -192,7 +196,7 @@ class HostSession:
     def _start(self, channel: int, number: int) -> None:
         folder = self._open(channel)
         try:
-            launch = on_own_devices(self._launch, self._config, number - self._first)
+            launch = self._launch_of(number - self._first)
         except ConfigError as error:
             self._exits[channel] = str(error)
             return

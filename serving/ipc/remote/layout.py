@@ -8,7 +8,7 @@ from functools import partial
 from jaxllm.config import MAX_ENGINES, EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.serving.ipc.client.connection import Launch
-from jaxllm.serving.ipc.client.placement import on_own_devices
+from jaxllm.serving.ipc.client.launch import launch_with_devices
 from jaxllm.serving.ipc.remote.head import Head
 from jaxllm.serving.ipc.remote.security import keys_of
 from jaxllm.serving.options.server import ServerOptions
@@ -86,7 +86,7 @@ def _hybrid(config: EngineConfig, *, headless: bool) -> EngineConfig:
 @contextmanager
 def launches(config: EngineConfig, options: ServerOptions, launch: Launch) -> Iterator[Callable[[int], Launch]]:
     """How each engine is started, by its number: here, or on a host that joins. Raises `ConfigError`."""
-    here = partial(on_own_devices, launch, config)
+    here = partial(launch_with_devices, launch, config)
     parallel = config.parallel
     if parallel.data_parallel_size_local is None:
         yield here

@@ -66,7 +66,8 @@ def run_invited(invitation: bytes, variables: dict[str, str], on_end: Callable[[
     try:
         keys = keys_of(ServerOptions(headless=True), config.parallel.data_parallel_address, {SECRET: secret})
         with tempfile.TemporaryDirectory(prefix="jaxllm-ray-") as folder:
-            session = HostSession(config, keys, partial(EngineProcess, variables=variables), Path(folder))
+            launch = partial(EngineProcess, variables=variables)
+            session = HostSession(config, keys, lambda _: launch, Path(folder))
             try:
                 session.run(Stop())
             finally:

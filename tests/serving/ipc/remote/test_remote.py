@@ -61,7 +61,7 @@ class RunningHost(threading.Thread):
         folder.mkdir(parents=True)
         self.stop = Stop()
         self.error: ConfigError | None = None
-        self.session = HostSession(config, given or keys(secret, headless=True), ECHO, folder)
+        self.session = HostSession(config, given or keys(secret, headless=True), lambda _: ECHO, folder)
         self.start()
 
     def run(self) -> None:
