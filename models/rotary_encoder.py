@@ -10,8 +10,8 @@ from jaxllm.models.batch import PackedSequences
 from jaxllm.models.cache import Cache
 from jaxllm.models.cache_plan import plan_cache
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.decoder import make_decoder_layer
 from jaxllm.models.layers.embedding import Embedding, Table
+from jaxllm.models.layers.fused_decoder import make_decoder_layer
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import rotation
 from jaxllm.models.options import ForwardOptions

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.source import Source
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.decoder import make_decoder_layer
+from jaxllm.models.layers.fused_decoder import make_decoder_layer
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
 

@@ -1,7 +1,5 @@
 """A decoder layer, as its plan says."""
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,20 +9,17 @@ from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.attention import Attention
+from jaxllm.models.layers.experts import MixtureOfExperts
+from jaxllm.models.layers.latent_attention import LatentAttention
 from jaxllm.models.layers.mlp import MLP, GatedMLP, make_mlp
-from jaxllm.models.layers.norm import AnyNorm, RMSNorm, make_norm
+from jaxllm.models.layers.norm import AnyNorm, make_norm
 from jaxllm.models.layers.parameter import parameter
-from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
+from jaxllm.models.layers.recurrent import make_recurrent
+from jaxllm.models.layers.token_input import TokenInput
+from jaxllm.models.mlp_plan import ExpertsPlan
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.plan import LayerPlan, RecurrentPlan, TokenInputPlan
+from jaxllm.models.plan import LayerPlan
 from jaxllm.models.sharding import sharding
-from jaxllm.pallas_kernels.linear import Fused
-
-if TYPE_CHECKING:
-    from jaxllm.models.layers.experts import MixtureOfExperts
-    from jaxllm.models.layers.latent_attention import LatentAttention
-    from jaxllm.models.layers.recurrent import RecurrentBlock
-    from jaxllm.models.layers.token_input import TokenInput
 
 LayerCache = jax.Array | States
 """A layer's part of the cache: pages (see `cache_shape`), or states."""
@@ -40,14 +35,14 @@ class DecoderLayer(nnx.Module):
         self.attention_norm, self.attention_output_norm = norm("attention_norm"), norm("attention_output_norm")
         recurrence = plan.recurrence
         self.attention = None if recurrence else _make_attention(config, plan.attention, options, dtype)
-        self.recurrence = _make_recurrence(config, recurrence, options, dtype) if recurrence else None
+        self.recurrence = make_recurrent(config, recurrence, options, dtype=dtype) if recurrence else None
         self.mlp_norm, self.mlp_output_norm = norm("mlp_norm"), norm("mlp_output_norm")
         self.mlp = _feed_forward(config, plan, options, dtype)
         self.residual_norm = norm("residual_norm")
         own = plan.residual_mlp
         self.residual_mlp = None if own is None else make_mlp(config, own, dtype=dtype, options=options)
         token_input = plan.token_input
-        self.token_input = None if token_input is None else _make_token_input(config, token_input, options, dtype)
+        self.token_input = None if token_input is None else TokenInput(config, token_input, options, dtype=dtype)
         self.output_scale = Scale(options, dtype=dtype) if plan.output_scale else None
         self.plan = plan
 
@@ -104,95 +99,20 @@ class Scale(nnx.Module):
         return x * self.weight[...]
 
 
-# Kinds of layers that most models do not have are imported when one has them: starts are faster without.
-
-
 def _make_attention(
     config: ModelConfig, plan: AttentionPlan | LatentAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
-) -> "Attention | LatentAttention":
+) -> Attention | LatentAttention:
     if isinstance(plan, LatentAttentionPlan):
-        from jaxllm.models.layers.latent_attention import LatentAttention
-
         return LatentAttention(config, plan, options, dtype=dtype)
     return Attention(config, plan, options, dtype=dtype)
 
 
-def _make_recurrence(
-    config: ModelConfig, plan: RecurrentPlan, options: ForwardOptions, dtype: jnp.dtype
-) -> "RecurrentBlock":
-    from jaxllm.models.layers.recurrent import make_recurrent
-
-    return make_recurrent(config, plan, options, dtype=dtype)
-
-
-def _make_token_input(
-    config: ModelConfig, plan: TokenInputPlan, options: ForwardOptions, dtype: jnp.dtype
-) -> "TokenInput":
-    from jaxllm.models.layers.token_input import TokenInput
-
-    return TokenInput(config, plan, options, dtype=dtype)
-
-
 def _feed_forward(
     config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype
-) -> "MixtureOfExperts | GatedMLP | MLP | None":
+) -> MixtureOfExperts | GatedMLP | MLP | None:
     """The block of a plan, if there is one."""
     if not plan.has_mlp:
         return None
     if isinstance(plan.mlp, ExpertsPlan):
-        from jaxllm.models.layers.experts import MixtureOfExperts
-
         return MixtureOfExperts(config, plan.mlp, dtype=dtype, options=options)
     return make_mlp(config, plan.mlp, dtype=dtype, options=options)
-
-
-class FusedDecoderLayer(DecoderLayer):
-    """The same where products take over what is around them: norms, gates, residuals. For layers that `can_fuse`."""
-
-    def __call__(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
-        """See `DecoderLayer`."""
-        attention, mlp, forward = self.attention, self.mlp, context.forward
-        assert isinstance(self.attention_norm, RMSNorm)
-        assert isinstance(self.mlp_norm, RMSNorm)
-        assert isinstance(mlp, GatedMLP)
-        if not isinstance(attention, Attention):
-            mixed, cache = self._mix(self.attention_norm(x), cache, context)
-            x = x + mixed
-        else:
-            projected = attention.query_key_value(x, forward, Fused(self.attention_norm.norm))
-            assert not isinstance(cache, tuple)
-            attended, cache = attention.attend(projected, cache, context)
-            x = attention.output(attended, forward, Fused(residual=x))
-        wide = mlp.gate_up(x, forward, Fused(self.mlp_norm.norm))
-        is_silu = mlp.activation.is_silu
-        return mlp.down(wide if is_silu else mlp.activation(wide), forward, Fused(is_gated=is_silu, residual=x)), cache
-
-
-def can_fuse(plan: LayerPlan) -> bool:
-    """Whether a layer is one block after the other, each with an RMS norm before it and nothing after it."""
-    norms = plan.attention_norm, plan.mlp_norm
-    return (
-        all(norm is not None and norm.kind == "rms" and norm.weight for norm in norms)
-        and plan.attention_output_norm is None
-        and plan.mlp_output_norm is None
-        and plan.has_mlp
-        and plan.residual_mlp is None
-        and isinstance(plan.mlp, MLPPlan)
-        and plan.mlp.is_gated
-        and not plan.is_parallel
-        and not plan.normalises_sum
-        and plan.residual_scale == 1.0
-        and plan.token_input is None
-        and not plan.output_scale
-        and plan.altup is None
-    )
-
-
-def make_decoder_layer(config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> DecoderLayer:
-    """The layer of a plan, fused where native kernels multiply."""
-    if plan.altup is not None:
-        from jaxllm.models.layers.altup import AltUpLayer
-
-        return AltUpLayer(config, plan, options, dtype)
-    kind = FusedDecoderLayer if options.native_matmul and can_fuse(plan) else DecoderLayer
-    return kind(config, plan, options, dtype)
