@@ -15,7 +15,7 @@ from benchmarks.shared.counting import counting_calls, counting_transfers
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 

@@ -41,7 +41,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.serving.llm.llm_engine import LLMEngine
 import jaxllm.engine.engine
 lap("imports")
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 config = EngineConfig.from_options(options)
 resolve_config(config)
 lap("configuration")

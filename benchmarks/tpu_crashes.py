@@ -70,7 +70,7 @@ def compile_all(*, unlocked: bool) -> None:
     from jaxllm.executor.compile import compiler
     from jaxllm.executor.compile.executables import Executables
     from jaxllm.executor.compile.generation import generation_programs
-    from jaxllm.executor.resolved import resolve_config
+    from jaxllm.executor.resolve import resolve_config
 
     config = EngineConfig.from_options({"max_num_batched_tokens": 32, "max_model_len": 256, "max_num_seqs": 8})
     resolved = resolve_config(config, absent_devices("v5e"))

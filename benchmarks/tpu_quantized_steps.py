@@ -32,7 +32,7 @@ def compile_one(chip: str, quantization: str, kv_cache_dtype: str) -> dict[str, 
     from jaxllm.executor.compile.generation import generation_programs
     from jaxllm.executor.largest_step import PROVISIONAL_PAGES
     from jaxllm.executor.memory.capacity import bytes_on_device
-    from jaxllm.executor.resolved import resolve_config
+    from jaxllm.executor.resolve import resolve_config
     from jaxllm.planning.hlo import parse
 
     target = find_target(chip, None, 1)

@@ -62,7 +62,7 @@ def compile_step(rows: int) -> str:
     """The compiled program of a step that decodes so many rows."""
     from jaxllm.config import EngineConfig, ModelOptions, SchedulerOptions
     from jaxllm.executor.compile.generation import generation_programs
-    from jaxllm.executor.resolved import resolve_config
+    from jaxllm.executor.resolve import resolve_config
 
     target = find_target(CHIP, None, 1)
     with tempfile.TemporaryDirectory() as folder:

@@ -124,7 +124,7 @@ def compile_one(name: str) -> Row:
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError
     from jaxllm.executor.compile.buckets import Bucket
-    from jaxllm.executor.resolved import resolve_config
+    from jaxllm.executor.resolve import resolve_config
     from jaxllm.planning.links import network_of
     from jaxllm.planning.memory import compile_step, measure
     from jaxllm.planning.report import compiler_estimate

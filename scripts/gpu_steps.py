@@ -17,7 +17,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.executables import compiler_options
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from scripts.described_gpus import GPUS, Gpu
 from scripts.first_light import LLAMA_8B
 

@@ -20,7 +20,7 @@ from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.device_state import DeviceState
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.sampler.logprobs import no_logprobs
 from jaxllm.executor.sampler.rows import SamplingState

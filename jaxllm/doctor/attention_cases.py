@@ -12,7 +12,8 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.doctor.latent_cases import suited_latent_cases
 from jaxllm.doctor.result import Context, Outcome
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.latent_attention import check as latent_check
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
 from jaxllm.pallas_kernels.paged_attention.check import CaseResult, Result, compare, run_case

@@ -87,7 +87,7 @@ def generate(wanted: Wanted) -> Answers:
 
     from jaxllm.config import EngineConfig
     from jaxllm.engine.engine import Engine
-    from jaxllm.executor.resolved import resolve_config
+    from jaxllm.executor.resolve import resolve_config
     from jaxllm.models.causal_lm import abstract_model
     from jaxllm.models.sharding import working_sizes
     from jaxllm.requests.request import Request

@@ -12,7 +12,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.doctor.result import Context, Outcome
 from jaxllm.engine.engine import Engine
 from jaxllm.executor.compile.buckets import Bucket
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import chip_of
 from jaxllm.planning.memory import measure
 from jaxllm.planning.roofline import CONTEXT, estimate

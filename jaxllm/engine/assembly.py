@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import StageInfo
 from jaxllm.executor.memory.capacity import bytes_on_device
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool

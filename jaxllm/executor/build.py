@@ -1,22 +1,20 @@
 """From a configuration to a runner that is ready: weights, memory, executables."""
 
-import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
 from jaxllm.bundle.differences import CPU_FEATURES, MEASURED_BLOCKS
-from jaxllm.config import CompileOptions
+from jaxllm.bundle.read import Bundle
 from jaxllm.config.progress import Progress, silent
-from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.executor.compile.background import BackgroundCompilation, needed_first
-from jaxllm.executor.compile.buckets import Bucket, Buckets
-from jaxllm.executor.compile.cached import CachedExecutables, cached_executables
+from jaxllm.errors import ConfigError
+from jaxllm.executor.build_common import Built, free_on_cpu, load_and_ask_compiler, split_compile_schedule, steady_pages
+from jaxllm.executor.bundles import bundled_executables, explicit_pages
+from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import Executables, use_compilation_cache
 from jaxllm.executor.compile.first_run import first_run, run_at_start
@@ -26,46 +24,21 @@ from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.kernels.native import begin_kernels
-from jaxllm.executor.memory.capacity import (
-    count_pages,
-    count_steady_pages,
-    local_devices_of,
-    shortened,
-    with_snapshots,
-)
-from jaxllm.executor.memory.memory import cpu_free_bytes, device_free_bytes, steady
+from jaxllm.executor.memory.capacity import local_devices_of, shortened, with_snapshots
+from jaxllm.executor.memory.memory import device_free_bytes
+from jaxllm.executor.pipeline.build import build_stages
 from jaxllm.executor.program_table import EMPTY_STATE
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
+from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.weights.load import LoadWeights, open_engine_weights
+from jaxllm.executor.weights.load import open_engine_weights
 from jaxllm.models.errors import ModelError
 
 if TYPE_CHECKING:
-    from jaxllm.bundle.read import Bundle
-    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
     from jaxllm.hosts.follower import FollowerGroup
     from jaxllm.hosts.group import Group
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Built:
-    """Programs that are made and weights that are loaded, but nothing has run yet."""
-
-    resolved: ResolvedConfig
-    num_pages: int
-    programs: ProgramSet[DeviceState]
-    calls: DeviceCalls
-    at_start: Sequence[Bucket]
-    """Steps that are made."""
-    later: Sequence[Bucket]
-    """Steps that are to be made in the background."""
-
-    def in_background(self) -> BackgroundCompilation | None:
-        """Begin to make those."""
-        return BackgroundCompilation(self.calls.executables, self.later) if self.later else None
+    from jaxllm.hosts.leader import LeaderGroup
 
 
 def build_runner(
@@ -100,11 +73,9 @@ def build_runner(
     return resolved, runner, built.num_pages
 
 
-def _compiled_processors(resolved: ResolvedConfig) -> "CompiledProcessors | None":
+def _compiled_processors(resolved: ResolvedConfig) -> CompiledProcessors | None:
     if not resolved.processors:
         return None
-    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
-
     return CompiledProcessors.of(resolved)
 
 
@@ -129,14 +100,8 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | Non
     try:
         wait_for_kernels = begin_kernels(resolved, cache)
         if resolved.stages:
-            # Most engines have one: starts are faster without the import.
-            from jaxllm.executor.pipeline.build import build_stages
-
             return build_stages(resolved, progress, wait_for_kernels, cache)
         if resolved.config.compile.executables is not None:
-            # Most engines have no bundle: starts are faster without the import.
-            from jaxllm.bundle.read import Bundle
-
             bundle = Bundle.open(resolved.config.compile.executables)
             pages = bundle.manifest.num_pages
             resolved = replace(resolved, num_snapshots=bundle.manifest.num_snapshots)
@@ -153,13 +118,6 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | Non
         raise ConfigError(str(error)) from error
 
 
-def free_on_cpu(resolved: ResolvedConfig) -> int:
-    """Bytes of the machine's memory for the KV cache of an engine, or of each data shard."""
-    # Engines alongside this one have as much, and so has every data shard.
-    engines = max(1, resolved.config.parallel.engines_here) * resolved.data_shards
-    return cpu_free_bytes(resolved.config.cache.gpu_memory_utilization) // engines
-
-
 def _sized(
     resolved: ResolvedConfig, free: int, cache: Path | None, group: "Group | None"
 ) -> tuple[ResolvedConfig, int]:
@@ -173,43 +131,6 @@ def _sized(
     return resolved, group.smallest("KV pages", steady_pages(resolved, free, cache))
 
 
-def steady_pages(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) -> int:
-    """As many KV pages as `free_bytes` hold, or a few less where an earlier start has compiled for those only.
-
-    Free memory is never quite the same, and an engine with another number of pages has to be compiled. Raises
-    `CapacityError`.
-    """
-    pages = count_steady_pages(resolved, free_bytes)
-    try:
-        fewer = count_pages(resolved, steady(steady(free_bytes, resolved.platform) - 1, resolved.platform))
-    except CapacityError:
-        return pages
-    if cache is None or fewer == pages:
-        return pages
-
-    def is_cached(number: int) -> bool:
-        first = resolved.by_stage[0]
-        programs = generation_programs(first, number)
-        return CachedExecutables.of(cache, first, programs, number).folder.is_dir()
-
-    return fewer if not is_cached(pages) and is_cached(fewer) else pages
-
-
-def load_and_ask_compiler(
-    resolved: ResolvedConfig, load_weights: LoadWeights, cache: Path | None, progress: Progress
-) -> tuple[tuple[jax.Array, ...], int]:
-    """The parameters' leaves, and the bytes that the largest step needs besides them and the KV cache."""
-    # Only here: a start on CPU need not wait for the import.
-    from jaxllm.executor.largest_step import bytes_beside_cache
-
-    if resolved.platform == "tpu":
-        # Loading compiles as well, and libtpu takes one thread at a time.
-        return load_weights(resolved, progress), bytes_beside_cache(resolved, cache)
-    with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
-        beside = pool.submit(bytes_beside_cache, resolved, cache)
-        return load_weights(resolved, progress), beside.result()
-
-
 def _build(
     resolved: ResolvedConfig,
     pages: int,
@@ -217,7 +138,7 @@ def _build(
     progress: Progress,
     wait_for_kernels: Callable[[], None],
     *,
-    bundle: "Bundle | None" = None,
+    bundle: Bundle | None = None,
     cache: Path | None = None,
     group: "Group | None" = None,
 ) -> Built:
@@ -229,8 +150,6 @@ def _build(
     if bundle is None:
         executables = cached_executables(resolved, programs, pages, cache)
     else:
-        from jaxllm.executor.bundles import bundled_executables, explicit_pages
-
         executables = bundled_executables(resolved, programs, bundle, explicit_pages(resolved))
     at_start, later = split_compile_schedule(resolved.config.compile, buckets)
     with executables.compiling(at_start, progress):
@@ -244,21 +163,10 @@ def _build(
 
 def _calls(executables: Executables, parameters: tuple[jax.Array, ...], group: "Group | None") -> DeviceCalls:
     """The calls of this process, of which a leader tells the others."""
-    if group is None:
+    if group is None or not group.is_leader:
         return DeviceCalls(executables, parameters)
-    # Its sockets are imported only where there are several processes.
-    from jaxllm.hosts.leader import LeaderGroup
-
-    if isinstance(group, LeaderGroup):
-        return DeviceCalls(executables, parameters, publish=group.publish, explain=group.explain)
-    return DeviceCalls(executables, parameters)
-
-
-def split_compile_schedule(options: CompileOptions, buckets: Buckets) -> tuple[Sequence[Bucket], Sequence[Bucket]]:
-    """Which steps are made at the start, and which in the background."""
-    wanted = () if options.enforce_eager else buckets.all
-    at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
-    return at_start, [bucket for bucket in wanted if bucket not in at_start]
+    leader = cast("LeaderGroup", group)
+    return DeviceCalls(executables, parameters, publish=leader.publish, explain=leader.explain)
 
 
 def _shared_identity(resolved: ResolvedConfig, programs: ProgramSet[DeviceState], pages: int) -> dict[str, Any]:

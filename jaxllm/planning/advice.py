@@ -9,7 +9,8 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.largest_step import PROVISIONAL_PAGES
 from jaxllm.executor.memory.capacity import bytes_on_device, count_pages
 from jaxllm.executor.memory.memory import usable_bytes
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.sharding import working_sizes
 from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pooling.override import override

@@ -8,13 +8,7 @@ from typing import Any
 
 from jaxllm.bundle.read import Bundle
 from jaxllm.config.progress import Progress
-from jaxllm.executor.build import (
-    Built,
-    free_on_cpu,
-    load_and_ask_compiler,
-    split_compile_schedule,
-    steady_pages,
-)
+from jaxllm.executor.build_common import Built, free_on_cpu, load_and_ask_compiler, split_compile_schedule, steady_pages
 from jaxllm.executor.bundles import bundled_executables, check_memory, explicit_pages
 from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.executables import Executables

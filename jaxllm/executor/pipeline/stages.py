@@ -16,6 +16,7 @@ from jaxllm.executor.devices import data_shards
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
+from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.sharding import make_mesh
 from jaxllm.models.stage import Stage
@@ -85,8 +86,6 @@ def layer_bytes(resolved: ResolvedConfig, plan: LayerPlan) -> int:
 
 @cache
 def _layer_bytes(model: ModelConfig, plan: LayerPlan, dtype: str) -> int:
-    from jaxllm.models.options import ForwardOptions
-
     layer: Any = registry.lookup(model.architecture).make_layer(model, plan, ForwardOptions(), jnp.dtype(dtype))
     leaves = jax.tree.leaves(nnx.split(layer)[1])
     return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves)

@@ -15,7 +15,7 @@ from jax.experimental import topologies
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,7 +11,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.executor import largest_step
 from jaxllm.executor.build import build_runner
 from jaxllm.executor.largest_step import bytes_beside_cache
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.hosts.leader import LeaderGroup
 from tests.conftest import RunPython
 
@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import jax
 from jaxllm.config import EngineConfig
 from jaxllm.executor import build
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 
 lowered = []
 def listen(event, duration, **details):
@@ -70,6 +70,8 @@ def test_what_the_compiler_said_is_asked_once(tmp_path: Path, monkeypatch: pytes
 
 class Noting(LeaderGroup):
     """The first process of an engine of one: notes what it agrees on, and what it tells."""
+
+    is_leader = True
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from benchmarks.models import FOLDER
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch, max_rows
 from tests.pallas_kernels.paged_attention.test_random_batches import batches, padded_inputs

@@ -13,7 +13,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.devices import local_devices, tensor_parallel_size
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.planning.target import find_target
 from tests.jaxllm.planning.llama import write_model
 

@@ -65,7 +65,7 @@ from functools import partial
 from pathlib import Path
 from jaxllm.config import EngineConfig
 from jaxllm.executor import backend
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 jax.config.update("jax_platforms", None)
 jax.local_devices = lambda: __import__("time").sleep(600)
 backend.check_one_host = partial(backend.check_one_host, devices=Path({str(four_chips)!r}))

@@ -9,7 +9,7 @@ import pytest
 from jaxllm.config import EngineConfig, ModelOptions, SchedulerOptions
 from jaxllm.errors import ConfigError
 from jaxllm.executor.model_files import model_folder, tokenizer_folder
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.step_size import StepSize
 from jaxllm.models.errors import ModelError
 from tests.jaxllm.planning.llama import write_model

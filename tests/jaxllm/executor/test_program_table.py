@@ -11,7 +11,7 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.program_table import PROGRAMS, STEP, ProgramRecord, find_record
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.models.cache import Cache
 

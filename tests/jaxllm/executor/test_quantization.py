@@ -8,7 +8,8 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.checkpoint.find_model import find_model
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}

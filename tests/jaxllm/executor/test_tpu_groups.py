@@ -48,7 +48,7 @@ from jax.experimental import topologies
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 
 folder, count = sys.argv[1:]
 options = {"model": folder, "max_num_batched_tokens": 512, "max_num_seqs": 64, "tensor_parallel_size": int(count)}

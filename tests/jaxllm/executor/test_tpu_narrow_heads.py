@@ -32,7 +32,7 @@ from jax.experimental import topologies
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 
 
 def measure(folder, topology, count, tokens, attention):

@@ -10,7 +10,8 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.planning.fit import check_weights, fit, fit_here
 from jaxllm.planning.target import TargetDevices, find_target
 from tests.jaxllm.planning.llama import GPT_OSS_120B, LLAMA_3_8B_WEIGHTS, write_model

@@ -9,7 +9,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.memory.capacity import bytes_on_device
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, summed_bytes
 from jaxllm.planning.links import sum_seconds

@@ -9,7 +9,8 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.buckets import Bucket
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.fit import fit, fit_here
 from jaxllm.planning.memory import compile_step

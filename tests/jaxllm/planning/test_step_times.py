@@ -7,7 +7,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import handover_seconds
 from jaxllm.planning.memory import estimate_memory

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.executor.devices import split_over
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.checkpoint import Checkpoint

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.executor.build import steady_pages
+from jaxllm.executor.build_common import steady_pages
 from jaxllm.executor.compile.cached import CachedExecutables
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import Executable, Program
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from tests.conftest import RunPython
 
 FOUR_STARTS = """

@@ -9,7 +9,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from tests.models.every_family import FAMILIES
 
 COLLECTIVE = re.compile(r"= \S+ (all-reduce|all-gather|reduce-scatter|all-to-all)\(.*replica_groups=(\S+?),? ")

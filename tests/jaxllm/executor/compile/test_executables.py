@@ -16,7 +16,7 @@ from jaxllm.executor.compile.cached import noticing_hits
 from jaxllm.executor.compile.executables import without_compilation_cache
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import Program
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.state_programs import set_pages
 
 PAGES = 4096

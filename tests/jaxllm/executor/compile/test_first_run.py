@@ -8,7 +8,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.first_run import run_at_start
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from tests.conftest import RunPython
 
 BROKEN_STEP = """

@@ -11,7 +11,7 @@ from jaxllm.bundle.differences import differences
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.identity import SOURCES, _version, cpu_features, engine_identity, source_files
-from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.resolve import resolve_config
 from jaxllm.pallas_kernels.measured import store_measured
 
 

@@ -19,7 +19,8 @@ from jaxllm.executor.kernels.select import select_kernel
 from jaxllm.executor.kernels.self_test import verify_kernel
 from jaxllm.executor.kernels.self_tests.linear import TEST
 from jaxllm.executor.kernels.verification import verify_kernels
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.config import ModelConfig
 from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedInputs
 from jaxllm.pallas_kernels.linear.weight_type import FP4, Values, WeightType

@@ -15,7 +15,8 @@ from jaxllm.executor.kernels.moe import MOE
 from jaxllm.executor.kernels.select import select_kernel
 from jaxllm.executor.kernels.self_test import verify_kernel
 from jaxllm.executor.kernels.self_tests.moe import TEST
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.mlp_plan import ExpertsPlan, RouterPlan
 from jaxllm.pallas_kernels.grouped_matmul.cases import Case

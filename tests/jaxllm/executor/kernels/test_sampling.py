@@ -13,7 +13,8 @@ from jaxllm.executor.kernels.sampling import SAMPLING
 from jaxllm.executor.kernels.select import select_kernel
 from jaxllm.executor.kernels.self_test import verify_kernel
 from jaxllm.executor.kernels.self_tests.sampling import TEST
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.sampling import choose_tokens
 
 

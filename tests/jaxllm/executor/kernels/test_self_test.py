@@ -14,7 +14,8 @@ from jaxllm.errors import EngineError
 from jaxllm.executor.kernels import self_test
 from jaxllm.executor.kernels.self_test import RESULTS, verify_kernel
 from jaxllm.executor.kernels.self_tests.attention import TEST, attention_cases
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.plan import LayerPlan
 from jaxllm.pallas_kernels.latent_attention import LatentSizes

@@ -13,7 +13,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.executor import build
 from jaxllm.executor.largest_step import bytes_beside_cache
 from jaxllm.executor.memory.capacity import bytes_on_device, count_pages, shortened
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 
 
 def resolved_for(platform: str, **options: Any) -> ResolvedConfig:

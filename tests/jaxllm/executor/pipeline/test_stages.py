@@ -20,7 +20,8 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.memory.capacity import bytes_on_device
 from jaxllm.executor.memory.memory import CPU_SHARE
 from jaxllm.executor.pipeline.stages import balanced
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint import checkpoint
 from jaxllm.models.checkpoint.checkpoint import Checkpoint

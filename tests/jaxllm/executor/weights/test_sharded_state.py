@@ -17,7 +17,8 @@ from safetensors.numpy import load_file, save_file
 from jaxllm.config import EngineConfig
 from jaxllm.config.progress import silent
 from jaxllm.errors import RequestError
-from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.resolve import resolve_config
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.load import open_engine_weights
 from jaxllm.executor.weights.sharded import load as loading
 from jaxllm.executor.weights.sharded import save as saving
