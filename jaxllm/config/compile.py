@@ -3,8 +3,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxllm.config.hints import ATTENTION_BACKENDS, LINEAR_BACKENDS, MOE_BACKENDS
 from jaxllm.config.option import Section, option
+
+# fmt: off
+ATTENTION_BACKENDS = (
+    "amx_", "b12x", "cpu_", "custom", "cutlass", "dual_chunk", "flash", "flex_", "hpc_", "hpu_", "ipex", "minimax_",
+    "no_attention", "pallas", "rocm_", "step5_", "tokenspeed_", "torch_", "triton_", "turboquant", "ultraquant",
+    "xformers", "xpu_",
+)
+LINEAR_BACKENDS = (
+    "aiter", "b12x", "conch", "cutlass", "deep_gemm", "emulation", "exllama", "fbgemm", "flashinfer_", "humming",
+    "machete", "marlin", "torch", "triton", "xpu",
+)
+"""Products with ordinary and quantised matrices."""
+MOE_BACKENDS = (
+    "aiter", "b12x", "batched_triton", "cutlass", "deep_gemm", "emulation", "flashinfer", "flydsl", "hpc", "humming",
+    "marlin", "rdna3", "triton",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

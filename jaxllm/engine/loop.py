@@ -4,13 +4,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
+
+import jax
 
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo, PoolingInfo, StageInfo
 from jaxllm.engine.garbage import trim_heap
-from jaxllm.engine.profiling import Profiler
 from jaxllm.engine.stats import StepStats
+from jaxllm.errors import RequestError
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.requests.outputs import EngineOutput
 
@@ -135,3 +138,37 @@ def describe(
         kernels=dict(resolved.kernels),
         planned_step_seconds=planned_step_seconds or {},
     )
+
+
+class Profiler:
+    """Takes one trace after the other with `jax.profiler`, into a folder of the operator's."""
+
+    def __init__(self, folder: str | None) -> None:
+        """Without a folder there are no traces."""
+        self._folder = folder
+        self._is_running = False
+
+    def start(self) -> str:
+        """Begin a trace, and return the folder. Raises `RequestError` without a folder, or while one is taken."""
+        if self._folder is None:
+            raise RequestError("profiling is off: start with profiler_dir (--profiler-dir FOLDER)")
+        if self._is_running:
+            raise RequestError("a trace is being taken already: stop it first")
+        try:
+            Path(self._folder).mkdir(parents=True, exist_ok=True)
+            jax.profiler.start_trace(self._folder)
+        except (OSError, RuntimeError) as error:
+            raise RequestError(f"the trace could not be started in {self._folder}: {error}") from error
+        self._is_running = True
+        return self._folder
+
+    def stop(self) -> str:
+        """Write the trace, and return the folder. Raises `RequestError` where none was begun, or the disk is full."""
+        if self._folder is None or not self._is_running:
+            raise RequestError("no trace is being taken: start one first")
+        self._is_running = False
+        try:
+            jax.profiler.stop_trace()
+        except (OSError, RuntimeError) as error:
+            raise RequestError(f"the trace could not be written to {self._folder}: {error}") from error
+        return self._folder

@@ -13,11 +13,10 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shortened
 from jaxllm.models.errors import is_failure
 from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
-from jaxllm.structured.llguidance_messages import first_line
 from jaxllm.structured.llguidance_source import source_of
 
 LIMITS: Final[dict[str, Any]] = {
@@ -42,6 +41,28 @@ FILLS_ALONE: Final = 100
 """After a slow one so many masks are computed one after the other, to find the next slow one."""
 
 _SLOW: Final = "the grammar is too complex: following it takes too long"
+
+_CORES: Final = os.cpu_count() or 1
+_REWRITTEN: Final = (
+    (
+        re.compile(r"oneOf constraints are not supported\. Enable 'coerce_one_of'.*"),
+        "oneOf needs schemas that differ in type, or in a constant of a required property: or write anyOf",
+    ),
+    (
+        re.compile(r"Resource '([^']{0,80})[^']*' is not present in a registry.*"),
+        r"$ref leads to another document, '\1', and none is fetched: put what it refers to into this schema",
+    ),
+    (
+        re.compile(r"Unimplemented keys: \[(.*)\]"),
+        r"these keywords of JSON Schema are not supported: \1",
+    ),
+    (re.compile(r"(Unsatisfiable schema: Regex is empty):.*"), r"\1"),
+    (
+        re.compile(r"(Too many items [^)]*\)); try avoiding single-byte/short lexemes"),
+        r"\1; rules that can be read in fewer ways, or are regular expressions, need less",
+    ),
+    (re.compile(r"; consider making your grammar left-recursive if it's right-recursive"), ""),
+)
 
 
 def make_backend(vocabulary: Vocabulary) -> "LLGuidance":
@@ -164,9 +185,6 @@ class LLMatch:
         return found
 
 
-_CORES: Final = os.cpu_count() or 1
-
-
 def _source(form: StructuredOutputsParams, is_special: Any) -> str:
     try:
         return source_of(form, is_special)
@@ -210,3 +228,14 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
         raise RequestError(
             f"structured outputs cannot use {path}: {first_line(str(error))}", "structured_outputs"
         ) from error
+
+
+def first_line(message: str) -> str:
+    """What llguidance says, without its state and without pages of grammar."""
+    if message.startswith("panic"):
+        return "the grammar is too complex, or a defect of llguidance"
+    message = message.split("\n<state>", maxsplit=1)[0].replace("\n<non-verbose/>", "").strip()
+    message = re.sub(r"\s*\n\s*", " | ", message or "the grammar cannot be followed any further")
+    for pattern, better in _REWRITTEN:
+        message = pattern.sub(better, message)
+    return shortened(message)

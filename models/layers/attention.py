@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -14,7 +15,6 @@ from jaxllm.models.attention_plan import AttentionPlan, QueryScale
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.kv_shape import CacheLayout, OwnPages
-from jaxllm.models.layers.alibi import alibi_slopes
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import AnyNorm, NoNorm, make_norm
 from jaxllm.models.layers.parameter import Rows, merged, parameter
@@ -204,3 +204,15 @@ def _head_norm(
     each = replace(rows, group=1, order=None, columns=rows.order)
     whole = merged(1, {name: (rows.times, each)}, heads // rows.times) if plan.norm_is_split else each
     return make(heads, head_size, axes=("heads", None), rows=whole)
+
+
+def alibi_slopes(num_heads: int, largest: float = 8.0) -> np.ndarray:
+    """Slope of each head, float32 [N]: powers of two whose exponents go down to -`largest`.
+
+    Where the number of heads is no power of two, the slopes of the next smaller one come first, then every other one
+    of the next larger, as in the paper's code.
+    """
+    whole = 1 << (num_heads.bit_length() - 1)
+    first = 2.0 ** (-largest * np.arange(1, whole + 1) / whole)
+    others = 2.0 ** (-largest * np.arange(1, 2 * whole + 1, 2) / (2 * whole))
+    return np.concatenate([first, others])[:num_heads].astype(np.float32)

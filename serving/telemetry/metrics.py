@@ -1,31 +1,31 @@
 """Counts what engines tell and what their requests measure, and says it to Prometheus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.exposition import generate_latest as generate_text
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from jaxllm.config.engine_info import EngineInfo
+from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
 from jaxllm.serving.telemetry.catalogue import METRICS, Described
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
-from jaxllm.serving.telemetry.stages import collect_stages
 from jaxllm.serving.telemetry.step_times import collect_steps
 from jaxllm.serving.text.measurements import Measurements
 
 Labels = dict[str, str]
+
+LAYERS = "stage_layers", "Layers of a stage of pipeline parallel."
+WEIGHTS = "stage_weight_bytes", "Bytes of weights on each device of a stage."
+CACHE = "stage_kv_cache_bytes", "Bytes of the KV cache on each device of a stage."
+BUSY = "stage_busy_seconds", "Time in which a stage worked; the rest it waited for another stage, or for the host."
+"""Name and meaning of each."""
 
 
 class ProcessMeasured(msgspec.Struct):
@@ -218,3 +218,25 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
         "engine": labels["engine"],
     }
     return [(config, 1.0)]
+
+
+def collect_stages(
+    prefix: str, engines: Sequence[tuple[Mapping[str, str], Sequence[StageInfo], Sequence[float]]]
+) -> Iterator[Metric]:
+    """Of engines with their labels, their stages, and what each of these has worked; nothing where none has stages."""
+    if not any(stages for _, stages, _ in engines):
+        return
+    names = [*engines[0][0], "stage"]
+    layers, weights, cache = (
+        GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=names) for name, meaning in (LAYERS, WEIGHTS, CACHE)
+    )
+    busy = CounterMetricFamily(f"{prefix}:{BUSY[0]}", BUSY[1], labels=names)
+    for labels, stages, seconds in engines:
+        for number, stage in enumerate(stages):
+            own = [*labels.values(), str(number)]
+            layers.add_metric(own, stage.stop - stage.start)
+            weights.add_metric(own, stage.weight_bytes)
+            cache.add_metric(own, stage.cache_bytes)
+        for number, worked in enumerate(seconds):
+            busy.add_metric([*labels.values(), str(number)], worked)
+    yield from (layers, weights, cache, busy)

@@ -1,9 +1,9 @@
 """What may begin, follow and repeat: of every node of a grammar, in sets of characters (`Alphabet`)."""
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 
-from jaxllm.structured.gbnf.alphabet import Alphabet
-from jaxllm.structured.gbnf.nodes import Alt, Chars, Node, Ref, Repeat, Seq, Token, children
+from jaxllm.structured.gbnf.nodes import LAST, Alt, Chars, Node, Ranges, Ref, Repeat, Seq, Token, children
 
 
 class Analysis:
@@ -167,3 +167,18 @@ def _names_in(rule: Node) -> Iterator[str]:
 def _until_stable(step: Callable[[], bool]) -> None:
     while step():
         pass
+
+
+class Alphabet:
+    """The classes of characters that these sets of a grammar tell apart."""
+
+    def __init__(self, sets: Iterable[Ranges]) -> None:
+        self._starts = sorted({0, *(edge for each in sets for first, last in each for edge in (first, last + 1))})
+
+    def bits(self, ranges: Ranges) -> int:
+        """The classes in a set that is one of those, or a union of them."""
+        found = 0
+        for first, last in ranges:
+            start, end = bisect_left(self._starts, first), bisect_left(self._starts, min(last, LAST) + 1)
+            found |= (1 << end) - (1 << start)
+        return found

@@ -1,10 +1,9 @@
 """GBNF as a grammar in llguidance's own form, which is like Lark's."""
 
 from jaxllm.structured.gbnf.analysis import Analysis
-from jaxllm.structured.gbnf.lexemes import Lexemes
+from jaxllm.structured.gbnf.lexemes import Lexemes, times
 from jaxllm.structured.gbnf.nodes import Alt, Chars, Node, Ref, Repeat, Seq, Token
 from jaxllm.structured.gbnf.parser import ROOT, parse
-from jaxllm.structured.gbnf.regex import times
 
 _MOST_NESTED = 16
 

@@ -5,13 +5,12 @@ one character is always right, since no character begins another one. Larger one
 right where nothing that may follow could have been taken: `swallows` finds that out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from jaxllm.structured.gbnf.analysis import Analysis
 from jaxllm.structured.gbnf.automaton import Automaton, swallows
-from jaxllm.structured.gbnf.nodes import Chars, Node, Ref, children
-from jaxllm.structured.gbnf.regex import regex_of
+from jaxllm.structured.gbnf.nodes import Alt, Chars, Node, Ref, Repeat, Seq, children
 
 MOST_LEXEMES: Final = 300
 """Different terminals that are compared with each other; where there were more, all are of one character."""
@@ -102,3 +101,37 @@ class Lexemes:
                     names.append(node.name)
                 else:
                     waiting += children(node)
+
+
+def regex_of(node: Node, rules: Mapping[str, Node]) -> str:
+    """The expression of a regular node, with rules in place of their names."""
+    match node:
+        case Chars(ranges):
+            if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+                return _character(ranges[0][0])
+            return f"[{''.join(_range(*each) for each in ranges)}]"
+        case Ref(name):
+            return regex_of(rules[name], rules)
+        case Seq(items):
+            return "".join(regex_of(item, rules) for item in items)
+        case Alt(items):
+            return f"(?:{'|'.join(regex_of(item, rules) for item in items)})"
+        case Repeat(item, least, most):
+            return f"(?:{regex_of(item, rules)}){times(least, most)}"
+        case _:
+            raise AssertionError(node)
+
+
+def times(least: int, most: int | None) -> str:
+    """How often something comes, as expressions and Lark write it."""
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+    return short or (f"{{{least},{'' if most is None else most}}}")
+
+
+def _range(first: int, last: int) -> str:
+    return _character(first) if first == last else f"{_character(first)}-{_character(last)}"
+
+
+def _character(code: int) -> str:
+    character = chr(code)
+    return character if character.isascii() and character.isalnum() else f"\\x{{{code:x}}}"

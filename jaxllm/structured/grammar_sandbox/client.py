@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +16,6 @@ import msgspec
 from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.grammar_sandbox.backoff import Backoff
 from jaxllm.structured.grammar_sandbox.link import Link
 from jaxllm.structured.grammar_sandbox.messages import Begin, Budget, Cancel, Try, Verdict
 from jaxllm.structured.grammar_sandbox.waiting import TurnQueue
@@ -258,3 +258,28 @@ def _later(seconds: float, action: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
+
+
+class Backoff:
+    """Doubles the wait with each death, up to a limit; none before the first."""
+
+    def __init__(self, first: float, most: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`first` and `most` are seconds: of the wait after the second death, and of any."""
+        self._first, self._most, self._clock = first, most, clock
+        self._deaths = 0
+        self._since = 0.0
+
+    def died(self) -> float:
+        """Count a death; the seconds to wait."""
+        if self._deaths == 0:
+            self._since = self._clock()
+        self._deaths += 1
+        return 0.0 if self._deaths == 1 else min(self._most, self._first * 2.0 ** min(self._deaths - 2, 30))
+
+    def lives(self) -> None:
+        """It works."""
+        self._deaths = 0
+
+    def hopeless(self, deaths: int, seconds: float) -> bool:
+        """Whether it has died so often, and for so long."""
+        return self._deaths >= deaths and self._clock() - self._since >= seconds

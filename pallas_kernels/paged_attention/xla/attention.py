@@ -4,21 +4,50 @@ In a page of the cache the tokens of one head lie together (`head_major_shape`),
 operands of a batched matrix product as they are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.backend import Attended, Backend, PagedAttention
 from jaxllm.pallas_kernels.paged_attention.cache_write import write_head_major
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
+from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major, head_major_shape
-from jaxllm.pallas_kernels.paged_attention.xla.rows import attend_shared_rows
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, window_start
 from jaxllm.pallas_kernels.xla_common.blockwise import LARGE, SMALL, Pages, Part, attend_by_platform
 from jaxllm.pallas_kernels.xla_common.softmax import Heads
+
+
+def attend_shared_rows(
+    attend: PagedAttention,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+) -> Attended:
+    """`attend`, with heads as wide as the cache has them: several side by side, or padded.
+
+    So the cache's minor dimension is whole rows of 128 lanes, as TPUs address memory. They would pad every row of a
+    narrower one, and XLA would copy it in every layer.
+    """
+    if kv_cache.shape[-1] == q.shape[-1] + options.scale_bytes:
+        return attend(q, k, v, kv_cache, layer, batch, options)
+    shared = SharedRows(k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
+    lanes = ((0, 0), (0, 0), (0, kv_cache.shape[-1] - shared.wide_size))
+    q, k, v = (jnp.pad(heads, lanes) for heads in (shared.spread(q), shared.join(k), shared.join(v)))
+    sinks, slopes = (
+        None if values is None else shared.pad_queries(values, axis=0)
+        for values in (options.sinks, options.alibi_slopes)
+    )
+    options = replace(options, sinks=sinks, alibi_slopes=slopes)
+    out, kv_cache = attend(q, k, v, kv_cache, layer, batch, options)
+    return shared.own(out[..., : shared.wide_size]), kv_cache
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,7 @@ from collections.abc import Collection, Mapping
 from starlette.types import Scope
 
 from jaxllm.errors import nearest, quoted
-from jaxllm.serving.http.body.base import (
-    Body,
-    Ignored,
-)
-from jaxllm.serving.http.body.client_fields import IN_BODIES, INSIDE
+from jaxllm.serving.http.body.base import Body, Ignored
 from jaxllm.serving.http.body.misspelling import field_names, misspelt
 from jaxllm.serving.http.errors import BodyError
 
@@ -169,3 +165,28 @@ def _shown(name: str) -> str:
     """A name that a client chose, short and of printable ASCII."""
     text = re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name[: _LONGEST_NAME + 1])
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..."
+
+
+IN_BODIES = frozenset((
+    # OpenRouter
+    "models", "top_a",
+))  # fmt: skip
+"""Besides the messages, or the input, where only what looks like a misspelling is refused."""
+
+INSIDE = frozenset((
+    # LiteLLM, and answers of other servers that come back as messages
+    "extra_content", "provider_specific_fields", "reasoning_details", "reasoning_items", "reasoning_signature",
+    "signature",
+    "thinking_blocks", "thought_signature",
+    # Groq, LangChain, Copilot
+    "annotations", "copilot_cache_control", "created_by", "end_turn", "executed_tools", "index",
+    # Anthropic's
+    "cache_control", "citations", "eager_input_streaming", "input_examples",
+    # OpenAI's libraries, which put parsed text alongside the text; Codex
+    "internal_chat_message_metadata_passthrough", "parsed", "parsed_arguments",
+    # What frameworks keep with a message
+    "additional_kwargs", "created_at", "id", "metadata", "response_metadata", "timestamp",
+    # vLLM's answers that come back
+    "token_ids",
+))  # fmt: skip
+"""In messages, parts, calls, tools and items."""

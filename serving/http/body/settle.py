@@ -17,8 +17,7 @@ from jaxllm.serving.http.body.base import (
     UnsupportedError,
     refused_fields,
 )
-from jaxllm.serving.http.body.client_fields import INSIDE
-from jaxllm.serving.http.body.ignored_fields import IgnoredFields
+from jaxllm.serving.http.body.ignored_fields import INSIDE, IgnoredFields
 from jaxllm.serving.http.body.misspelling import misspelt
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from jaxllm.errors import MOST_QUOTED, RequestError
 from jaxllm.requests.structured_outputs import StructuredOutputsParams
-from jaxllm.structured.llguidance_backend import check
-from jaxllm.structured.llguidance_messages import first_line
+from jaxllm.structured.llguidance_backend import check, first_line
 from jaxllm.structured.llguidance_source import source_of
 
 

@@ -21,9 +21,8 @@ from jaxllm.errors import nearest
 from jaxllm.serving.anthropic.requests import BLOCK_KINDS, CountTokensRequest, MessagesRequest, MessagesTool
 from jaxllm.serving.http.body import ignored_fields
 from jaxllm.serving.http.body.base import Body, Ignored, UnsupportedError, refused_fields
-from jaxllm.serving.http.body.client_fields import IN_BODIES, INSIDE
 from jaxllm.serving.http.body.decode import decode
-from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields
+from jaxllm.serving.http.body.ignored_fields import IN_BODIES, INSIDE, FieldPolicy, IgnoredFields
 from jaxllm.serving.http.body.settle import settle
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.openai.chat.prompt import conversation, tool_dictionaries

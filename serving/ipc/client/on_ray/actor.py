@@ -5,10 +5,9 @@ import tempfile
 import threading
 from collections.abc import Mapping
 
-from jaxllm.serving.ipc.client.on_ray.bridge import run_invited
+from jaxllm.serving.ipc.client.on_ray.bridge import free_ports, run_invited
 from jaxllm.serving.ipc.client.on_ray.cluster import import_ray
 from jaxllm.serving.ipc.client.on_ray.follower import write_config
-from jaxllm.serving.ipc.client.on_ray.ports import free_ports
 from jaxllm.serving.ipc.client.placement import tpu_variables
 from jaxllm.serving.ipc.client.process import EngineProcess
 

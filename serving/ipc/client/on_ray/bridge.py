@@ -3,7 +3,9 @@
 Each such engine has a head of its own, with a secret of its own, which Ray hands to the actor.
 """
 
+import contextlib
 import secrets
+import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +17,6 @@ from typing import Self
 import msgspec
 
 from jaxllm.config import DistributedOptions, EngineConfig
-from jaxllm.serving.ipc.client.on_ray.ports import free_ports
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.remote.head import Head
 from jaxllm.serving.ipc.remote.host import HostSession, Stop
@@ -75,3 +76,19 @@ def run_invited(invitation: bytes, variables: dict[str, str], on_end: Callable[[
     except Exception as error:  # noqa: BLE001  (it is told to whoever waits for the end)
         reason = str(error)
     on_end(reason)
+
+
+def free_ports(address: str, count: int = 1) -> int:
+    """The first of `count` consecutive ports that are free at an address of this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    while True:
+        with contextlib.ExitStack() as probes:
+            probe = probes.enter_context(socket.socket(family))
+            probe.bind((address, 0))
+            first = int(probe.getsockname()[1])
+            try:
+                for port in range(first + 1, first + count):
+                    probes.enter_context(socket.socket(family)).bind((address, port))
+            except (OSError, OverflowError):
+                continue
+            return first

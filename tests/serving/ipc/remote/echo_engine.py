@@ -6,7 +6,7 @@ from os import _exit
 
 from jaxllm.engine.stats import StepStats
 from jaxllm.requests.outputs import EngineOutput
-from jaxllm.serving.ipc.engine_process.sockets import Sockets
+from jaxllm.serving.ipc.engine_process.clients import Sockets
 from jaxllm.serving.ipc.messages import Add, Credit, Outputs, Ready
 from tests.serving.conftest import engine_info
 

@@ -10,8 +10,8 @@ import zmq.auth
 
 from jaxllm import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.serving.ipc.remote.head import mismatch
 from jaxllm.serving.ipc.remote.layout import arranged
-from jaxllm.serving.ipc.remote.matching import mismatch
 from jaxllm.serving.ipc.remote.messages import Join
 from jaxllm.serving.ipc.remote.security import SECRET, keys_of
 from jaxllm.serving.options.server import ServerOptions

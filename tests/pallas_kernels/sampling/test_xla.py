@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from jaxllm.executor.sampler.noise import uniforms
-from jaxllm.pallas_kernels.sampling.draw import _invert, draw
+from jaxllm.pallas_kernels.sampling.xla import _invert, draw
 
 ROWS, VOCAB = 4, 150
 draw_of = jax.jit(draw)
