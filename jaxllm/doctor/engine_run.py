@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jaxllm.doctor.child import private_stdout
 from jaxllm.doctor.result import Context, ending
 from jaxllm.errors import EngineError
 
@@ -144,8 +145,6 @@ class _Collector(logging.Handler):
 
 def main() -> None:
     """Read what is wanted, and write the answers."""
-    from jaxllm.doctor.child import private_stdout
-
     answers = private_stdout()
     answers.write(msgspec.json.encode(generate(msgspec.json.decode(sys.stdin.buffer.read(), type=Wanted))).decode())
     answers.close()

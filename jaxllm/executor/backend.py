@@ -10,6 +10,7 @@ from jax._src.xla_bridge import backends_are_initialized
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.executor.device_holders import device_files, holders
 from jaxllm.executor.hosts import check_one_host
 
 logger = logging.getLogger(__name__)
@@ -85,8 +86,6 @@ def _chosen_share() -> str | None:
 
 def _what_to_do(asked: str) -> str:
     """Advice for a platform that does not start: who holds the device, or what to install."""
-    from jaxllm.executor.device_holders import device_files, holders
-
     files = device_files()
     held = "; ".join(f"process {each.pid} ({each.user}: {each.command}) has it open" for each in holders(files))
     if held:
@@ -97,8 +96,6 @@ def _what_to_do(asked: str) -> str:
 
 
 def _warn_of_unused_accelerator() -> None:
-    from jaxllm.executor.device_holders import device_files
-
     files = device_files()
     if not files:
         return

@@ -53,7 +53,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         """
         resolved = resolve_pooling_config(config)
         if resolved.common.platform != "cpu":
-            # Only here: a start on CPU need not wait for the import.
+            # Only here: a start on CPU need not wait for the kernels' test cases.
             from jaxllm.executor.kernels.verification import verify_kernels
 
             resolved = dataclasses.replace(resolved, common=verify_kernels(resolved.common, samples=False))

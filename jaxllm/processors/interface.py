@@ -3,6 +3,7 @@
 Axis letters: B requests, V vocabulary.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,8 +121,6 @@ class AdapterLogitsProcessor(LogitsProcessor):
     def _bound(
         self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
     ) -> Callable[[Any], Any] | None:
-        import inspect
-
         try:
             function = self.new_req_logits_processor(params)
             if function is None:

@@ -3,15 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
-from jaxllm.pallas_kernels.linear.weight_type import (
-    Activations,
-    QuantizedMatrix,
-    Values,
-    WeightType,
-    unpack_codes,
-)
+from jaxllm.pallas_kernels.linear.weight_type import Activations, QuantizedMatrix, Values, WeightType, unpack_codes
 
 
 def common_type(kinds: Sequence[WeightType]) -> WeightType | None:
@@ -90,6 +85,4 @@ def _regrouped(scales: np.ndarray, own: WeightType, kind: WeightType, in_size: i
 
 
 def _dtype(kind: WeightType) -> np.dtype[np.generic]:
-    import ml_dtypes
-
     return np.dtype(ml_dtypes.bfloat16) if kind.scales == "bfloat16" else np.dtype(kind.scales)

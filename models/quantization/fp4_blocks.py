@@ -8,6 +8,7 @@ become one in float32, rounded as those libraries round it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from jaxllm.models.quantization.module_tensors import FLOATS, ModuleTensors, Needed
@@ -68,8 +69,6 @@ class Fp4Blocks:
             raise tensors.error("weight_scale", "has scales so large that numbers are not finite")
         dtype = self.kind.scales
         if dtype == "bfloat16":
-            import ml_dtypes
-
             return QuantizedMatrix(shape, self.kind, tensors.read(self.codes), scales.astype(ml_dtypes.bfloat16))
         if not np.isfinite(scales).all():
             raise tensors.error("weight_scale", "has scales that are not finite with that of the matrix")

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -100,8 +101,6 @@ def _speeds(prompt_tokens: int, output_tokens: int, seconds: float) -> str:
 
 
 def _tqdm() -> Any:
-    import warnings
-
     with warnings.catch_warnings():
         # In a notebook without ipywidgets tqdm falls back to text, which needs no warning.
         warnings.simplefilter("ignore")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, deserialize
 
 from jaxllm.engine.validation import RequestLimits, unknown_token
 from jaxllm.errors import RequestError, quoted, shortened
@@ -149,8 +150,6 @@ def _read_numpy(data: bytes) -> np.ndarray:
 
 
 def _read_safetensors(data: bytes) -> np.ndarray:
-    from safetensors import SafetensorError, deserialize
-
     try:
         tensors = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError:

@@ -14,6 +14,8 @@ from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.host_copy import HostCopy, bring_back, offload
 from jaxllm.executor.weights.load import open_engine_weights
+from jaxllm.executor.weights.sharded.load import SavedState, SavedWeights
+from jaxllm.executor.weights.sharded.save import save_state
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names, kv_scales_of
 from jaxllm.models.checkpoint.array_tensor import ArrayTensor
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
@@ -191,8 +193,6 @@ class WeightStore:
 
     def _update_from_state(self, folder: Path, progress: Progress) -> None:
         """Replace all weights by those of a saved state, which is checked before anything changes."""
-        from jaxllm.executor.weights.sharded.load import SavedState, SavedWeights
-
         self.begin(progress)
         with self._over_if_it_fails():
             state = SavedState(folder)
@@ -206,9 +206,6 @@ class WeightStore:
         if self._replacing or self.place != "devices" or self.needs is not None:
             why = self.needs or ("a weight update has begun" if self._replacing else "the weights sleep: wake them up")
             raise RequestError(f"save_sharded_state: {why}")
-        # Few engines do it: others are faster without the import.
-        from jaxllm.executor.weights.sharded.save import save_state
-
         save_state([(part, calls.parameters) for part, calls in self._parts], path, pattern, max_size, progress)
 
     def _make_again(self, progress: Progress) -> None:
