@@ -17,7 +17,7 @@ from jaxllm.serving.bench.datasets.request import LoadRequest
 from jaxllm.serving.bench.load import run_load
 from jaxllm.serving.bench.measurements import Measurements
 from jaxllm.serving.bench.report import summarise
-from jaxllm.serving.server.event_loop import on_fast_loop
+from jaxllm.serving.server.event_loop import run_on_fast_loop
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -67,7 +67,7 @@ def measure(streams: int, rate: float, seconds: float) -> dict[str, float]:
             target = LoadTarget(url=f"http://127.0.0.1:{int(server.stdout.readline())}/v1/completions", model="m")
             measured = Measurements()
             wall, busy = time.perf_counter(), time.process_time()
-            on_fast_loop(run_load(target, [LoadRequest("p", tokens)] * streams, [0.0] * streams, measured.add))
+            run_on_fast_loop(run_load(target, [LoadRequest("p", tokens)] * streams, [0.0] * streams, measured.add))
             busy, wall = time.process_time() - busy, time.perf_counter() - wall
         finally:
             server.kill()

@@ -29,7 +29,7 @@ from benchmarks.shared.counting import FOLDERS
 from jaxllm.config import EngineConfig
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server import server
-from jaxllm.serving.server.event_loop import on_fast_loop
+from jaxllm.serving.server.event_loop import run_on_fast_loop
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
 ROOT = Path(jaxllm.__file__).resolve().parent.parent
@@ -124,7 +124,7 @@ def main() -> None:
     # From the start, as threads that exist already cannot be given one.
     threading.setprofile(noted.note)
     sys.setprofile(noted.note)
-    on_fast_loop(_measured(noted, stream=arguments.stream))
+    run_on_fast_loop(_measured(noted, stream=arguments.stream))
     if arguments.returns:
         print("\n".join(noted.visits))
         for file, count in Counter(noted.returns).most_common():

@@ -146,7 +146,7 @@ def compile_one(name: str) -> Row:
             "enable_expert_parallel": model == "deepseek-v3",
         }
         resolved = resolve_config(EngineConfig.from_options(options), target.devices)
-        resolved = resolved.by_stage[int(stage[0]) if stage else 0]
+        resolved = resolved.stage_configs[int(stage[0]) if stage else 0]
         memory, bucket = measure(resolved, target), Bucket(tokens, rows)
         try:
             compiled = compile_step(resolved, bucket, network_of(target.chip, resolved.mesh))
@@ -155,7 +155,7 @@ def compile_one(name: str) -> Row:
     assert target.chip is not None
     found = compiler_estimate(compiled, estimate(resolved, target.chip, memory.weights, memory.page, bucket))
     assert found is not None
-    pages = memory.for_cache(compiled) // memory.page
+    pages = memory.cache_budget(compiled) // memory.page
     return Row(
         name,
         mesh,

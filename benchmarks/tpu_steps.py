@@ -119,7 +119,7 @@ def compile_one(where: str, model: str, step: str) -> Row:
     guess = estimate(resolved, target.chip, memory.weights, memory.page, bucket)
     found = compiler_estimate(compiled, guess)
     assert found is not None
-    pages = memory.for_cache(compiled) // memory.page
+    pages = memory.cache_budget(compiled) // memory.page
     return Row(
         where,
         model,

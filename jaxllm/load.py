@@ -63,7 +63,7 @@ def follow_engine(config: EngineConfig, progress: Progress = silent) -> None:
         EngineError: another process has ended or failed.
     """
     from jaxllm.hosts.follower import FollowerGroup
-    from jaxllm.hosts.start import closing_on_error, join, leave, over_all_devices
+    from jaxllm.hosts.start import closing_on_error, join, leave, use_all_devices
 
     with paused():
         group = join(config)
@@ -73,7 +73,7 @@ def follow_engine(config: EngineConfig, progress: Progress = silent) -> None:
         from jaxllm.engine.assembly import resolve_on_devices
         from jaxllm.executor.build import follow
 
-        resolved = resolve_on_devices(over_all_devices(config, group), group.place.size)
+        resolved = resolve_on_devices(use_all_devices(config, group), group.place.size)
         follow(resolved, group, progress)
     leave(group)
 
@@ -91,7 +91,7 @@ def _make_on_hosts(config: EngineConfig, progress: Progress) -> "Engine | Poolin
             "this is not the first process of the engine, and only that one has requests: run `jaxllm serve` here "
             "with the same options, and it follows"
         )
-    from jaxllm.hosts.start import closing_on_error, join, leave, over_all_devices
+    from jaxllm.hosts.start import closing_on_error, join, leave, use_all_devices
 
     group = join(config)
     if group is None:
@@ -100,7 +100,7 @@ def _make_on_hosts(config: EngineConfig, progress: Progress) -> "Engine | Poolin
         _check_generates(config)
         from jaxllm.engine.engine import Engine
 
-        engine = Engine.from_config(over_all_devices(config, group), progress, group)
+        engine = Engine.from_config(use_all_devices(config, group), progress, group)
     engine.on_close.append(partial(leave, group))
     return engine
 

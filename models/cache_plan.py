@@ -119,7 +119,7 @@ def _plan_pages(
     if len(windows) < 2:
         members, windows = [own], windows or [0]
     else:
-        order = [layer for layer in _by_pattern(layers) if layer in own]
+        order = [layer for layer in _pattern_order(layers) if layer in own]
         members = [[layer for layer in order if layers[layer].attention.window == window] for window in windows]
     filled = [_fill(each, shares) for each in members]
     depth = _depth([count for _, count in filled])
@@ -136,7 +136,7 @@ def _plan_pages(
     return slices, tables, places, parts, depth
 
 
-def _by_pattern(layers: Sequence[LayerPlan]) -> list[int]:
+def _pattern_order(layers: Sequence[LayerPlan]) -> list[int]:
     """Layers' numbers: those that take the same place of a pattern are neighbours."""
     return [layer for each in segments_of(layers) for place in range(each.period) for layer in each.layers(place)]
 

@@ -76,7 +76,7 @@ class ModelConfig:
         """How many experts there are in the layers that have some, each number once."""
         return tuple(dict.fromkeys(layer.mlp.count for layer in self.layers if isinstance(layer.mlp, ExpertsPlan)))
 
-    def why_whole_experts(self, devices: int) -> str | None:
+    def expert_split_problem(self, devices: int) -> str | None:
         """Why so many devices cannot share each expert where its matrices have few bits; None where they can."""
         if devices == 1:
             return None
@@ -87,7 +87,7 @@ class ModelConfig:
             for name, kind in layer.weight_types
             if name == "mlp.expert_down"
         }
-        return next(filter(None, (kind.why_whole(size, devices) for size, kind in kinds)), None)
+        return next(filter(None, (kind.split_problem(size, devices) for size, kind in kinds)), None)
 
     @property
     def embedding_size(self) -> int:

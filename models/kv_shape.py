@@ -118,7 +118,7 @@ def kv_shape(
 
 
 @dataclass(frozen=True)
-class OwnPages:
+class LayerPages:
     """How a layer sees a cache in whose places there are layers with other heads, too."""
 
     layout: CacheLayout
@@ -133,7 +133,7 @@ class OwnPages:
         heads = None if len(model.kv_heads) == 1 else layout.heads_of(model, attention)
         return cls(layout, heads, layout.stored_size(layout.widest(model)[1]))
 
-    def of_layer(self, kv_cache: jax.Array) -> jax.Array:
+    def view_layer(self, kv_cache: jax.Array) -> jax.Array:
         """One device's cache [L, P, ...] as the attention has it for the layer's heads, [L, P * n, ...].
 
         No copy, but for XLA's attention on TPUs: the axes that are tiled stay what they are, see `tpu_cache_shape`.

@@ -8,7 +8,7 @@ import jax
 Position = tuple[int, ...]
 
 
-def in_ring(devices: Sequence[jax.Device]) -> list[jax.Device]:
+def order_ring(devices: Sequence[jax.Device]) -> list[jax.Device]:
     """The devices in the order of a ring through their chips; as they come where they fill no box of a grid.
 
     Devices on the same chip stay together.

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.ring import in_ring
+from jaxllm.models.ring import order_ring
 
 DATA, MODEL = "data", "model"
 """Axes of the mesh: shards of the batch, which share experts, and devices that share each matrix."""
@@ -55,7 +55,7 @@ FEWEST_SPLIT_TOKENS = 256
 
 def make_mesh(devices: Sequence[jax.Device], model: int, data: int = 1) -> Mesh:
     """A mesh of the first devices, `model` along the model axis, as a ring: what travels goes to the next device."""
-    return Mesh(np.array(in_ring(devices[: data * model])).reshape(data, model), (DATA, MODEL))
+    return Mesh(np.array(order_ring(devices[: data * model])).reshape(data, model), (DATA, MODEL))
 
 
 def model_parallel(mesh: Mesh | None) -> int:
@@ -158,7 +158,7 @@ def splits(config: ModelConfig, devices: int, *, expert_parallel: bool = False, 
     split = (config.num_heads, *config.mlp_sizes(with_experts=False))
     split += tuple(size for plan in dict.fromkeys(config.recurrences) for size in plan.split_sizes)
     experts = config.expert_counts if expert_parallel else config.expert_sizes
-    if not expert_parallel and config.why_whole_experts(devices * shards):
+    if not expert_parallel and config.expert_split_problem(devices * shards):
         return False
     return not (any(size % devices for size in split) or any(size % (devices * shards) for size in experts))
 

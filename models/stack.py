@@ -98,7 +98,7 @@ class LoopStack(_Layers):
             # Layers that are alike are traced and lowered once: a kernel takes half a second each time.
             run = traced.setdefault(graph, jax.jit(partial(_run_layer, graph)))
             group, place = self.cache.groups[index], jnp.int32(self.cache.places[index])
-            rotation = _own_rotation(plan, ropes, rotations)
+            rotation = _layer_rotation(plan, ropes, rotations)
             context = LayerContext(rotation, ragged[self.view(index)], place, per_token=told.per_token)
             if group is not None:
                 context = context._replace(states=told.states)
@@ -111,7 +111,7 @@ class LoopStack(_Layers):
         return x, cache
 
 
-def _own_rotation(plan: LayerPlan, ropes: tuple[RopeConfig, ...], rotations: Rotations) -> Rotation | None:
+def _layer_rotation(plan: LayerPlan, ropes: tuple[RopeConfig, ...], rotations: Rotations) -> Rotation | None:
     """That of a layer, if it has one."""
     rope = _rope_of(plan)
     return None if rope is None else rotations[ropes.index(rope)]
@@ -170,7 +170,7 @@ class ScanStack(_Layers):
         """Run the layers of a segment."""
         ropes = ropes_of(self.plans)
         plans = self.plans[segment.start : segment.start + segment.period]
-        own = [_own_rotation(plan, ropes, told.rotations) for plan in plans]
+        own = [_layer_rotation(plan, ropes, told.rotations) for plan in plans]
         in_cache = [self._in_cache(segment, place, told.ragged) for place in range(segment.period)]
         groups = self.cache.groups[segment.start : segment.start + segment.period]
         # What a kernel reads for itself is not sliced.

@@ -51,7 +51,7 @@ def write_bundle(
             version=VERSION,
             engine=dict(identity),
             num_pages=num_pages,
-            temporary_bytes=max(map(_beside_arguments, executables.values())),
+            temporary_bytes=max(map(_temporary_bytes, executables.values())),
             executables=files,
             num_snapshots=num_snapshots,
             stages=[dict(stage) for stage in stages],
@@ -72,7 +72,7 @@ def _write(folder: Path, name: str, executable: jax.stages.Compiled) -> SavedFil
     return SavedFile(file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest(), call=call)
 
 
-def _beside_arguments(executable: jax.stages.Compiled) -> int:
+def _temporary_bytes(executable: jax.stages.Compiled) -> int:
     """Bytes of temporaries and code on a device."""
     memory = executable.memory_analysis()
     return 0 if memory is None else int(memory.temp_size_in_bytes + memory.generated_code_size_in_bytes)

@@ -30,7 +30,7 @@ def run(context: Context) -> Outcome:
     (context.scratch / FIRST).write_bytes(msgspec.json.encode(one))
     size = max((size for size in one.sizes if size <= one.devices), default=1)
     is_small = one.parameters <= LARGEST_ON_CPU
-    wanted = dict(other_engines(one, size, is_small=is_small))
+    wanted = dict(comparison_engines(one, size, is_small=is_small))
     context.say(f"engines: {', '.join(wanted)}")
 
     def answers(name: str) -> Answers:
@@ -66,7 +66,7 @@ class OtherEngine:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def other_engines(one: Answers, size: int, *, is_small: bool) -> Iterator[tuple[str, OtherEngine]]:
+def comparison_engines(one: Answers, size: int, *, is_small: bool) -> Iterator[tuple[str, OtherEngine]]:
     """Engines compared with that on one device, by name."""
     if size > 1:
         yield f"tp {size}", OtherEngine({"tensor_parallel_size": size})

@@ -25,7 +25,7 @@ def suited_latent_cases(resolved: ResolvedConfig) -> Iterator[Case]:
     """The cases with the model's heads, latents, pages and type; those that become the same only once."""
     seen = set()
     for case in CASES:
-        own = _of_model(case, resolved)
+        own = _model_case(case, resolved)
         key = replace(own, name="")
         if key not in seen:
             seen.add(key)
@@ -36,7 +36,7 @@ def decode_bandwidth(resolved: ResolvedConfig) -> float:
     """Bytes per second of a step of decodes in one layer, with the fewest that it must move."""
     rows, tokens = _DECODES.get(resolved.platform, _OTHER_DECODES)
     repeats = _REPEATS.get(resolved.platform, _OTHER_REPEATS)
-    case = _of_model(Case("decode", ((1, tokens - 1),) * rows), resolved)
+    case = _model_case(Case("decode", ((1, tokens - 1),) * rows), resolved)
     inputs, backend = make_inputs(case), get_latent_backend(resolved.backend("attention"))
     inputs = replace(inputs, kv_cache=jax.jit(backend.from_canonical)(inputs.kv_cache))
     decode = jax.jit(partial(repeated_decodes, backend, repeats))
@@ -55,7 +55,7 @@ def repeated_decodes(backend: LatentBackend, times: int, inputs: Inputs) -> tupl
     return lax.fori_loop(0, times, step, (inputs.q_latent, inputs.kv_cache))
 
 
-def _of_model(case: Case, resolved: ResolvedConfig) -> Case:
+def _model_case(case: Case, resolved: ResolvedConfig) -> Case:
     latent = resolved.model.latent
     assert latent is not None
     return replace(

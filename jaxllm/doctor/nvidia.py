@@ -41,14 +41,14 @@ def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str | No
     return found.group() if found else None
 
 
-def on_the_bus(root: Path = Path("/sys/bus/pci/devices")) -> int:
+def find_pci_gpus(root: Path = Path("/sys/bus/pci/devices")) -> int:
     """GPUs of NVIDIA on the PCI bus, whether there is a driver or not."""
     return sum(
         _read(device / "vendor") == "0x10de" and _read(device / "class").startswith("0x03") for device in root.glob("*")
     )
 
 
-def too_old(driver: str, cuda: str) -> str | None:
+def driver_problem(driver: str, cuda: str) -> str | None:
     """Why `driver` does not run plugins of this major version of CUDA, and what to do; None if it does."""
     least = LEAST_DRIVERS.get(cuda)
     if least is None or int(driver.partition(".")[0]) >= least:

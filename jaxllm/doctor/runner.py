@@ -68,7 +68,7 @@ def run_stage(stage: Stage, settings: Settings, listen: Listener) -> StageReport
             log=tail if has_failed else [],
             figures=outcome.figures,
         )
-    end = f"did not end within {settings.seconds:g} s" if code is None else _how_it_ended(code, tail)
+    end = f"did not end within {settings.seconds:g} s" if code is None else _last_error(code, tail)
     at = f" while it did this: {child.doing}" if child.doing else ""
     return StageReport(stage.name, "failed", seconds, f"{end}{at}", stage.advice, child.doing, tail)
 
@@ -132,7 +132,7 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _how_it_ended(code: int, tail: Sequence[str]) -> str:
+def _last_error(code: int, tail: Sequence[str]) -> str:
     """The error that Python printed last, where it lived to print one."""
     last = next((line for line in reversed(tail) if line.strip()), None) if code > 0 else None
     return last or ending(code)

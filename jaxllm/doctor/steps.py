@@ -76,7 +76,7 @@ def run(context: Context) -> Outcome:
     _note(measured, engine, "prefill", load.prompt, [load.prompt] * 4, 1)
     _add_plan(measured, resolved, device)
     figures = {"model": title, "attention": resolved.backend("attention"), "steps": measured}
-    summary = f"{title}, {resolved.backend('attention')} attention: " + ", ".join(map(_one_line, measured))
+    summary = f"{title}, {resolved.backend('attention')} attention: " + ", ".join(map(_format_step, measured))
     slow = [each for each in measured if each.get("ratio", 0) > LARGEST_RATIO and each["planned"] > LEAST_SECONDS]
     if slow:
         return Outcome(summary, figures, "slow", "far from the roofline: send the report")
@@ -145,6 +145,6 @@ def _add_plan(measured: list[dict[str, Any]], resolved: ResolvedConfig, device: 
         each.update(planned=guess.seconds, bound=guess.bound, ratio=each["seconds"] / guess.seconds)
 
 
-def _one_line(step: dict[str, Any]) -> str:
+def _format_step(step: dict[str, Any]) -> str:
     plan = f" (planned {step['planned'] * 1e3:.2f})" if "planned" in step else ""
     return f"{step['work']} {step['tokens']}: {step['seconds'] * 1e3:.2f} ms{plan}"

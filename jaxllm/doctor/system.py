@@ -90,12 +90,14 @@ def _availability(held: list[Holder], locks: list[LockFile], files: list[str]) -
 def _driver_troubles(driver: str | None, packages: Mapping[str, str]) -> Iterator[str | None]:
     plugins = [name for name in PLUGINS if name in packages]
     if driver is None:
-        if nvidia.on_the_bus():
+        if nvidia.find_pci_gpus():
             yield "there is an NVIDIA GPU, but no driver is loaded: install it (CUDA 13 needs 580 or newer)"
         return
     if not plugins:
         yield "JAX has no plugin for the GPU: pip install 'jax[cuda13]' (with a driver below 580: 'jax[cuda12]')"
-    yield from (nvidia.too_old(driver, name.removeprefix("jax-cuda").removesuffix("-plugin")) for name in plugins)
+    yield from (
+        nvidia.driver_problem(driver, name.removeprefix("jax-cuda").removesuffix("-plugin")) for name in plugins
+    )
 
 
 def _version_troubles(packages: Mapping[str, str]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, 
     """How long a step of each size takes on the device according to the plan; empty on CPUs."""
     if resolved.platform == "cpu":
         return {}
-    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
+    parts = zip(resolved.stage_configs, runner.calls.every, strict=True)
     found = [step_times.planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
     # As many steps are under way as there are stages: one ends as often as the slowest stage does one.
     return {tokens: max(each[tokens] for each in found) for tokens in found[0]}
@@ -79,7 +79,7 @@ def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, 
 
 def describe_stages(resolved: ResolvedConfig, runner: Runner) -> tuple[StageInfo, ...]:
     """Layers, devices and bytes of each pipeline stage; empty where there is one."""
-    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
+    parts = zip(resolved.stage_configs, runner.calls.every, strict=True)
     return tuple(
         StageInfo(
             start=part.stage.start,

@@ -45,11 +45,13 @@ def start_backend(config: EngineConfig) -> list[jax.Device]:
     except RuntimeError as error:
         # Whoever catches this may try another platform.
         jax.config.update("jax_platforms", before)
-        raise ConfigError(f"device={asked!r}: JAX does not start: {_first_line(error)}{_what_to_do(asked)}") from error
+        raise ConfigError(
+            f"device={asked!r}: JAX does not start: {_first_line(error)}{_platform_advice(asked)}"
+        ) from error
     platform = devices[0].platform
     if asked not in ("auto", platform):
         jax.config.update("jax_platforms", before)
-        advice = "; make the engine before JAX is used in this process" if was_started else _what_to_do(asked)
+        advice = "; make the engine before JAX is used in this process" if was_started else _platform_advice(asked)
         raise ConfigError(f"device={asked!r}: JAX has started on {platform.upper()}{advice}")
     if platform == "cpu" and asked == "auto" and not before:
         _warn_of_unused_accelerator()
@@ -84,7 +86,7 @@ def _chosen_share() -> str | None:
     return next((value for name in MEMORY_FRACTIONS if (value := os.environ.get(name))), None)
 
 
-def _what_to_do(asked: str) -> str:
+def _platform_advice(asked: str) -> str:
     """Advice for a platform that does not start: who holds the device, or what to install."""
     files = device_files()
     held = "; ".join(f"process {each.pid} ({each.user}: {each.command}) has it open" for each in holders(files))
@@ -105,7 +107,7 @@ def _warn_of_unused_accelerator() -> None:
         "an accelerator is here (%s), but JAX runs on the CPU%s; with --device %s JAX says why it does not start, with "
         "--device cpu this is meant",
         files[0],
-        _what_to_do(platform),
+        _platform_advice(platform),
         platform,
     )
 

@@ -65,7 +65,7 @@ def build_runner(
             resolved.data_shards * resolved.max_num_seqs, resolved.vocab_size, resolved.config.model.seed
         ),
         watch=CompilationWatch(strict=resolved.config.compile.strict_compilation),
-        background=built.in_background(),
+        background=built.start_background_compilation(),
         processors=_compiled_processors(resolved),
     )
     runner.warm_up(run_at_start(resolved.platform, built.at_start) or programs.buckets.all[:1])
@@ -85,7 +85,7 @@ def follow(resolved: ResolvedConfig, group: "FollowerGroup", progress: Progress 
     Raises like `build_runner`, and `EngineError` when the first process fails.
     """
     built = _build_for(resolved, progress, group)
-    background = built.in_background()
+    background = built.start_background_compilation()
     try:
         for call in group.calls():
             built.calls.repeat(call.name, [each.array() for each in call.arrays])

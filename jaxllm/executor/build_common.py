@@ -10,7 +10,7 @@ import jax
 from jaxllm.config import CompileOptions
 from jaxllm.config.progress import Progress
 from jaxllm.errors import CapacityError
-from jaxllm.executor.compile.background import BackgroundCompilation, needed_first
+from jaxllm.executor.compile.background import BackgroundCompilation, startup_buckets
 from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.cached import CachedExecutables
 from jaxllm.executor.compile.generation import generation_programs
@@ -37,7 +37,7 @@ class Built:
     later: Sequence[Bucket]
     """Steps that are to be made in the background."""
 
-    def in_background(self) -> BackgroundCompilation | None:
+    def start_background_compilation(self) -> BackgroundCompilation | None:
         """Begin to make those."""
         return BackgroundCompilation(self.calls.executables, self.later) if self.later else None
 
@@ -64,7 +64,7 @@ def steady_pages(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) 
         return pages
 
     def is_cached(number: int) -> bool:
-        first = resolved.by_stage[0]
+        first = resolved.stage_configs[0]
         programs = generation_programs(first, number)
         return CachedExecutables.of(cache, first, programs, number).folder.is_dir()
 
@@ -86,5 +86,5 @@ def load_and_ask_compiler(
 def split_compile_schedule(options: CompileOptions, buckets: Buckets) -> tuple[Sequence[Bucket], Sequence[Bucket]]:
     """Which steps are made at the start, and which in the background."""
     wanted = () if options.enforce_eager else buckets.all
-    at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
+    at_start = startup_buckets(buckets) if wanted and options.background_compilation else wanted
     return at_start, [bucket for bucket in wanted if bucket not in at_start]

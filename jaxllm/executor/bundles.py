@@ -29,7 +29,7 @@ def compile_bundle(resolved: ResolvedConfig, num_pages: int, folder: Path, progr
     check_target(folder)
     made: dict[str, Executable] = {}
     identities = []
-    for number, part in enumerate(resolved.by_stage):
+    for number, part in enumerate(resolved.stage_configs):
         programs = generation_programs(part, num_pages)
         executables = Executables(programs, resolved.config.compile)
         with without_compilation_cache(), executables.compiling(programs.buckets.all, progress):
@@ -59,10 +59,10 @@ def bundled_executables(
         check_memory(resolved, [programs], bundle.manifest.temporary_bytes)
     saved = bundle.read(DeviceAssignment(devices_of(resolved), resolved.mesh))
 
-    return Executables(programs, resolved.config.compile, _FromBundle(saved), "Reading executables")
+    return Executables(programs, resolved.config.compile, _BundleProvider(saved), "Reading executables")
 
 
-class _FromBundle:
+class _BundleProvider:
     """Provides the executables of a bundle."""
 
     def __init__(self, saved: BundledExecutables) -> None:

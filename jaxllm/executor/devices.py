@@ -121,7 +121,7 @@ def split_over(
         parts += [f"{heads} KV heads" for heads in dict.fromkeys(heads for heads, _ in model.kv_heads)]
         parts += [f"{size} feed-forward columns" for size in columns]
         parts += [f"{experts} experts" for experts in model.expert_counts if expert_parallel]
-        why = None if expert_parallel else model.why_whole_experts(count * shards)
+        why = None if expert_parallel else model.expert_split_problem(count * shards)
         parts += [f"experts' matrices {why}"] if why else []
         whole = model.expert_counts and splits(model, count, expert_parallel=True, shards=shards)
         among = f" in each of {shards} data shards, which share the experts," if shards > 1 else ""

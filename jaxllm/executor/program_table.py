@@ -15,16 +15,12 @@ import jax
 from jaxllm.errors import EngineError
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.data_shards import map_over_data_shards
-from jaxllm.executor.compile.program import Program, of_leaves
+from jaxllm.executor.compile.program import Program, program_from_leaves
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.sampler.constrained import sample_constrained_body
 from jaxllm.executor.sampler.listed import listed_logprobs_body
 from jaxllm.executor.sampler.logprobs import Logprobs
-from jaxllm.executor.sampler.processed import (
-    row_logits_body,
-    sample_from_host_body,
-    sample_processed_body,
-)
+from jaxllm.executor.sampler.processed import row_logits_body, sample_from_host_body, sample_processed_body
 from jaxllm.executor.sampler.prompt_logprobs import prompt_logprobs_body
 from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.state_programs import (
@@ -112,7 +108,7 @@ class ProgramRecord:
         }
         if PARAMETERS in self.reads:
             name = self.name if bucket is None else f"{self.name}_{bucket.tokens}_tokens"
-            program = of_leaves(name, body.function, *shapes, precision=context.precision, **options)
+            program = program_from_leaves(name, body.function, *shapes, precision=context.precision, **options)
         else:
             program = Program(body.function, tuple(shapes), **options)
         return map_over_data_shards(program) if self.is_per_shard else program

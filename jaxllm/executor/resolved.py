@@ -90,7 +90,7 @@ class ResolvedConfig:
         )
 
     @property
-    def by_stage(self) -> "tuple[ResolvedConfig, ...]":
+    def stage_configs(self) -> "tuple[ResolvedConfig, ...]":
         """The configuration of each stage, or this one where there are none."""
         parts = tuple(replace(self, stages=(), stage=stage, mesh=mesh) for stage, mesh in self.stages)
         return parts or (self,)
@@ -105,10 +105,10 @@ class ResolvedConfig:
     def cache_plan(self) -> CachePlan:
         """Page tables of a request, and where layers lie in a page."""
         layout = CacheLayout.of(self.model, self.forward, self.dtype)
-        return layout.plan(self.own_model.within(self.max_model_len), by_window=self.forward.cache_groups)
+        return layout.plan(self.stage_model.within(self.max_model_len), by_window=self.forward.cache_groups)
 
     @property
-    def own_model(self) -> ModelConfig:
+    def stage_model(self) -> ModelConfig:
         """The model as far as it is in the stage."""
         return self.model if self.stage is None else self.stage.of(self.model)
 

@@ -8,7 +8,7 @@ from jaxllm.flags.sections import (
     add_section_flags,
     engine_flags,
     engine_sections,
-    given_options,
+    explicit_options,
     section_flags,
     summary,
 )
@@ -22,7 +22,7 @@ __all__ = [
     "add_section_flags",
     "engine_flags",
     "engine_sections",
-    "given_options",
+    "explicit_options",
     "integer",
     "json_object",
     "section_flags",

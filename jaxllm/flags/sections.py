@@ -45,7 +45,7 @@ def add_engine_flags(
 ) -> None:
     """Add a flag for every option of `EngineConfig` not `left_out`, grouped by section, and flags without effect.
 
-    Flags that are not given leave no trace in the namespace; read the others with `given_options`.
+    Flags that are not given leave no trace in the namespace; read the others with `explicit_options`.
     """
     for name, options in engine_sections().items():
         flags = (flag for flag in section_flags(name, options) if flag.name not in left_out)
@@ -109,7 +109,7 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
         add(action=action, type=flag.reader, metavar=f"{_METAVARS[flag.kind]}{f'|{flag.word}' if flag.word else ''}")
 
 
-def given_options(args: argparse.Namespace, flags: Iterable[Flag] | None = None) -> dict[str, Any]:
+def explicit_options(args: argparse.Namespace, flags: Iterable[Flag] | None = None) -> dict[str, Any]:
     """The options given on the command line, of the engine (for `EngineConfig.from_options`) unless `flags` says."""
     wanted = engine_flags() if flags is None else flags
     return {flag.name: getattr(args, flag.name) for flag in wanted if hasattr(args, flag.name)}

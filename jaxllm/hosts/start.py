@@ -123,7 +123,7 @@ def leave(group: Group) -> None:
     group.close()
 
 
-def over_all_devices(config: EngineConfig, group: Group) -> EngineConfig:
+def use_all_devices(config: EngineConfig, group: Group) -> EngineConfig:
     """The configuration with the number of devices that an engine of several processes has: all of them.
 
     JAX must not have started, or has all devices. Raises `ConfigError` for another number.

@@ -71,7 +71,7 @@ class CacheGroups:
         """The first page in a table of the group that a token after `computed` others can see."""
         return max(computed - group.window + 1, 0) // self.page_size if group.window else 0
 
-    def held_from(self, group: TableGroup, computed: int) -> int:
+    def first_kept_page(self, group: TableGroup, computed: int) -> int:
         """The first page in a table of the group that a request with so many computed tokens keeps."""
         return max(self.begin(group, computed) - self.margin, 0)
 

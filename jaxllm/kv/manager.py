@@ -304,4 +304,4 @@ class KVManager:
         assert counts[0] == 0, "the null page was handed out"
         assert np.array_equal(counts, self._pool.ref_counts)
         self._pool.check_integrity()
-        self._cache.check_integrity(self._pool.kept_pages())
+        self._cache.check_integrity(self._pool.retained_pages())

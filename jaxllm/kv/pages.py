@@ -149,6 +149,6 @@ class PagePool:
         assert (self._contents[list(self._spare)] == _SPARE).all(), "a spare page has no contents, or wanted ones"
         assert (self._contents[list(self._idle)] == _WANTED).all(), "an idle page has no contents, or spare ones"
 
-    def kept_pages(self) -> set[int]:
+    def retained_pages(self) -> set[int]:
         """Pages whose contents are or will be kept when idle."""
         return set(np.flatnonzero(self._contents).tolist())

@@ -190,9 +190,9 @@ class PrefixCache:
             digest_of.clear()
         self._remembered.clear()
 
-    def check_integrity(self, kept_pages: set[int]) -> None:
-        """Assert that the maps mirror each other, share no page, and cover exactly `kept_pages`."""
+    def check_integrity(self, retained_pages: set[int]) -> None:
+        """Assert that the maps mirror each other, share no page, and cover exactly `retained_pages`."""
         for page_of, digest_of in zip(self._page_of, self._digest_of, strict=True):
             assert {page: digest for digest, page in page_of.items()} == digest_of
-        assert len(self) == len(kept_pages)
-        assert {page for each in self._digest_of for page in each} == kept_pages
+        assert len(self) == len(retained_pages)
+        assert {page for each in self._digest_of for page in each} == retained_pages

@@ -36,8 +36,8 @@ def advise(
         beside = largest.temporary_bytes + largest.code_bytes
     return [
         *_shorter(resolved, memory, beside),
-        *_fewer_tokens(resolved, memory, beside),
-        *_other_plans(resolved, target, memory, beside),
+        *_suggest_fewer_tokens(resolved, memory, beside),
+        *_suggest_plans(resolved, target, memory, beside),
     ]
 
 
@@ -47,38 +47,38 @@ def usual_temporaries(memory: MemoryUse) -> int:
 
 
 def _shorter(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> Iterator[str]:
-    free = memory.for_cache(None) - beside
+    free = memory.cache_budget(None) - beside
     tokens = resolved.cache_groups.longest(max(max(free, 0) // memory.page - 1, 0))
     if 2 <= tokens < resolved.max_model_len:
         yield f"--max-model-len {tokens} or less"
 
 
-def _fewer_tokens(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> Iterator[str]:
+def _suggest_fewer_tokens(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> Iterator[str]:
     tokens = resolved.max_num_batched_tokens // 2
     while tokens >= FEWEST_TOKENS:
         needed = beside * tokens // resolved.max_num_batched_tokens
-        if _holds(resolved, memory.for_cache(None) - needed):
+        if _holds(resolved, memory.cache_budget(None) - needed):
             yield f"--max-num-batched-tokens {tokens} or less"
             return
         tokens //= 2
 
 
-def _other_plans(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, beside: int) -> Iterator[str]:
+def _suggest_plans(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, beside: int) -> Iterator[str]:
     """More devices, or a smaller type."""
     if resolved.dtype == "float32" and _fits(_changed(resolved.config, dtype="bfloat16"), target, beside):
         yield "--dtype bfloat16"
     # Weights that are too large alone are as large alongside a small cache.
-    narrow = _with_narrow_cache(resolved) if memory.for_cache(None) > beside else None
+    narrow = _with_narrow_cache(resolved) if memory.cache_budget(None) > beside else None
     if narrow is not None and _fits(narrow, target, beside):
         yield f"--kv-cache-dtype {narrow.cache.kv_cache_dtype}"
-    yield from _fewer_bits(resolved, target, beside)
+    yield from _suggest_quantization(resolved, target, beside)
     if not target.absent:
-        yield from _more_of_these(resolved, target, memory, beside)
+        yield from _suggest_same_devices(resolved, target, memory, beside)
     elif target.chip is not None:
-        yield from _more_devices(resolved, target, beside)
+        yield from _suggest_devices(resolved, target, beside)
 
 
-def _fewer_bits(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
+def _suggest_quantization(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
     """Rounding an ordinary checkpoint while it is read, to no fewer bits than it takes."""
     if resolved.model.is_quantized:
         return
@@ -92,7 +92,7 @@ def _fewer_bits(resolved: ResolvedConfig, target: TargetDevices, beside: int) ->
             return
 
 
-def _more_devices(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
+def _suggest_devices(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
     """The fewest devices with which it would fit; sharing whole experts, where no number of them can share each."""
     assert target.chip is not None
     for expert_parallel in dict.fromkeys((resolved.forward.expert_parallel, bool(resolved.model.expert_counts))):
@@ -120,7 +120,9 @@ def _with_narrow_cache(resolved: ResolvedConfig) -> EngineConfig | None:
     return _changed(resolved.config, kv_cache_dtype="fp8_e4m3")
 
 
-def _more_of_these(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, beside: int) -> Iterator[str]:
+def _suggest_same_devices(
+    resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, beside: int
+) -> Iterator[str]:
     """More devices like those that are here, be they here or not; what they share is split evenly, roughly."""
     if resolved.platform == "cpu":
         return
@@ -142,7 +144,7 @@ def _changed(config: EngineConfig, **options: Any) -> EngineConfig:
 
 def _fits(config: EngineConfig, target: TargetDevices, beside: int) -> bool:
     resolved = resolve_config(config, target.devices if target.absent else None)
-    return all(_part_fits(part, target, beside) for part in resolved.by_stage)
+    return all(_part_fits(part, target, beside) for part in resolved.stage_configs)
 
 
 def _part_fits(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> bool:

@@ -17,7 +17,7 @@ def summed_bytes(resolved: ResolvedConfig, tokens: int) -> tuple[int, int]:
     """How many sums over all devices a step of so many tokens makes, and the bytes of each; none on one device."""
     if resolved.num_devices == 1:
         return 0, 0
-    model, stage = resolved.own_model, resolved.stage
+    model, stage = resolved.stage_model, resolved.stage
     embeddings = 1 if stage is None or stage.is_first else 0
     return 2 * model.num_layers + embeddings, tokens * model.hidden_size * jnp.dtype(resolved.dtype).itemsize
 

@@ -18,7 +18,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.sharding import working_sizes
 from jaxllm.pallas_kernels.chips import chip_of
 from jaxllm.planning.advice import advise, usual_temporaries
-from jaxllm.planning.memory import MemoryUse, memory_limit, too_large, usable_memory
+from jaxllm.planning.memory import MemoryUse, capacity_problem, memory_limit, usable_memory
 from jaxllm.planning.step_size import with_step_size, with_step_size_of_bundle
 from jaxllm.planning.target import TargetDevices
 
@@ -32,7 +32,7 @@ def fit_here(resolved: ResolvedConfig) -> ResolvedConfig:
     """
     if resolved.stages:
         # Their number is given. What each holds besides its weights is counted when it is built.
-        for part in resolved.by_stage:
+        for part in resolved.stage_configs:
             check_weights(part, bytes_on_device(generation_programs(part, 1).parameters))
     if resolved.config.compile.executables is not None:
         # A bundle has its number of devices and its length.
@@ -60,10 +60,10 @@ def check_weights(resolved: ResolvedConfig, weights: int) -> None:
     except CapacityError:
         return
     memory = MemoryUse(memory_limit(resolved, target), usable, weights, state=0, page=0)
-    free = memory.for_cache(None) - usual_temporaries(memory)
+    free = memory.cache_budget(None) - usual_temporaries(memory)
     if free < 0:
         would_fit = resolved.dtype == "float32" and free + weights // 2 >= 0
-        raise CapacityError(too_large(memory) + ("; would fit: --dtype bfloat16" if would_fit else ""))
+        raise CapacityError(capacity_problem(memory) + ("; would fit: --dtype bfloat16" if would_fit else ""))
 
 
 def _this_machine() -> TargetDevices:
@@ -83,9 +83,9 @@ def fit(resolved: ResolvedConfig, target: TargetDevices) -> ResolvedConfig:
         # The device does not tell. It will once it is full.
         return resolved
     fitted, memory = choose_devices(resolved, target)
-    free = memory.for_cache(None) - usual_temporaries(memory)
-    if memory.for_cache(None) <= 0:
-        raise CapacityError(_with_advice(too_large(memory), fitted, target, memory))
+    free = memory.cache_budget(None) - usual_temporaries(memory)
+    if memory.cache_budget(None) <= 0:
+        raise CapacityError(_with_advice(capacity_problem(memory), fitted, target, memory))
     fitted = shortened(fitted, free)
     try:
         count_pages(fitted, max(free, 0))
@@ -103,10 +103,10 @@ def choose_devices(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Res
     for sized in _sizes(resolved, target):
         fitted, memory = with_step_size(sized, target)
         try:
-            count_pages(fitted, max(memory.for_cache(None) - usual_temporaries(memory), 0))
+            count_pages(fitted, max(memory.cache_budget(None) - usual_temporaries(memory), 0))
         except CapacityError:
             continue
-        if memory.for_cache(None) > 0:
+        if memory.cache_budget(None) > 0:
             break
     assert memory is not None
     if (fitted.max_num_seqs, fitted.max_num_batched_tokens) != (resolved.max_num_seqs, resolved.max_num_batched_tokens):

@@ -52,7 +52,7 @@ class MemoryUse:
     slot: int = 0
     """States of one request."""
 
-    def for_cache(self, largest: CompiledStep | None) -> int:
+    def cache_budget(self, largest: CompiledStep | None) -> int:
         """What is left for KV cache and states of requests besides the largest step, negative where nothing is."""
         beside = 0 if largest is None else largest.temporary_bytes + largest.code_bytes
         return self.usable - self.weights - self.state - beside
@@ -82,7 +82,7 @@ def usable_memory(resolved: ResolvedConfig, target: TargetDevices) -> int:
     return usable_bytes(memory_limit(resolved, target), resolved.platform, utilization) - stats.get("bytes_in_use", 0)
 
 
-def too_large(memory: MemoryUse) -> str:
+def capacity_problem(memory: MemoryUse) -> str:
     """What to say where there is no room for a KV cache."""
     needed, usable = (memory.weights + memory.state) / 2**30, memory.usable / 2**30
     return f"weights and state need {needed:.1f} GiB on each device, and {usable:.1f} GiB are usable"
@@ -167,7 +167,7 @@ def sized_for(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Resolved
         resolved = with_snapshots(resolved, free)
         return resolved, count_steady_pages(resolved, free)
     if resolved.stages:
-        return resolved, min(count_steady_pages(part, _free(part, target)) for part in resolved.by_stage)
+        return resolved, min(count_steady_pages(part, _free(part, target)) for part in resolved.stage_configs)
     free = _free(resolved, target)
     resolved = with_snapshots(resolved, free)
     return resolved, count_steady_pages(resolved, free)
@@ -176,7 +176,7 @@ def sized_for(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Resolved
 def _free(resolved: ResolvedConfig, target: TargetDevices) -> int:
     """Bytes of an accelerator for caches, besides the largest step, which is compiled."""
     buckets = generation_programs(resolved, PROVISIONAL_PAGES).buckets
-    return max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0)
+    return max(measure(resolved, target).cache_budget(compile_step(resolved, buckets.largest)), 0)
 
 
 def memory_limit(resolved: ResolvedConfig, target: TargetDevices) -> int:

@@ -110,7 +110,7 @@ def make_report(
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compile the largest and the smallest step, or all, and work out the rest. `say` is told what takes its time."""
-    memories = [measure(part, target) for part in resolved.by_stage]
+    memories = [measure(part, target) for part in resolved.stage_configs]
     buckets = Buckets(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.bucket_growth)
     wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
     compiled: list[dict[Bucket, CompiledStep]] = [{} for _ in memories]
@@ -118,14 +118,16 @@ def make_report(
     try:
         # The compiler would say so too, after a while.
         check_fits(memories)
-        for part, found in zip(resolved.by_stage, compiled, strict=True):
+        for part, found in zip(resolved.stage_configs, compiled, strict=True):
             found.update(_compile(part, target, sorted(set(wanted), reverse=True), say))
         pairs = zip(memories, compiled, strict=True)
-        resolved, pages = sized(resolved, [max(memory.for_cache(found[buckets.largest]), 0) for memory, found in pairs])
+        resolved, pages = sized(
+            resolved, [max(memory.cache_budget(found[buckets.largest]), 0) for memory, found in pairs]
+        )
     except CapacityError as error:
         pages, reason = 0, str(error)
     largest = [found.get(buckets.largest) for found in compiled]
-    config, parts = resolved.config, resolved.by_stage
+    config, parts = resolved.config, resolved.stage_configs
     memory_parts = [
         _parts(memory, step, pages, part.num_state_slots)
         for memory, step, part in zip(memories, largest, parts, strict=True)

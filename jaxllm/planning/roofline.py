@@ -109,7 +109,7 @@ def estimate(resolved: ResolvedConfig, chip: Chip, weight_bytes: int, page_bytes
 
 def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: int) -> Work:
     """The work of one device alongside attention, with logits for `rows` of the tokens."""
-    model, devices, stage = resolved.own_model, resolved.num_devices, resolved.stage
+    model, devices, stage = resolved.stage_model, resolved.num_devices, resolved.stage
     item = jnp.dtype(resolved.dtype).itemsize
     table = resolved.vocab_size * model.hidden_size
     embeds, gives_logits = stage is None or stage.is_first, stage is None or stage.is_last
@@ -131,7 +131,7 @@ def attention_work(resolved: ResolvedConfig, page_bytes: int, lengths: list[int]
     Tokens that see as many are requests of their own, which each read what they see; others are one prompt, which is
     read once for all of them.
     """
-    model, plan = resolved.own_model, resolved.cache_plan
+    model, plan = resolved.stage_model, resolved.cache_plan
     cache = flops = 0.0
     for layer, share in zip(model.layers, plan.shares, strict=True):
         if layer.recurrence is not None:
@@ -169,7 +169,7 @@ def attention_share(resolved: ResolvedConfig, chip: Chip, kernel: str) -> float 
     """
     if resolved.forward.attention != "tpu" or resolved.model.latent is not None:
         return None
-    model, devices = resolved.own_model, resolved.num_devices
+    model, devices = resolved.stage_model, resolved.num_devices
     kinds = Counter(
         (model.kv_heads_of(layer.attention), model.head_size_of(layer.attention)) for layer in model.attention_layers
     )

@@ -10,15 +10,15 @@ from jaxllm.executor.memory.capacity import count_pages, shortened, with_snapsho
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.planning.communication import handover_seconds
-from jaxllm.planning.memory import CompiledStep, MemoryUse, too_large
+from jaxllm.planning.memory import CompiledStep, MemoryUse, capacity_problem
 from jaxllm.planning.roofline import StepEstimate
 
 
 def check_fits(memories: Sequence[MemoryUse]) -> None:
     """Raise `CapacityError`, naming the stage if there are several, where one has no room for a KV cache."""
     for number, memory in enumerate(memories):
-        if memory.for_cache(None) <= 0:
-            raise CapacityError((f"stage {number}: " if len(memories) > 1 else "") + too_large(memory))
+        if memory.cache_budget(None) <= 0:
+            raise CapacityError((f"stage {number}: " if len(memories) > 1 else "") + capacity_problem(memory))
 
 
 def fullest(memories: Sequence[MemoryUse], largest: Sequence[CompiledStep | None]) -> int:
@@ -27,7 +27,7 @@ def fullest(memories: Sequence[MemoryUse], largest: Sequence[CompiledStep | None
         return 0
     if None in largest:
         largest = [None] * len(memories)
-    room = [memory.for_cache(step) / memory.page for memory, step in zip(memories, largest, strict=True)]
+    room = [memory.cache_budget(step) / memory.page for memory, step in zip(memories, largest, strict=True)]
     return room.index(min(room))
 
 
@@ -41,9 +41,9 @@ def sized(resolved: ResolvedConfig, free: Sequence[int]) -> tuple[ResolvedConfig
         least = min(free)
         resolved = shortened(with_snapshots(resolved, least), least)
         return resolved, count_pages(resolved, least)
-    parts = zip(resolved.by_stage, free, strict=True)
+    parts = zip(resolved.stage_configs, free, strict=True)
     resolved = replace(resolved, max_model_len=min(shortened(part, own).max_model_len for part, own in parts))
-    return resolved, min(count_pages(part, own) for part, own in zip(resolved.by_stage, free, strict=True))
+    return resolved, min(count_pages(part, own) for part, own in zip(resolved.stage_configs, free, strict=True))
 
 
 def combine_stages(
@@ -56,7 +56,7 @@ def combine_stages(
     known = [stage for stage in stages if stage is not None]
     if chip is None or len(known) < len(stages):
         return None
-    parts = resolved.by_stage
+    parts = resolved.stage_configs
     handovers = [handover_seconds(*pair, chip, bucket.tokens) for pair in pairwise(parts)]
     sent = [*handovers, *(stage.communication for stage in known)]
     slowest = max(known, key=lambda stage: stage.seconds)

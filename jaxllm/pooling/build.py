@@ -16,7 +16,7 @@ from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import use_compilation_cache
 from jaxllm.executor.compile.first_run import run_at_start
-from jaxllm.executor.compile.program import Program, ProgramSet, of_leaves
+from jaxllm.executor.compile.program import Program, ProgramSet, program_from_leaves
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.memory.capacity import bytes_on_device
 from jaxllm.executor.resolved import ResolvedConfig
@@ -98,7 +98,9 @@ def _step(
 ) -> Program:
     packed = jax.ShapeDtypeStruct((shape.layout(bucket).size,), np.int32)
     step = make_step(graph, shape, bucket)
-    return of_leaves(f"pool_{bucket.tokens}_tokens", step, parameters, packed, precision=precision, result=(0, 0))
+    return program_from_leaves(
+        f"pool_{bucket.tokens}_tokens", step, parameters, packed, precision=precision, result=(0, 0)
+    )
 
 
 def _finish(
@@ -107,4 +109,4 @@ def _finish(
     hidden = jax.ShapeDtypeStruct((FINISH_ROWS, common.model.embedding_size), np.float32)
     each = jax.ShapeDtypeStruct((FINISH_ROWS,), np.int32)
     finish, precision = make_finish(graph, shape, task), common.matmul_precision
-    return of_leaves(task, finish, parameters, hidden, each, each, precision=precision, result=0)
+    return program_from_leaves(task, finish, parameters, hidden, each, each, precision=precision, result=0)

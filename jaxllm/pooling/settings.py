@@ -107,7 +107,7 @@ def chosen_runner(options: ModelOptions, folder: Path, model: ModelConfig) -> Li
         or options.convert in ("embed", "classify")
         or (folder / MODULES).is_file()
     )
-    pools = pools or _given_answers(options, config_file(folder, options.hf_overrides)) is not None
+    pools = pools or _answer_options(options, config_file(folder, options.hf_overrides)) is not None
     return "pooling" if pools else "generate"
 
 
@@ -115,7 +115,7 @@ def read_settings(options: ModelOptions, folder: Path, model: ModelConfig) -> Po
     """How the model in `folder` pools, before `pooler_config` changes it. Raises `ConfigError` and `ModelError`."""
     architecture = model.architecture
     family, file = registry.lookup(architecture), config_file(folder, options.hf_overrides)
-    given = _given_answers(options, file)
+    given = _answer_options(options, file)
     if given is not None and family.make_encoder is None:
         answers, answer_ids = read_answers(folder, given, file.values.get(METHOD))
         return PoolingSettings(
@@ -146,7 +146,7 @@ def read_settings(options: ModelOptions, folder: Path, model: ModelConfig) -> Po
     return settings if found is None else replace(settings, max_length=found.max_length)
 
 
-def _given_answers(options: ModelOptions, file: ConfigFile) -> Any:
+def _answer_options(options: ModelOptions, file: ConfigFile) -> Any:
     """`classifier_from_token`, from the options or the configuration; None without it."""
     return (options.pooler_config or {}).get(ANSWERS, file.values.get(ANSWERS))
 

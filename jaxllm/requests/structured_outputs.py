@@ -161,7 +161,7 @@ def _check_object(name: str, value: Any, *, or_true: bool = False) -> None:
         try:
             value = json.loads(value)
         except RecursionError:
-            raise _too_deep(name) from None
+            raise _nesting_error(name) from None
         except ValueError as error:
             raise RequestError(f"{name}: not valid JSON: {error}", name) from None
         if or_true and value is True:
@@ -194,9 +194,9 @@ def _check_depth(name: str, value: Any) -> None:
     while items := [item for item in items if isinstance(item, (dict, list, tuple))]:
         level += 1
         if level > MAX_DEPTH:
-            raise _too_deep(name)
+            raise _nesting_error(name)
         items = [child for item in items for child in (item.values() if isinstance(item, dict) else item)]
 
 
-def _too_deep(name: str) -> RequestError:
+def _nesting_error(name: str) -> RequestError:
     return RequestError(f"{name}: nested too deeply; at most {MAX_DEPTH} levels are allowed", name)

@@ -13,17 +13,17 @@ Policy = Literal["fcfs", "priority"]
 OrderKey = Callable[[Request], tuple[int, int]]
 
 
-def _by_arrival(request: Request) -> tuple[int, int]:
+def _arrival_key(request: Request) -> tuple[int, int]:
     return 0, request.arrival
 
 
-def _by_priority(request: Request) -> tuple[int, int]:
+def _priority_key(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
 
 
 def order_key(policy: Policy) -> OrderKey:
     """What requests are sorted by, smallest first; unique, because `arrival` is. It never changes for a request."""
-    return _by_priority if policy == "priority" else _by_arrival
+    return _priority_key if policy == "priority" else _arrival_key
 
 
 class RunningOrder:

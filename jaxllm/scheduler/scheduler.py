@@ -141,7 +141,7 @@ class Scheduler:
         return self._requests.get(request_id)
 
     @property
-    def only_held(self) -> bool:
+    def all_requests_held(self) -> bool:
         """Whether all requests there are wait for their `release`."""
         return len(self._holds) == len(self._requests)
 
@@ -296,7 +296,7 @@ class Scheduler:
         table, slots = self.table, self._running.slots
         behind = table.behind(slots)
         if self._stages > 1:
-            behind = self._own_group(slots, behind)
+            behind = self._limit_decodes(slots, behind)
         decodes = behind == 1
         num_decodes = int(np.count_nonzero(decodes))
         if num_decodes == len(slots):
@@ -315,7 +315,7 @@ class Scheduler:
             num_decodes,
         )
 
-    def _own_group(self, slots: Int32Array, behind: Int32Array) -> Int32Array:
+    def _limit_decodes(self, slots: Int32Array, behind: Int32Array) -> Int32Array:
         """`behind` without requests whose token is on its way, and with no more decodes than the other stages get."""
         behind = np.where(self.table.num_pending[slots] > 0, 0, behind)
         decodes = np.flatnonzero(behind == 1)

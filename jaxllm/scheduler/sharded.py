@@ -80,9 +80,9 @@ class ShardedScheduler:
         return bool(self._part_of)
 
     @property
-    def only_held(self) -> bool:
+    def all_requests_held(self) -> bool:
         """Whether all requests there are wait for their `release`."""
-        return all(part.only_held for part in self.parts)
+        return all(part.all_requests_held for part in self.parts)
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""

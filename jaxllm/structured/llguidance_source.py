@@ -35,18 +35,18 @@ def source_of(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     return made
 
 
-def _of_json(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
+def _json_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     schema = form.json
     if isinstance(schema, str):
         schema = json.loads(schema)
-    return _of_schema({} if schema is True else schema, form)
+    return _schema_source({} if schema is True else schema, form)
 
 
-def _of_object(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
-    return _of_schema({"type": "object"}, form)
+def _object_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
+    return _schema_source({"type": "object"}, form)
 
 
-def _of_schema(schema: Any, form: StructuredOutputsParams) -> str:
+def _schema_source(schema: Any, form: StructuredOutputsParams) -> str:
     schema = _readable(schema, form)
     options: Any = {**_whitespace(form), "lenient": False}
     made: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
@@ -83,11 +83,11 @@ def _readable(schema: Any, form: StructuredOutputsParams) -> Any:
     return read
 
 
-def _of_regex(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
+def _regex_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     return _lark_of_regex(form.regex or "")
 
 
-def _of_choice(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
+def _choice_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     return _lark_of_regex("|".join(map(re.escape, form.choice or ())))
 
 
@@ -97,7 +97,7 @@ def _lark_of_regex(regex: str) -> str:
     return made
 
 
-def _of_grammar(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
+def _grammar_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     assert form.grammar is not None
     if form.grammar.lstrip().startswith("{"):
         raise RequestError("grammar: must be in Lark's form or in GBNF, not JSON", "grammar")
@@ -111,7 +111,7 @@ def _of_grammar(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     return made
 
 
-def _of_tag(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
+def _tag_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     tag = json.loads(form.structural_tag) if isinstance(form.structural_tag, str) else form.structural_tag
     structures, triggers = _tag_parts(tag)
     tags = []
@@ -158,10 +158,10 @@ def _tag_error(message: str) -> RequestError:
 
 
 _SOURCES: dict[str, Callable[[StructuredOutputsParams, IsSpecial], str]] = {
-    "json": _of_json,
-    "json_object": _of_object,
-    "regex": _of_regex,
-    "choice": _of_choice,
-    "grammar": _of_grammar,
-    "structural_tag": _of_tag,
+    "json": _json_source,
+    "json_object": _object_source,
+    "regex": _regex_source,
+    "choice": _choice_source,
+    "grammar": _grammar_source,
+    "structural_tag": _tag_source,
 }

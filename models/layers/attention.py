@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxllm.models.attention_plan import AttentionPlan, QueryScale
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
-from jaxllm.models.kv_shape import CacheLayout, OwnPages
+from jaxllm.models.kv_shape import CacheLayout, LayerPages
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import AnyNorm, NoNorm, make_norm
 from jaxllm.models.layers.parameter import Rows, merged, parameter
@@ -37,7 +37,7 @@ class Attention(nnx.Module):
         devices = model_parallel(options.mesh)
         self.kv_heads = kv_heads = split_kv_heads(given, devices)
         layout = CacheLayout.of(config, options, dtype.name)
-        self.pages = OwnPages.of(config, plan, layout)
+        self.pages = LayerPages.of(config, plan, layout)
         queries, keys = config.num_heads * size, kv_heads * size
         repeated = Rows(group=size, times=kv_heads // given)
         order = pair_order(plan.rope, size)
@@ -86,7 +86,7 @@ class Attention(nnx.Module):
         if merged is not None:
             assert context.rotation is not None
             out, own = merged(
-                projected, context.rotation, self.pages.of_layer(kv_cache), layer, context.ragged, options
+                projected, context.rotation, self.pages.view_layer(kv_cache), layer, context.ragged, options
             )
             return out, own.reshape(kv_cache.shape)
         parts = self.parts.split(projected)
@@ -94,7 +94,7 @@ class Attention(nnx.Module):
         if self.plan.is_causal:
             out, kv_cache = self._paged(query, key, value, kv_cache, layer, context.ragged, options=options)
         else:
-            out = self._of_whole_texts(query, key, value, context.ragged)
+            out = self._attend_whole_texts(query, key, value, context.ragged)
         out = out.reshape(len(projected), -1)
         return out * jax.nn.sigmoid(parts[-1]) if self.plan.output_gate else out, kv_cache
 
@@ -132,7 +132,7 @@ class Attention(nnx.Module):
             heads = rotate(heads, rotation)
         return norm(heads) if plan.norm_over != "all" and plan.norm_is_last else heads
 
-    def _of_whole_texts(self, query: jax.Array, key: jax.Array, value: jax.Array, ragged: RaggedBatch) -> jax.Array:
+    def _attend_whole_texts(self, query: jax.Array, key: jax.Array, value: jax.Array, ragged: RaggedBatch) -> jax.Array:
         """Attention [T, N, H] within the texts of a step, each of which is there from its first token to its last."""
         segments = Segments(ragged.query_start, ragged.token_rows, ragged.num_tokens, ragged.num_requests)
         group = query.shape[1] // key.shape[1]
@@ -166,7 +166,7 @@ class Attention(nnx.Module):
         def attend(by_head: dict[str, Any], by_layer: dict[str, Any], *arrays: Any) -> tuple[jax.Array, jax.Array]:
             query, key, value, kv_cache, layer, ragged = arrays
             own = replace(options, **by_head, **by_layer)
-            pages = self.pages.of_layer(kv_cache)
+            pages = self.pages.view_layer(kv_cache)
             out, pages = paged_attention(
                 query, key, value, pages, layer, ragged, own, implementation=self.implementation
             )

@@ -13,7 +13,7 @@ from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import GatedActivation, find_activation
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, merged
-from jaxllm.models.layers.ring_mlp import around_ring, fits_ring
+from jaxllm.models.layers.ring_mlp import fits_ring, run_ring_mlp
 from jaxllm.models.mlp_plan import MLPPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, token_axis
@@ -37,7 +37,7 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Map [T, D] to [T, D]."""
         if self.mesh is not None and self._travels(self.mesh, len(x)):
-            return around_ring(self._of_parts, x, self.gate_up.weight[...], self.down.weight[...], self.mesh)
+            return run_ring_mlp(self._partial_product, x, self.gate_up.weight[...], self.down.weight[...], self.mesh)
         return self.down(self.activation(self.gate_up(x, context)), context)
 
     def _travels(self, mesh: Mesh, tokens: int) -> bool:
@@ -48,7 +48,7 @@ class GatedMLP(nnx.Module):
         is_ordinary = self.gate_up.weight_type is None and self.down.weight_type is None
         return is_split and is_separate and is_ordinary
 
-    def _of_parts(self, x: jax.Array, wide: jax.Array, narrow: jax.Array) -> jax.Array:
+    def _partial_product(self, x: jax.Array, wide: jax.Array, narrow: jax.Array) -> jax.Array:
         """What one device, with its parts of the matrices, adds to the result [T, D]."""
 
         def product(x: jax.Array, part: jax.Array) -> jax.Array:

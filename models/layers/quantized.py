@@ -34,7 +34,7 @@ def array_axes(layout: QuantizedLayout, axes: tuple[str | None, str | None], mes
 
 def check_shares_inputs(in_size: int, kind: WeightType, devices: int) -> None:
     """Raise `ModelError` unless so many devices can each multiply with a part of a matrix's inputs, by itself."""
-    problem = kind.why_whole(in_size, devices)
+    problem = kind.split_problem(in_size, devices)
     if problem:
         raise ModelError(
             f"experts' matrices {problem} cannot be split over {devices} devices inside of an expert; "

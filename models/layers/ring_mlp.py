@@ -28,19 +28,19 @@ def fits_ring(tokens: int, devices: int) -> bool:
     return tokens >= FEWEST_ROWS * devices and tokens % (2 * devices) == 0
 
 
-def around_ring(block: Block, x: jax.Array, wide: jax.Array, narrow: jax.Array, mesh: Mesh) -> jax.Array:
+def run_ring_mlp(block: Block, x: jax.Array, wide: jax.Array, narrow: jax.Array, mesh: Mesh) -> jax.Array:
     """The sum over devices of `block(x, wide, narrow)`, each with its parts of the matrices.
 
     Split over the devices: `x` [T, D] and the result by tokens, `wide` [F, D] and `narrow` [D, F] by F.
     """
     rows = partition("tokens", "hidden")
     specs = (rows, partition("mlp", "hidden"), partition("hidden", "mlp"))
-    body = partial(_of_device, block, int(mesh.shape[MODEL]))
+    body = partial(_ring_rounds, block, int(mesh.shape[MODEL]))
     summed: jax.Array = over_model(body, mesh, specs, rows)(x, wide, narrow)
     return summed
 
 
-def _of_device(block: Block, devices: int, x: jax.Array, wide: jax.Array, narrow: jax.Array) -> jax.Array:
+def _ring_rounds(block: Block, devices: int, x: jax.Array, wide: jax.Array, narrow: jax.Array) -> jax.Array:
     """In each round both halves are one product: the compiler then sends both at the same time."""
 
     def send(both: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ def set_weight_types(module: nnx.Module, types: Sequence[tuple[str, WeightType]]
     for path, each in list(nnx.iter_modules(module)):
         if isinstance(each, Matrix):
             names = _names_of(path, each.rows)
-            kind = _one_type(names, [by_name.get(name) for name in names])
+            kind = _shared_type(names, [by_name.get(name) for name in names])
             if kind is not None:
                 each.set_weight_type(kind)
 
@@ -41,7 +41,7 @@ def _names_of(path: Sequence[Any], rows: Rows | Merged) -> list[str]:
     return [".".join([*parts[:-1], part.name]) for part in rows.parts]
 
 
-def _one_type(names: Sequence[str], kinds: Sequence[WeightType | None]) -> WeightType | None:
+def _shared_type(names: Sequence[str], kinds: Sequence[WeightType | None]) -> WeightType | None:
     known = [kind for kind in kinds if kind is not None]
     if not known:
         return None

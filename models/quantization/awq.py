@@ -55,12 +55,12 @@ class AwqMatrix:
     def read(self, tensors: ModuleTensors, shape: tuple[int, int]) -> QuantizedMatrix:
         """See `MatrixFormat`."""
         scales = np.ascontiguousarray(tensors.read_scales("scales").T)
-        offsets = tensors.offsets("scales", -_in_places(tensors.read("qzeros")).T.astype(np.int32), scales)
-        codes = np.ascontiguousarray(_in_places(tensors.read("qweight")).T)
+        offsets = tensors.offsets("scales", -_unpack_words(tensors.read("qzeros")).T.astype(np.int32), scales)
+        codes = np.ascontiguousarray(_unpack_words(tensors.read("qweight")).T)
         return QuantizedMatrix(shape, self.kind, values_of(codes, _BITS), scales, offsets)
 
 
-def _in_places(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+def _unpack_words(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
     """Numbers [rows, out] of words [rows, out / 8]."""
     packed = unpacked(words, _BITS).reshape(*words.shape, 8)
     numbers = np.empty_like(packed)

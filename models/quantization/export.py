@@ -52,7 +52,7 @@ def write_export(
         temporary.mkdir(parents=True)
         _check_space(temporary, plan.num_bytes)
         _write_weights(plan, temporary, progress, shard_bytes)
-        for file in other_files(plan.folder):
+        for file in companion_files(plan.folder):
             shutil.copyfile(file, temporary / file.name)
         _write_json(temporary / "config.json", plan.config)
         temporary.rename(target)
@@ -62,7 +62,7 @@ def write_export(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def other_files(folder: Path) -> list[Path]:
+def companion_files(folder: Path) -> list[Path]:
     """What is in a checkpoint's folder besides weights and config.json: tokenizer, chat template, licence."""
     return [
         file

@@ -40,7 +40,7 @@ def splat_int(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
     return builder.shuffle_vector(one, ir.Constant(INTS, ir.Undefined), ir.Constant(INTS, [0] * LANES))
 
 
-def every_byte(value: int) -> ir.Constant:
+def broadcast_byte(value: int) -> ir.Constant:
     """One byte, everywhere."""
     return ir.Constant(INTS, [int.from_bytes(bytes([value] * 4), "little", signed=True)] * LANES)
 

@@ -20,7 +20,7 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element
 class _GatedDelta:
     def step(self, inputs: GatedDeltaInputs, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
-        query, key, value, decay, rate = inputs.by_value_heads()
+        query, key, value, decay, rate = inputs.repeat_for_value_heads()
         kept = jnp.exp(decay)[:, :, None]
         # The state is read once for both, and once more to be written.
         seen = _einsum("bvxh,bvhe->bvxe", jnp.stack([key, query], axis=2), states) * kept[..., None]
@@ -32,7 +32,7 @@ class _GatedDelta:
         """See `Recurrence`."""
         size = len(inputs.key)
         number = jnp.arange(size, dtype=jnp.int32)
-        query, key, value, decay, rate = (jnp.moveaxis(each, 1, 0) for each in inputs.by_value_heads())
+        query, key, value, decay, rate = (jnp.moveaxis(each, 1, 0) for each in inputs.repeat_for_value_heads())
         is_token = number < length
         # Without decay and with a rate of zero a token changes nothing.
         total = jnp.cumsum(jnp.where(is_token, decay, 0.0), axis=1)

@@ -57,14 +57,14 @@ def _active_groups(x: jax.Array, weight: Weight, sizes: jax.Array, platform: str
     ends, count = jnp.cumsum(sizes), len(sizes)
     row = jnp.arange(len(x), dtype=jnp.int32)
 
-    def of_group(array: jax.Array | None, group: jax.Array) -> jax.Array | None:
+    def group_part(array: jax.Array | None, group: jax.Array) -> jax.Array | None:
         return None if array is None else array.reshape(count, -1, *array.shape[1:])[group]
 
     def add(group: jax.Array, out: jax.Array) -> jax.Array:
         own = (row >= ends[group] - sizes[group]) & (row < ends[group])
-        values = of_group(weight.array, group)
+        values = group_part(weight.array, group)
         assert values is not None
-        scales, offsets = of_group(weight.scales, group), of_group(weight.offsets, group)
+        scales, offsets = group_part(weight.scales, group), group_part(weight.offsets, group)
         one = replace(weight, array=values, scales=scales, offsets=offsets)
         return jnp.where(own[:, None], weight.layout.multiply(x, one, platform=platform), out)
 

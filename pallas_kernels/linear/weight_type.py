@@ -90,7 +90,7 @@ class WeightType:
         out_size, in_size = shape
         return out_size, 1 if self.group is None else -(-in_size // self.group)
 
-    def why_whole(self, in_size: int, devices: int) -> str | None:
+    def split_problem(self, in_size: int, devices: int) -> str | None:
         """Why devices cannot each multiply with a part of so many inputs, by itself; None where they can."""
         if self.is_reordered:
             return "whose inputs are in another order"

@@ -123,7 +123,7 @@ class Measurements:
         whole = np.pad(counts, (0, -len(counts) % BUCKETS_PER_SECOND))
         return float(whole.reshape(-1, BUCKETS_PER_SECOND).sum(axis=1).max(initial=0.0))
 
-    def most_at_once(self) -> int:
+    def peak_concurrency(self) -> int:
         """Most requests under way at the same time; one that ends as another begins does not overlap it."""
         starts = np.asarray(self.starts)
         ends = starts + np.asarray(self.latencies)

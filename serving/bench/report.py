@@ -109,7 +109,7 @@ def summarise(
         "total_token_throughput": (inputs + outputs) / duration,
         "tokens_per_chunk": outputs / max(measured.chunks, 1),
         "max_output_tokens_per_s": measured.busiest_second(),
-        "max_concurrent_requests": measured.most_at_once(),
+        "max_concurrent_requests": measured.peak_concurrency(),
         # Only audio has one; vLLM writes it for all.
         "rtfx": 0.0,
         **_latencies(measured, metrics, percentiles),
@@ -159,11 +159,11 @@ def _latencies(measured: Measurements, metrics: Sequence[str], percentiles: Sequ
         found[f"median_{name}_ms"] = float(np.median(values))
         found[f"std_{name}_ms"] = float(values.std())
         for percentile in percentiles:
-            found[f"p{in_words(percentile)}_{name}_ms"] = float(np.percentile(values, percentile))
+            found[f"p{format_percentile(percentile)}_{name}_ms"] = float(np.percentile(values, percentile))
     return found
 
 
-def in_words(percentile: float) -> str:
+def format_percentile(percentile: float) -> str:
     """A percentile in the name of a figure: `99`, `99.9`."""
     return str(int(percentile)) if percentile == int(percentile) else str(percentile)
 
@@ -238,7 +238,7 @@ def _lines(result: Mapping[str, Any], metrics: Sequence[str], percentiles: Seque
         yield _line(f"Mean {short} (ms)", result[f"mean_{name}_ms"])
         yield _line(f"Median {short} (ms)", result[f"median_{name}_ms"])
         for percentile in percentiles:
-            word = in_words(percentile)
+            word = format_percentile(percentile)
             yield _line(f"P{word} {short} (ms)", result[f"p{word}_{name}_ms"])
     yield "=" * _WIDTH
 

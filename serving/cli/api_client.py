@@ -12,7 +12,7 @@ import msgspec
 from httpx_sse import EventSource, SSEError
 
 from jaxllm.errors import ConfigError, EngineError, JaxLLMError, RequestError, nearest
-from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
+from jaxllm.serving.cli.sampling_flags import add_sampling_flags, explicit_sampling
 from jaxllm.serving.cli.tls import add_tls_flags, tls_context, tls_error
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -33,7 +33,7 @@ def add_client_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any
 
 def client_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters given on the command line."""
-    return given_sampling(args, without=_NOT_FOR_CLIENTS)
+    return explicit_sampling(args, without=_NOT_FOR_CLIENTS)
 
 
 class ApiClient:

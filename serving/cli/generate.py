@@ -12,10 +12,10 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import msgspec
 
 from jaxllm.errors import ConfigError, RequestError, RequestFaultError
-from jaxllm.flags import FlagParser, add_engine_flags, given_options
+from jaxllm.flags import FlagParser, add_engine_flags, explicit_options
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.cli.batch_file import BatchLine, ResultWriter, read_lines
-from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
+from jaxllm.serving.cli.sampling_flags import add_sampling_flags, explicit_sampling
 from jaxllm.serving.llm.interrupts import DeferredInterrupt
 from jaxllm.serving.llm.progress import GenerationProgress
 from jaxllm.serving.text.outputs import RequestOutput
@@ -64,7 +64,7 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; 0 when all went well. Errors are raised, `KeyboardInterrupt` included."""
-    sampling = given_sampling(args)
+    sampling = explicit_sampling(args)
     SamplingParams(**sampling)
     single = args.prompts_file is None
     lines = [BatchLine(1, {"prompt": args.prompt}, sampling)] if single else _read_file(args.prompts_file, sampling)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         file: IO[str] = sys.stdout if args.output is None else stack.enter_context(_open_output(args.output))
         from jaxllm.serving.llm.llm import LLM
 
-        llm = stack.enter_context(LLM(**given_options(args), chat_template=args.chat_template))
+        llm = stack.enter_context(LLM(**explicit_options(args), chat_template=args.chat_template))
         requests = _Prompts(llm, chat=args.chat, system=args.system).prepare(lines, single)
         if single and args.output is None:
             _stream(llm.llm_engine, requests[0])

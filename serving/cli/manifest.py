@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, add_engine_flags, engine_flags, given_options
+from jaxllm.flags import FlagParser, add_engine_flags, engine_flags, explicit_options
 from jaxllm.serving.deploy.choice import choose
 from jaxllm.serving.deploy.flags import as_flags
 from jaxllm.serving.deploy.formats import FORMATS, STREAMS, Wanted, write
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device: say what to run on: one of {', '.join(DEVICES)}")
     if args.replicas < 1 or args.drain < 0:
         raise ConfigError(f"--replicas {args.replicas}, --drain {args.drain}: expected 1 or more, and 0 or more")
-    given = {name: value for name, value in given_options(args).items() if name not in _TARGET_FLAGS}
+    given = {name: value for name, value in explicit_options(args).items() if name not in _TARGET_FLAGS}
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
             raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")

@@ -125,11 +125,11 @@ def _steps(report: "Report") -> Iterator[str]:
         f"Decodes have {report.decode_context:,} tokens before them; prefill is the beginning of one prompt. "
         "Operations between the matrices are not counted."
     )
-    yield from _in_stages(report)
-    yield from _by_compiler(report)
+    yield from _stage_table(report)
+    yield from _compiler_table(report)
 
 
-def _in_stages(report: "Report") -> Iterator[str]:
+def _stage_table(report: "Report") -> Iterator[str]:
     """What steps take in each stage."""
     if not report.stages:
         return
@@ -144,7 +144,7 @@ def _in_stages(report: "Report") -> Iterator[str]:
     )
 
 
-def _by_compiler(report: "Report") -> "Iterator[str]":
+def _compiler_table(report: "Report") -> "Iterator[str]":
     """What the compiler estimates of the same steps, as far as they were compiled."""
     assign_pipeline_stages = [step for stage in report.stages for step in stage.steps]
     steps = assign_pipeline_stages or report.steps

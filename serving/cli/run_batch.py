@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.flags import Flag, FlagParser, add_engine_flags, add_flags, engine_flags, given_options, integer
+from jaxllm.flags import Flag, FlagParser, add_engine_flags, add_flags, engine_flags, explicit_options, integer
 from jaxllm.serving.cli.config_file import read_config
 from jaxllm.serving.options.server import ServerOptions, server_flags
 
@@ -148,7 +148,7 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     """
     of_server, of_engine = _flags(), list(engine_flags())
     from_file = {} if args.config is None else read_config(args.config, (*of_engine, *server_flags()))
-    given = {**from_file, **given_options(args, (*of_engine, *of_server))}
+    given = {**from_file, **explicit_options(args, (*of_engine, *of_server))}
     config = EngineConfig.from_options({flag.name: given[flag.name] for flag in of_engine if flag.name in given})
     # Nobody will ask for a response again: it is in the file.
     server = {flag.name: given[flag.name] for flag in of_server if flag.name in given}
@@ -167,7 +167,9 @@ def _answer(
         return 0
     from jaxllm.serving.batch.worker import run_batch
     from jaxllm.serving.llm.progress import LoadProgress
-    from jaxllm.serving.server.event_loop import on_fast_loop
+    from jaxllm.serving.server.event_loop import run_on_fast_loop
 
     with LoadProgress() as progress:
-        return on_fast_loop(run_batch(config, options, batch, record, concurrency=args.concurrency, progress=progress))
+        return run_on_fast_loop(
+            run_batch(config, options, batch, record, concurrency=args.concurrency, progress=progress)
+        )

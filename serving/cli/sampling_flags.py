@@ -47,7 +47,7 @@ def add_sampling_flags(
         )
 
 
-def given_sampling(args: argparse.Namespace, without: Collection[str] = ENGINE_OPTIONS) -> dict[str, Any]:
+def explicit_sampling(args: argparse.Namespace, without: Collection[str] = ENGINE_OPTIONS) -> dict[str, Any]:
     """The fields given on the command line."""
     return {field.name: getattr(args, field.name) for field in _fields(without) if hasattr(args, field.name)}
 

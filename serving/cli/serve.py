@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, given_options
+from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, explicit_options
 from jaxllm.serving.cli.config_file import read_config
 from jaxllm.serving.cli.system_limits import raise_file_limit
 from jaxllm.serving.options.server import ServerOptions, from_environment, noop_flags, server_flags
@@ -73,7 +73,7 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     Raises `ConfigError`.
     """
     flags = (*engine_flags(), *server_flags())
-    given = given_options(args, flags)
+    given = explicit_options(args, flags)
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
             raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")

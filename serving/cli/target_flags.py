@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, add_engine_flags, given_options
+from jaxllm.flags import FlagParser, add_engine_flags, explicit_options
 from jaxllm.planning.target import find_target, is_absent, prepare
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_engine_flags_of_target(parser: FlagParser) -> None:
 
 def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevices]":
     """The configuration that the flags describe, and its devices. Imports JAX. Raises `ConfigError`."""
-    given = {name: value for name, value in given_options(args).items() if name != DEVICE}
+    given = {name: value for name, value in explicit_options(args).items() if name != DEVICE}
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
             raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")

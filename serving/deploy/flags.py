@@ -1,4 +1,4 @@
-"""Options as one writes them on a command line: the inverse of `jaxllm.flags.given_options`."""
+"""Options as one writes them on a command line: the inverse of `jaxllm.flags.explicit_options`."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -25,13 +25,13 @@ def fit_slice(config: EngineConfig, hardware: Slice) -> Choice:
     """How a slice holds the model. Raises `ConfigError`, and `CapacityError` where it does not."""
     refuse_stages(config, "jaxllm manifest")
     if hardware.platform == "gpu":
-        return _on_gpus(config, hardware)
+        return _fit_gpus(config, hardware)
     if hardware.platform == "cpu":
-        return _on_cpu(config, hardware)
-    return _on_tpus(config, hardware)
+        return _fit_cpu(config, hardware)
+    return _fit_tpus(config, hardware)
 
 
-def _on_tpus(config: EngineConfig, hardware: Slice) -> Choice:
+def _fit_tpus(config: EngineConfig, hardware: Slice) -> Choice:
     asked = tensor_parallel_size(config.parallel)
     # An engine of several hosts uses all their chips, and engines of one host have whole chips.
     sizes: Sequence[int | None] = [asked] if hardware.hosts == 1 else [hardware.devices]
@@ -64,12 +64,12 @@ def _choice(fitted: ResolvedConfig, resolved: ResolvedConfig, hardware: Slice) -
     )
 
 
-def _on_cpu(config: EngineConfig, hardware: Slice) -> Choice:
+def _fit_cpu(config: EngineConfig, hardware: Slice) -> Choice:
     resolved = resolve_config(_with_size(config, 1))
     return Choice(hardware, 1, 1, resolved.max_model_len, shortened=False, weights=_weights(resolved))
 
 
-def _on_gpus(config: EngineConfig, hardware: Slice) -> Choice:
+def _fit_gpus(config: EngineConfig, hardware: Slice) -> Choice:
     """By shapes alone: weights and one longest request, split over the GPUs."""
     asked = tensor_parallel_size(config.parallel)
     dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype

@@ -196,7 +196,7 @@ def describe(error: Exception, request_id: str) -> HttpError:
         case RequestError():
             return _wrong_request(error)
         case CapacityError():
-            return _no_room(error)
+            return _capacity_error(error)
         case QuotaError():
             headers = {"Retry-After": retry_after(error.retry_after)}
             return HttpError(429, f"{error}: try again later", code="rate_limit_exceeded", headers=headers)
@@ -248,7 +248,7 @@ def _wrong_request(error: RequestError) -> HttpError:
     return HttpError(400, message, param=param, code=code)
 
 
-def _no_room(error: CapacityError) -> HttpError:
+def _capacity_error(error: CapacityError) -> HttpError:
     match error:
         case QueueFullError():
             headers = {"Retry-After": str(max(1, round(error.retry_after)))}

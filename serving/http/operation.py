@@ -73,8 +73,8 @@ class Operation:
     def checked_handler(self) -> Handler:
         """The handler, after checks of the key, and that the model is of the right kind."""
         if self.operator:
-            return _for_operator(self.handler)
-        return self.handler if self.runner is None else _for_runner(self.handler, self.runner)
+            return _require_operator(self.handler)
+        return self.handler if self.runner is None else _require_runner(self.handler, self.runner)
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def batch_urls(operations: Sequence[Operation]) -> tuple[str, ...]:
     return tuple(each.path for each in operations if each.batch)
 
 
-def _for_operator(handler: Handler) -> Handler:
+def _require_operator(handler: Handler) -> Handler:
     """A handler that answers with an error where the key is a client's."""
 
     async def check(request: Request) -> Response:
@@ -103,7 +103,7 @@ def _for_operator(handler: Handler) -> Handler:
     return check
 
 
-def _for_runner(handler: Handler, runner: Literal["generate", "pooling"]) -> Handler:
+def _require_runner(handler: Handler, runner: Literal["generate", "pooling"]) -> Handler:
     """A handler that answers with an error, saying what to do, where the model is of the other kind."""
 
     async def check(request: Request) -> Response:

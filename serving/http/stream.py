@@ -148,7 +148,7 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(in_turn(self._streams)) as results:
+            async with aclosing(merge_streams(self._streams)) as results:
                 async for prompt_index, output in results:
                     if self._failure is not None:
                         raise self._failure
@@ -160,7 +160,7 @@ class EventStream(Response):
             yield self._describe_failure(error, self._request_id)
 
 
-async def in_turn(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def merge_streams(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """The results of several streams as they come, each with the index of its stream.
 
     Takes no more than one result ahead of its reader, so that what waits merges where it is.

@@ -42,7 +42,7 @@ class AsyncControl:
         Level 1 keeps the weights in the host's memory, level 2 drops them, level 0 only pauses. Requests that run end
         (`mode` "abort"), finish first ("wait"), or go on afterwards ("keep").
         """
-        await self._until_done("sleep", level=level, mode=mode)
+        await self._poll_until_done("sleep", level=level, mode=mode)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Bring back what sleeps: everything, or of "weights" and "kv_cache" what the tags name."""
@@ -57,7 +57,7 @@ class AsyncControl:
     ) -> None:
         """Compute nothing more until `resume_generation`; requests that come meanwhile wait, for `mode` see `sleep`."""
         mode = _pause_mode(mode, wait_for_inflight_requests=wait_for_inflight_requests)
-        await self._until_done("pause", mode=mode, clear_cache=clear_cache)
+        await self._poll_until_done("pause", mode=mode, clear_cache=clear_cache)
 
     async def resume_generation(self) -> None:
         """Go on after a pause."""
@@ -67,7 +67,7 @@ class AsyncControl:
         """Whether the engine was paused."""
         return bool(await self.engines.call("is_paused"))
 
-    async def _until_done(self, method: EngineMethod, **arguments: Any) -> None:
+    async def _poll_until_done(self, method: EngineMethod, **arguments: Any) -> None:
         """Ask again and again: an engine with requests that run to their ends says that it is not done."""
         again = False
         while not await self.engines.call(method, **arguments, again=again):

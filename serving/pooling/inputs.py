@@ -16,7 +16,7 @@ from jaxllm.serving.pooling.encode import Encoded, encode
 from jaxllm.serving.pooling.judging import ANSWERS, encode_judged
 from jaxllm.serving.tenancy.quotas import Reservation
 from jaxllm.serving.text.length import SHORT
-from jaxllm.serving.text.prompts import Prompt, as_token_ids, naming_prompt, one_per_prompt, parse_prompt
+from jaxllm.serving.text.prompts import Prompt, as_token_ids, broadcast_to_prompts, naming_prompt, parse_prompt
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 
 
@@ -66,8 +66,8 @@ class PoolingInputs:
         """
         arrival = time.monotonic()
         count = len(prompts)
-        each_params: list[PoolingParams] = one_per_prompt("pooling_params", params, PoolingParams, count)
-        each_priority = one_per_prompt("priority", priority, int, count)
+        each_params: list[PoolingParams] = broadcast_to_prompts("pooling_params", params, PoolingParams, count)
+        each_priority = broadcast_to_prompts("priority", priority, int, count)
         for index, own in enumerate(each_params):
             with naming_prompt(index, count):
                 own.validate()

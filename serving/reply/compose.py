@@ -89,7 +89,7 @@ def _calls_begin(source: Source, parsing: Parsing[None], ends: tuple[str, ...]) 
     return False
 
 
-def kept_tokens(token_ids: Mapping[str, int], *formats: ToolFormat | ReasoningFormat | None) -> frozenset[int]:
+def preserved_tokens(token_ids: Mapping[str, int], *formats: ToolFormat | ReasoningFormat | None) -> frozenset[int]:
     """The added tokens, of those given by their texts, that must stay in the text for parsers of these formats."""
     markers = {marker for each in formats if each is not None for marker in each.markers}
     return frozenset(token_ids[marker] for marker in markers if marker in token_ids)

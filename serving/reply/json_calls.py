@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from jaxllm.serving.reply.calls import Calls
-from jaxllm.serving.reply.json_text import held_json, json_text
-from jaxllm.serving.reply.json_values import held_arguments, json_string, json_value
+from jaxllm.serving.reply.json_text import json_text, read_json
+from jaxllm.serving.reply.json_values import json_string, json_value, read_arguments
 from jaxllm.serving.reply.source import Parsing, Source
 
 _WRAPPED: Final = "function"
@@ -134,7 +134,7 @@ class _JsonCall:
                 self._started = True
                 yield self._calls.start(self._name, self._id)
                 return (yield from json_text(source, self._calls.arguments, self._stops, self._outside))
-            self._arguments = yield from held_arguments(source, self._stops)
+            self._arguments = yield from read_arguments(source, self._stops)
             return self._arguments is not None
         known = self._may_have_more or key in (self._keys.id, *self._keys.others)
         value = (yield from json_value(source, self._stops)) if known else None
@@ -197,7 +197,7 @@ def json_calls(
 
 def _pass_over_object(source: Source, stops: Sequence[str], outside: Sequence[str]) -> Parsing[bool]:
     """Read over an object of a list that is no call, and what joins it to the next; False: there is none of these."""
-    if not (yield from source.comes("{")) or (yield from held_json(source, stops, outside)) is None:
+    if not (yield from source.comes("{")) or (yield from read_json(source, stops, outside)) is None:
         return False
     yield from source.skip()
     if not (yield from source.match(",", ";")):
@@ -227,7 +227,7 @@ def named_call(
         if following:
             yield from json_text(source, calls.arguments, stops, outside)
         return True
-    arguments = yield from held_arguments(source, stops)
+    arguments = yield from read_arguments(source, stops)
     if arguments is None:
         return False
     yield calls.start(name, call_id)

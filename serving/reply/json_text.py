@@ -41,7 +41,7 @@ def json_text(
     return _JsonText(source, make, tuple(stops), tuple(outside)).read()
 
 
-def held_json(source: Source, stops: Sequence[str] = (), outside: Sequence[str] = ()) -> Parsing[str | None]:
+def read_json(source: Source, stops: Sequence[str] = (), outside: Sequence[str] = ()) -> Parsing[str | None]:
     """Read a value in brackets and return it as JSON; None: it was not closed."""
     reading = _JsonText(source, None, tuple(stops), tuple(outside))
     return "".join(reading.held) if (yield from reading.read()) else None
@@ -53,7 +53,7 @@ def whole_json(text: str) -> str | None:
     source.text, source.ended = text.strip(), True
     if not source.text.startswith(("{", "[")):
         return None
-    reading = held_json(source)
+    reading = read_json(source)
     try:
         next(reading)
     except StopIteration as stop:

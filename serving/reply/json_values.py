@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from jaxllm.serving.reply.json_text import held_json, whole_json
+from jaxllm.serving.reply.json_text import read_json, whole_json
 from jaxllm.serving.reply.scalars import whole_characters
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -51,14 +51,14 @@ def json_value(source: Source, stops: Sequence[str] = ()) -> Parsing[str | None]
     """
     opening, start = (yield from source.peek()), source.at
     if opening in ("{", "["):
-        return (yield from held_json(source, stops))
+        return (yield from read_json(source, stops))
     if opening in _IN_STRING:
         whole = yield from _to_the_end_of_string(source, opening)
         return source.text[start : source.at] if whole else None
     return (yield from source.run(_WORD)) or None
 
 
-def held_arguments(source: Source, stops: Sequence[str] = ()) -> Parsing[str | None]:
+def read_arguments(source: Source, stops: Sequence[str] = ()) -> Parsing[str | None]:
     """Read arguments and return them as an object of JSON; None: they are none.
 
     They may be a text that holds such an object. There may be none of them: nothing before one of `stops`, null, an

@@ -55,7 +55,7 @@ async def answer(
         await http.wait_until_it_listens(serving)
         stores.resume(app)
         _announce(state, listener, worker, started)
-        await _until_told_or_over(signals, serving, llm)
+        await _wait_for_end(signals, serving, llm)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
         await _drain(state, stores, signals)
         # Clients that read more slowly than the engine writes have the same time as the engine.
@@ -118,7 +118,7 @@ def _announce(state: ServerState, listener: Listener, worker: WorkerContext | No
         )
 
 
-async def _until_told_or_over(signals: Signals, serving: "asyncio.Task[None]", llm: AsyncLLM) -> None:
+async def _wait_for_end(signals: Signals, serving: "asyncio.Task[None]", llm: AsyncLLM) -> None:
     """Wait for a signal, or until there is no engine any more. Raises `EngineError` when nobody answers any more."""
     over = asyncio.ensure_future(asyncio.wait((serving, llm.loss), return_when=asyncio.FIRST_COMPLETED))
     await before(signals.first, over)

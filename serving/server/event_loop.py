@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def on_fast_loop(work: Coroutine[Any, Any, Result]) -> Result:
+def run_on_fast_loop(work: Coroutine[Any, Any, Result]) -> Result:
     """Run this on an event loop of its own, the fastest there is."""
     with asyncio.Runner(loop_factory=None if sys.platform == "win32" else _uvloop) as runner:
         return runner.run(work)

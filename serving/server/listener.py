@@ -25,7 +25,7 @@ class Listener:
         """`inherited`: a socket that another process has bound, whose file stays when this one ends."""
         self._options = options
         self.ssl_context = _ssl_context(options)
-        self._written = self._when_written()
+        self._written = self._modified_time()
         self._path = None if options.uds is None else Path(options.uds)
         self._inherited = inherited is not None
         if inherited is not None:
@@ -56,9 +56,9 @@ class Listener:
 
         Raises `ConfigError` when they cannot be read, as while somebody writes them; the old ones stay in use then.
         """
-        if self.ssl_context is None or self._when_written() == self._written:
+        if self.ssl_context is None or self._modified_time() == self._written:
             return False
-        written = self._when_written()
+        written = self._modified_time()
         # Tried apart first: a certificate without its key must not replace a pair that works.
         _ssl_context(self._options)
         assert self._options.ssl_certfile is not None
@@ -66,7 +66,7 @@ class Listener:
         self._written = written
         return True
 
-    def _when_written(self) -> list[int]:
+    def _modified_time(self) -> list[int]:
         names = filter(None, (self._options.ssl_certfile, self._options.ssl_keyfile))
         return [Path(name).stat().st_mtime_ns for name in names if Path(name).exists()]
 

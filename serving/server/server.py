@@ -22,7 +22,7 @@ from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.files.store import lock_folder
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
-from jaxllm.serving.server.event_loop import on_fast_loop
+from jaxllm.serving.server.event_loop import run_on_fast_loop
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.server.workers.context import WorkerContext
@@ -41,7 +41,7 @@ def run_server(
         configure_logging(options.log_level, json_lines=options.log_format == "json")
         keys = keys_of(options, config.parallel.data_parallel_address)
         return run_host(config, keys, partial(launch_with_devices, launch, config))
-    return on_fast_loop(serve(config, options, progress=progress, launch=launch))
+    return run_on_fast_loop(serve(config, options, progress=progress, launch=launch))
 
 
 async def serve(

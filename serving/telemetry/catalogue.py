@@ -137,7 +137,7 @@ BY_REASON = ("request_success", "admission_rejections")
 
 def new_histograms(max_model_len: int) -> dict[str, Histogram]:
     """Empty histograms by name. Bounds are vLLM's, with some smaller ones in front for fast models."""
-    lengths = _one_two_five(max_model_len)
+    lengths = _bucket_bounds(max_model_len)
     bounds: dict[str, Sequence[float]] = {
         "iteration_tokens_total": _BATCH,
         "time_to_first_token_seconds": _FIRST_TOKEN,
@@ -157,7 +157,7 @@ def new_histograms(max_model_len: int) -> dict[str, Histogram]:
     return {name: Histogram(bounds.get(name, _LATENCY)) for name in names}
 
 
-def _one_two_five(largest: int) -> list[float]:
+def _bucket_bounds(largest: int) -> list[float]:
     """1, 2, 5, 10, 20, 50, ... up to `largest`."""
     bounds = (factor * 10**power for power in range(len(str(largest))) for factor in (1, 2, 5))
     return [float(bound) for bound in bounds if bound <= largest]

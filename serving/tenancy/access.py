@@ -31,7 +31,7 @@ class Access:
         self._plain = [plain_key(key) for key in keys]
         self._path = None if file is None else Path(file)
         self._num_servers = num_servers
-        self._written = self._when_written()
+        self._written = self._modified_time()
         self._take(KeyFile([]) if file is None else read_key_file(file))
         self._accounts = Quotas()
 
@@ -51,7 +51,7 @@ class Access:
 
     def reload(self) -> bool:
         """Read the file again if it has changed; whether it has. Raises `ConfigError`, and all stays as it was."""
-        written = self._when_written()
+        written = self._modified_time()
         if self._path is None or written == self._written:
             return False
         self._written = written
@@ -70,7 +70,7 @@ class Access:
         self.needs_key = len(self._ring) > 0
         self._quotas = {name: quota.divided(self._num_servers) for name, quota in file.quotas.items()}
 
-    def _when_written(self) -> tuple[int, int, int] | None:
+    def _modified_time(self) -> tuple[int, int, int] | None:
         try:
             found = None if self._path is None else self._path.stat()
         except OSError:

@@ -29,14 +29,14 @@ class IncrementalDecoder:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-        kept_tokens: AbstractSet[int] = frozenset(),
+        preserved_tokens: AbstractSet[int] = frozenset(),
     ) -> None:
-        """`kept_tokens` are special tokens that are not skipped."""
+        """`preserved_tokens` are special tokens that are not skipped."""
         self.token_ids: list[int] = []
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids - kept_tokens if skip_special_tokens else frozenset[int]()
+        self._hidden = tokenizer.special_ids - preserved_tokens if skip_special_tokens else frozenset[int]()
         # The library skips all or none.
-        self._skip = skip_special_tokens and not kept_tokens
+        self._skip = skip_special_tokens and not preserved_tokens
         self._step = self._new_step()
         self._join_added = not skip_special_tokens and not spaces_between_special_tokens
         self._after_added = False

@@ -19,8 +19,8 @@ from jaxllm.serving.text.prompts import (
     ParsedPrompt,
     Prompt,
     as_token_ids,
+    broadcast_to_prompts,
     naming_prompt,
-    one_per_prompt,
     parse_prompt,
 )
 from jaxllm.serving.text.stop_strings import StopAutomaton
@@ -52,7 +52,7 @@ class TextRequest:
     stream: bool = False
     arrival_time: float = 0.0
     stops: StopAutomaton | None = None
-    kept_tokens: frozenset[int] = frozenset()
+    preserved_tokens: frozenset[int] = frozenset()
     """Special tokens that stay in the text although others are skipped."""
     progress: RequestProgress = field(default_factory=RequestProgress)
     reservation: "Reservation | None" = None
@@ -102,8 +102,8 @@ class InputProcessor:
         prompts its message begins with "prompt INDEX:".
         """
         total = len(prompts)
-        each_params = one_per_prompt("sampling_params", params, SamplingParams, total)
-        each_priority = one_per_prompt("priority", priority, int, total)
+        each_params = broadcast_to_prompts("sampling_params", params, SamplingParams, total)
+        each_priority = broadcast_to_prompts("priority", priority, int, total)
         parsed, checked = [], set[int]()
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, total):

@@ -134,7 +134,7 @@ def as_token_ids(token_ids: Any) -> IntArray:
     return array
 
 
-def one_per_prompt(name: str, given: Any, kind: type, count: int) -> list[Any]:
+def broadcast_to_prompts(name: str, given: Any, kind: type, count: int) -> list[Any]:
     """`given` for each of `count` prompts. Raises `RequestError` for another number of them or another type."""
     several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     values = list(given) if several else [given] * count

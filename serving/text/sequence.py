@@ -238,7 +238,7 @@ class Sequence:
             return "".join(self._pieces)
         if self._tokenizer is None:
             return ""
-        skip, kept = self.state.request.params.skip_special_tokens, self.state.request.kept_tokens
+        skip, kept = self.state.request.params.skip_special_tokens, self.state.request.preserved_tokens
         token_ids = self.token_ids[: self._text_end()]
         if skip and kept:
             hidden = self._tokenizer.special_ids - kept
@@ -299,7 +299,7 @@ def _decoder(tokenizer: Tokenizer, request: TextRequest, *, live: bool) -> Incre
     settings: dict[str, Any] = {
         "skip_special_tokens": params.skip_special_tokens,
         "spaces_between_special_tokens": params.spaces_between_special_tokens,
-        "kept_tokens": request.kept_tokens,
+        "preserved_tokens": request.preserved_tokens,
     }
     # A text ends in no half of one.
     begun = begun_character(tokenizer, request.prompt_token_ids) if request.prompt is None else ()

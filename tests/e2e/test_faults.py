@@ -271,7 +271,7 @@ WORK: list[tuple[Any, str, str]] = [
     (BeamGroup, "hypotheses", "more beams"),
     (PromptLogprobs, "on_added", "prompt"),
     (Processing, "begin", "processed"),
-    (logprobs, "_of_token", "prompt, seeded"),
+    (logprobs, "_token_logprobs", "prompt, seeded"),
 ]
 
 
@@ -286,7 +286,7 @@ def test_work_for_one_request_that_fails_ends_that_one(
     target: str,
 ) -> None:
     fails = of_request(target)
-    if name == "_of_token":
+    if name == "_token_logprobs":
         # Of the tokens of this request alone, as nobody else has as many alternatives.
         fails = lambda token_id, values, row, asked: asked == 0  # noqa: E731
     with monkeypatch.context() as patch:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.models.ring import Position, in_ring, ring
+from jaxllm.models.ring import Position, order_ring, ring
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def distances(positions: list[Position]) -> list[int]:
 
 @pytest.mark.parametrize("sides", [(2, 4, 1), (4, 2, 1), (2, 2, 1), (2, 1, 1), (2, 2, 2), (4, 4, 4), (2, 3), (8, 8)])
 def test_each_is_beside_the_next(sides: tuple[int, ...]) -> None:
-    found = in_ring(grid(*sides))
+    found = order_ring(grid(*sides))
     assert sorted(device.id for device in found) == list(range(len(found)))
     assert set(distances([device.coords for device in found])) == {1}
 
@@ -44,12 +44,12 @@ def test_without_a_ring_only_the_last_is_elsewhere(sides: tuple[int, ...]) -> No
 
 
 def test_cores_of_a_chip_stay_together() -> None:
-    found = [device.id for device in in_ring(grid(2, 2, 1, cores=2))]
+    found = [device.id for device in order_ring(grid(2, 2, 1, cores=2))]
     assert sorted(found) == list(range(8))
     assert all(one // 2 == other // 2 for one, other in zip(found[::2], found[1::2], strict=True))
 
 
 def test_what_has_no_place_stays_where_it_is() -> None:
     some = grid(2, 4)
-    assert in_ring(some[:7]) == some[:7], "no box"
-    assert in_ring([object(), object()]) != [], "no coordinates"
+    assert order_ring(some[:7]) == some[:7], "no box"
+    assert order_ring([object(), object()]) != [], "no coordinates"

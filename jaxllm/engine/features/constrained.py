@@ -117,7 +117,7 @@ class ConstrainedDecoding(StepFeature):
 
     def on_idle(self) -> None:
         """Wait a little for a grammar, if nothing else can be done."""
-        if self._scheduler.only_held:
+        if self._scheduler.all_requests_held:
             self._constraints.wait()
 
     def before_schedule(self, last: Dispatched) -> None:
@@ -178,7 +178,7 @@ class ConstrainedDecoding(StepFeature):
                 raise
         masks: npt.NDArray[np.int32] = np.full((len(requests), self._constraints.num_words), -1, np.int32)
         problems: list[str | None] = [None] * len(requests)
-        for row, found in enumerate(self.faults.one_by_one(requests, lambda each: self._constraints.fill([each]))):
+        for row, found in enumerate(self.faults.map_requests(requests, lambda each: self._constraints.fill([each]))):
             if found is not None:
                 masks[row], problems[row] = found[0][0], found[1][0]
         return masks, problems

@@ -45,7 +45,7 @@ class Faults:
         found, self.requests = list(self.requests), {}
         return found
 
-    def one_by_one(self, requests: Sequence[Request], work: Callable[[Request], Result]) -> list[Result | None]:
+    def map_requests(self, requests: Sequence[Request], work: Callable[[Request], Result]) -> list[Result | None]:
         """What `work` returns for each request; None where it failed, which is recorded."""
         results: list[Result | None] = [None] * len(requests)
         for index, request in enumerate(requests):

@@ -46,7 +46,7 @@ class PromptLogprobs(StepFeature):
         for offset in range(chunk.end - chunk.begin):
             block, row = divmod(offset, len(chunk.blocks[0].logprob))
             position = chunk.begin + offset
-            found[position] = _of_token(
+            found[position] = _token_logprobs(
                 int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs
             )
 
@@ -68,7 +68,7 @@ def output_logprobs(request: Request, token_id: int, result: StepResult, row: in
     if params.logprobs is None and params.num_sequences == params.n:
         return None
     assert result.logprobs is not None
-    found = _of_token(token_id, result.logprobs, row, params.logprobs)
+    found = _token_logprobs(token_id, result.logprobs, row, params.logprobs)
     listed = params.logprob_token_ids
     if listed is not None:
         assert result.listed is not None
@@ -76,7 +76,7 @@ def output_logprobs(request: Request, token_id: int, result: StepResult, row: in
     return [found]
 
 
-def _of_token(token_id: int, logprobs: Logprobs, row: int, asked: int | None) -> TokenLogprobs:
+def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, asked: int | None) -> TokenLogprobs:
     """The token at a place, and as many of the most likely ones as were `asked` for; -1: all that there are."""
     values: Any = logprobs
     num_top = values.top_ids.shape[1] if asked == -1 else asked or 0

@@ -10,7 +10,7 @@ from jaxllm.executor.compile.executables import Executables
 logger = logging.getLogger(__name__)
 
 
-def needed_first(buckets: Buckets) -> tuple[Bucket, ...]:
+def startup_buckets(buckets: Buckets) -> tuple[Bucket, ...]:
     """The shapes an engine cannot begin without: one request alone, a few, and any step at all."""
     return tuple(dict.fromkeys((*buckets.all[:2], buckets.largest)))
 

@@ -20,7 +20,7 @@ def map_over_data_shards(program: Program) -> Program:
     mesh = program.mesh
     if mesh is None or data_parallel(mesh) == 1:
         return program
-    takes, gives = (jax.tree.map(_of_data, tree) for tree in (_shardings(program.arguments), program.out_shardings))
+    takes, gives = (jax.tree.map(_data_spec, tree) for tree in (_shardings(program.arguments), program.out_shardings))
     function = jax.shard_map(
         program.function, mesh=mesh, in_specs=takes, out_specs=gives, axis_names={DATA}, check_vma=False
     )
@@ -31,7 +31,7 @@ def _shardings(arguments: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, arguments)
 
 
-def _of_data(sharding: NamedSharding) -> PartitionSpec:
+def _data_spec(sharding: NamedSharding) -> PartitionSpec:
     """What of a sharding is over the data axis."""
     return PartitionSpec(
         *(DATA if DATA in (axes if isinstance(axes, tuple) else (axes,)) else None for axes in sharding.spec)

@@ -62,7 +62,7 @@ class Program:
         return compile_lowered(self.lower(), self.platform, options)
 
 
-def of_leaves(
+def program_from_leaves(
     name: str,
     function: Callable[..., Any],
     parameters: Shapes,

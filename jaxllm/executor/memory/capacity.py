@@ -63,7 +63,7 @@ def pages_asked(resolved: ResolvedConfig) -> int:
     if resolved.platform == "cpu" or not resolved.stages:
         return count_pages(resolved, 0)
     # The bytes are those of each device, and stages may have different layers.
-    return min(count_pages(part, 0) for part in resolved.by_stage)
+    return min(count_pages(part, 0) for part in resolved.stage_configs)
 
 
 def slot_bytes(resolved: ResolvedConfig) -> int:

@@ -38,13 +38,13 @@ def build_stages(
         pages = steady_pages(resolved, free, cache)
     else:
         resolved, pages, loaded = _load_and_size(resolved, load_weights, progress, cache)
-    programs = [generation_programs(part, pages) for part in resolved.by_stage]
+    programs = [generation_programs(part, pages) for part in resolved.stage_configs]
     executables = _executables(resolved, programs, pages, bundle, cache)
     at_start, later = split_compile_schedule(resolved.config.compile, programs[-1].buckets)
     with ExitStack() as compiling:
         for each in executables:
             compiling.enter_context(each.compiling(at_start, progress))
-        loaded = loaded or [load_weights(part, progress) for part in resolved.by_stage]
+        loaded = loaded or [load_weights(part, progress) for part in resolved.stage_configs]
     wait_for_kernels()
     return Built(resolved, pages, programs[-1], _calls(executables, loaded, programs), at_start, later)
 
@@ -57,7 +57,7 @@ def _executables(
     cache: Path | None,
 ) -> list[Executables]:
     """Those of each stage, from the bundle or the cache."""
-    parts = list(zip(resolved.by_stage, programs, strict=True))
+    parts = list(zip(resolved.stage_configs, programs, strict=True))
     if bundle is None:
         return [cached_executables(part, own, pages, cache) for part, own in parts]
     asked = explicit_pages(resolved)
@@ -87,11 +87,11 @@ def _load_and_size(
     """The configuration with a length, and a number of KV pages, that fit the fullest stage; and all parameters."""
     utilization = resolved.config.cache.gpu_memory_utilization
     loaded, free = [], []
-    for part in resolved.by_stage:
+    for part in resolved.stage_configs:
         parameters, beside = load_and_ask_compiler(part, load_weights, cache, progress)
         loaded.append(parameters)
         free.append(device_free_bytes(local_devices_of(part), utilization, beside))
-    lengths = [shortened(part, own).max_model_len for part, own in zip(resolved.by_stage, free, strict=True)]
+    lengths = [shortened(part, own).max_model_len for part, own in zip(resolved.stage_configs, free, strict=True)]
     resolved = replace(resolved, max_model_len=min(lengths))
-    pages = min(steady_pages(part, own, cache) for part, own in zip(resolved.by_stage, free, strict=True))
+    pages = min(steady_pages(part, own, cache) for part, own in zip(resolved.stage_configs, free, strict=True))
     return resolved, pages, loaded

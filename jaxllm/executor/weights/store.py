@@ -35,7 +35,7 @@ class WeightStore:
     """
 
     def __init__(self, resolved: ResolvedConfig, calls: DeviceCalls) -> None:
-        self._parts = tuple(zip(resolved.by_stage, calls.every, strict=True))
+        self._parts = tuple(zip(resolved.stage_configs, calls.every, strict=True))
         self._folder: Path | None = resolved.folder
         """Of the checkpoint that has these weights; None where they came from elsewhere."""
         self._copies: list[list[HostCopy]] = []
@@ -117,7 +117,7 @@ class WeightStore:
         if not self._replacing:
             raise RequestError("no weight update has begun: call start_weight_update first")
         source = "weight update"
-        with self._over_if_it_fails():
+        with self._abort_on_error():
             found = [ArrayTensor.of(name, array, source) for name, array in tensors]
             matched = [each.match(found, source) for each in self._replacing]
             for replacement, own in zip(self._replacing, matched, strict=True):
@@ -133,7 +133,7 @@ class WeightStore:
         """
         source = "weight update"
         given = list(tensors)
-        with self._over_if_it_fails():
+        with self._abort_on_error():
             found = [ArrayTensor.of(name, array, source) for name, array in given]
             for each in self._replacing:
                 each.match(found, source)
@@ -148,7 +148,7 @@ class WeightStore:
         """
         if not self._replacing:
             raise RequestError("no weight update has begun: call start_weight_update first")
-        with self._over_if_it_fails():
+        with self._abort_on_error():
             for each in self._replacing:
                 each.finish()
             missing = [name for each in self._replacing for name in each.missing()]
@@ -179,7 +179,7 @@ class WeightStore:
             self._update_from_state(folder, progress)
             return
         self.begin(progress)
-        with self._over_if_it_fails():
+        with self._abort_on_error():
             checkpoint = Checkpoint(folder, load_format)
             matched = [each.match(checkpoint.tensors, str(folder), is_whole=True) for each in self._replacing]
             scales = [
@@ -194,7 +194,7 @@ class WeightStore:
     def _update_from_state(self, folder: Path, progress: Progress) -> None:
         """Replace all weights by those of a saved state, which is checked before anything changes."""
         self.begin(progress)
-        with self._over_if_it_fails():
+        with self._abort_on_error():
             state = SavedState(folder)
             saved = [SavedWeights(state, part) for part, _ in self._parts]
             for replacement, own in zip(self._replacing, saved, strict=True):
@@ -226,7 +226,7 @@ class WeightStore:
         self.needs, self._folder = reason, None
 
     @contextmanager
-    def _over_if_it_fails(self) -> Iterator[None]:
+    def _abort_on_error(self) -> Iterator[None]:
         """Raises `RequestError` for whatever is raised but an interrupt, which ends the update as well."""
         try:
             yield

@@ -83,7 +83,7 @@ def longest_literal(form: StructuredOutputsParams) -> int:
     """Characters of the longest text that stands in an output as it is: a constant, a name, a choice, a pattern."""
     match form.kind:
         case "json":
-            return _in_schema(_decoded(form.json))
+            return _longest_in_schema(_decoded(form.json))
         case "choice":
             return max(map(len, form.choice or ()), default=0)
         case "regex":
@@ -91,11 +91,11 @@ def longest_literal(form: StructuredOutputsParams) -> int:
         case "grammar":
             return max((len(found[0]) for found in _QUOTED.finditer(form.grammar or "")), default=0)
         case "structural_tag":
-            return _in_schema(_decoded(form.structural_tag))
+            return _longest_in_schema(_decoded(form.structural_tag))
     return 0
 
 
-def _in_schema(schema: Any) -> int:
+def _longest_in_schema(schema: Any) -> int:
     longest, waiting = 0, [schema]
     while waiting:
         each = waiting.pop()

@@ -18,8 +18,8 @@ class Analysis:
         self._of_rule = dict.fromkeys(rules, 0)
         self.follow: dict[Node, int] = {}
         """What may come behind a node."""
-        _until_stable(self._begin)
-        _until_stable(self._follow)
+        _iterate_until_stable(self._begin)
+        _iterate_until_stable(self._follow)
         self._sizes: dict[str, int] = {}
         """Of rules that are regular."""
         self._measure()
@@ -164,7 +164,7 @@ def _names_in(rule: Node) -> Iterator[str]:
     return (node.name for node in walk(rule) if type(node) is Ref)
 
 
-def _until_stable(step: Callable[[], bool]) -> None:
+def _iterate_until_stable(step: Callable[[], bool]) -> None:
     while step():
         pass
 

@@ -79,8 +79,8 @@ def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> V
     before = _resident()
     try:
         check_complexity(form)
-        grammar = _on_stack(budget.compile_stack_bytes, lambda: backend.compile(form))
-        slowest, forcing = _on_stack(budget.mask_stack_bytes, lambda: _walk(backend, grammar, vocab_size))
+        grammar = _run_on_stack(budget.compile_stack_bytes, lambda: backend.compile(form))
+        slowest, forcing = _run_on_stack(budget.mask_stack_bytes, lambda: _walk(backend, grammar, vocab_size))
     except RequestError as error:
         return Verdict(error=str(error), parameter=error.parameter)
     except MemoryError:
@@ -96,7 +96,7 @@ def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> V
     return Verdict(size=max(0, _resident() - before))
 
 
-def _on_stack(size: int, work: Callable[[], Result]) -> Result:
+def _run_on_stack(size: int, work: Callable[[], Result]) -> Result:
     """The result of `work` on a thread with so large a stack, in bytes."""
     results: list[Result] = []
     errors: list[BaseException] = []

@@ -95,12 +95,12 @@ def tpu_paged_attention(
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
     kernel = Options(dims, limit_slots(blocks, prepared.table.shape[2]), *switches)
     per_head = _per_head(shared, dims, options.alibi_slopes, options.sinks)
-    heads = _along_sublanes(per_head, dims)
+    heads = _pad_sublanes(per_head, dims)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
     if q.shape[0] > 1:
         blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
         kernel = Options(dims, blocks, *switches)
-        heads = _along_lanes(per_head, dims)
+        heads = _pad_lanes(per_head, dims)
         rows, cache = prefill(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
     return shared.own(unpack_q(rows, dims)), cache.reshape(kv_cache.shape)
 
@@ -115,7 +115,7 @@ def _per_head(shared: SharedRows, dims: Dims, slopes: jax.Array | None, sinks: j
     return jnp.pad(both, ((0, 0), (0, 0), (0, dims.group_rows - dims.group)))
 
 
-def _along_sublanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
+def _pad_sublanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
     """[2, K, rows, 128]: a whole number of groups that fills whole tiles."""
     if per_head is None:
         return jnp.zeros((2, 1, 8, LANES), jnp.float32)
@@ -124,7 +124,7 @@ def _along_sublanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
     return jnp.broadcast_to(both[..., None], (*both.shape, LANES))
 
 
-def _along_lanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
+def _pad_lanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
     """[2, K, 1, lanes]: a whole number of groups that fills whole tiles."""
     if per_head is None:
         return jnp.zeros((2, 1, 1, LANES), jnp.float32)

@@ -26,14 +26,14 @@ def draw(
     _add_groups(weights, least, scratch)
     masses = [_totals(load(scratch, first, min(LANES, groups - first))) for first in range(0, groups, LANES)]
     target = block_chance * sum(total(part) for part in masses)
-    group = _first_above(masses, target)
+    group = _find_above(masses, target)
     target = target - _sum_before(masses, group)
     registers = [_kept(part, least) for part in _row_registers(weights.ref, group)]
-    block = _first_above([_totals(registers)], target)
+    block = _find_above([_totals(registers)], target)
     chosen = registers[0]
     for place, part in enumerate(registers):
         chosen = jnp.where(block == place, part, chosen)
-    return group * TOGETHER + block, _first_above([chosen], place_chance * total(chosen))
+    return group * TOGETHER + block, _find_above([chosen], place_chance * total(chosen))
 
 
 def _kept(weights: jax.Array, least: jax.Array) -> jax.Array:
@@ -74,7 +74,7 @@ def _row_registers(weights: Ref, group: jax.Array) -> list[jax.Array]:
     return [jnp.concatenate(parts, axis=0) for parts in zip(*tiles, strict=True)]
 
 
-def _first_above(weights: list[jax.Array], target: jax.Array) -> jax.Array:
+def _find_above(weights: list[jax.Array], target: jax.Array) -> jax.Array:
     """First index whose cumulated weight exceeds `target`, among positive weights, which lie side by side: int32.
 
     Rounding may leave nothing above the target, or make the sum grow over a weight of zero: then it is the last

@@ -12,7 +12,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.serving.bench.datasets import files
 from jaxllm.serving.bench.datasets.request import LoadRequest
 from jaxllm.serving.bench.datasets.sonnet import sonnet
-from jaxllm.serving.bench.datasets.synthetic import Vocabulary, of_lengths, prefix_repetition, random_requests
+from jaxllm.serving.bench.datasets.synthetic import Vocabulary, prefix_repetition, random_prompts, random_requests
 from jaxllm.serving.bench.options import DatasetOptions
 from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class Dataset:
                 )  # fmt: skip
                 return [self._templated(request) for request in found]
             case "burstgpt":
-                return of_lengths(self._drawn(files.burstgpt(self._path)), self._vocabulary)
+                return random_prompts(self._drawn(files.burstgpt(self._path)), self._vocabulary)
             case "sharegpt":
                 tokens = given.output_len or given.sharegpt_output_len
                 found = list(islice(files.sharegpt(self._path, tokens, self._order, self._tokenizer), count))
@@ -127,7 +127,7 @@ class Dataset:
         return replace(request, prompt=ids, prompt_tokens=len(ids))
 
 
-def for_models(
+def assign_models(
     requests: Sequence[LoadRequest], models: Sequence[str], *, at_random: bool, seed: int
 ) -> list[LoadRequest]:
     """The requests, each for one of these models: at random, or for one after the other."""

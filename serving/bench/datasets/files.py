@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxllm.errors import ConfigError
 from jaxllm.serving.bench.datasets.request import LoadRequest
-from jaxllm.serving.bench.datasets.synthetic import in_batches
+from jaxllm.serving.bench.datasets.synthetic import batched
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 CUSTOM_OUTPUT_LEN = 256
@@ -77,7 +77,7 @@ def sharegpt(path: str, output_len: int | None, order: Order, tokenizer: Tokeniz
         raise ConfigError(f"{path}: expected a JSON list of objects with 'conversations'")
     turns = [_turns(f"{path}, item {index}", item) for index, item in enumerate(found)]
     pairs = [pair for pair in turns if pair is not None]
-    for some in in_batches((pairs[index] for index in order(len(pairs))), _TEXTS_AT_ONCE):
+    for some in batched((pairs[index] for index in order(len(pairs))), _TEXTS_AT_ONCE):
         prompts = tokenizer.encode([prompt for prompt, _ in some])
         answers = tokenizer.encode([answer for _, answer in some])
         for (prompt, _), ids, answer in zip(some, prompts, answers, strict=True):

@@ -37,7 +37,7 @@ class Vocabulary:
         if self._tokenizer is None:
             yield from ((array("i", sequence.tobytes()), len(sequence)) for sequence in sequences)
             return
-        for some in in_batches(sequences, _TEXTS_AT_ONCE):
+        for some in batched(sequences, _TEXTS_AT_ONCE):
             yield from self._texts(self._tokenizer, [sequence.tolist() for sequence in some])
 
     def _texts(self, tokenizer: Tokenizer, sequences: list[list[int]]) -> list[tuple[str, int]]:
@@ -97,7 +97,7 @@ def random_requests(
         LoadRequest(
             cast(list["array[int]"], [prompt for prompt, _ in some]), 1, sum(length for _, length in some), len(some)
         )
-        for some in in_batches(made, batch_size)
+        for some in batched(made, batch_size)
     ]
 
 
@@ -129,13 +129,13 @@ def prefix_repetition(
     return [LoadRequest(prompt, output_len, length) for prompt, length in vocabulary.prompts(sequences)]
 
 
-def of_lengths(lengths: Sequence[tuple[int, int]], vocabulary: Vocabulary) -> list[LoadRequest]:
+def random_prompts(lengths: Sequence[tuple[int, int]], vocabulary: Vocabulary) -> list[LoadRequest]:
     """Random prompts of given lengths: (tokens in, tokens out) of each."""
     made = vocabulary.prompts(vocabulary.draw(length) for length, _ in lengths)
     return [LoadRequest(prompt, tokens, length) for (prompt, length), (_, tokens) in zip(made, lengths, strict=True)]
 
 
-def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """The items in lists of `size`, the last perhaps shorter."""
     rest = iter(items)
     while batch := list(islice(rest, size)):

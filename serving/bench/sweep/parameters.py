@@ -38,7 +38,7 @@ class Setting:
         """The command with these flags, in place of those of its own that have the same name."""
         result = list(command)
         for name, value in self.flags.items():
-            flag = _dashed(name)
+            flag = _flag_name(name)
             bare = name.replace("_", "-")
             result = _without(result, {flag}, several=flag in _several(), has_values=not isinstance(value, bool))
             if isinstance(value, bool):
@@ -89,8 +89,8 @@ def read_links(text: str) -> list[tuple[str, str]]:
 def are_linked(server: Setting, test: Setting, links: Sequence[tuple[str, str]]) -> bool:
     """Whether every pair of linked flags has one value."""
     missing = object()
-    ours, theirs = ({_dashed(name): value for name, value in each.flags.items()} for each in (server, test))
-    return all(ours.get(_dashed(name), missing) == theirs.get(_dashed(other)) for name, other in links)
+    ours, theirs = ({_flag_name(name): value for name, value in each.flags.items()} for each in (server, test))
+    return all(ours.get(_flag_name(name), missing) == theirs.get(_flag_name(other)) for name, other in links)
 
 
 def _setting(record: Mapping[str, Any]) -> Setting:
@@ -104,7 +104,7 @@ def _object(value: Any, option: str) -> dict[str, Any]:
     return value
 
 
-def _dashed(name: str) -> str:
+def _flag_name(name: str) -> str:
     """The flag of a name; what follows a dot is a key, which keeps its underscores."""
     head, dot, rest = name.partition(".")
     return f"--{head.replace('_', '-')}{dot}{rest}"
@@ -131,7 +131,7 @@ def _without(command: Sequence[str], flags: set[str], *, has_values: bool, sever
     for word in command:
         if word.startswith("-") and not _is_number(word):
             name, equals, _ = word.partition("=")
-            found = word.startswith("--") and _dashed(name[2:]) in flags
+            found = word.startswith("--") and _flag_name(name[2:]) in flags
             dropping = (math.inf if several else 1) if found and has_values and not equals else 0
             if found:
                 continue

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from jaxllm.flags import FlagParser, add_engine_flags, given_options
+from jaxllm.flags import FlagParser, add_engine_flags, explicit_options
 from jaxllm.serving.bench.offline_options import LatencyOptions
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
@@ -27,7 +27,7 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; with Ctrl-C, what was measured until then is reported and the exit code is 130."""
     options = read_section(args, LatencyOptions)
-    engine = {"enable_prefix_caching": False, **given_options(args)}
+    engine = {"enable_prefix_caching": False, **explicit_options(args)}
     from tqdm import tqdm
 
     from jaxllm.serving.bench.offline import batch, latency_figures, timed

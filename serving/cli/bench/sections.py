@@ -4,7 +4,7 @@ import argparse
 from typing import TypeVar
 
 from jaxllm.config import Section
-from jaxllm.flags import FlagParser, add_flags, given_options, section_flags, summary
+from jaxllm.flags import FlagParser, add_flags, explicit_options, section_flags, summary
 
 S = TypeVar("S", bound=Section)
 
@@ -18,7 +18,7 @@ def read_section(args: argparse.Namespace, options: type[S]) -> S:
     """The options that are given. Raises `ConfigError`."""
     flags = list(section_flags("", options))
     synonyms = {flag.name: flag.info.synonyms for flag in flags}
-    given = given_options(args, flags)
+    given = explicit_options(args, flags)
     known = {
         name: synonyms[name].get(value, value) if isinstance(value, str) else value for name, value in given.items()
     }

@@ -107,12 +107,12 @@ class LoadTest:
         import numpy as np
 
         from jaxllm.serving.bench.arrivals import times_of
-        from jaxllm.serving.server.event_loop import on_fast_loop
+        from jaxllm.serving.server.event_loop import run_on_fast_loop
 
         target = self._target()
         requests = self._requests()
         times, rates = times_of(self._load, len(requests), np.random.default_rng(self._load.seed + 1))
-        on_fast_loop(self._warm_up(target, requests))
+        run_on_fast_loop(self._warm_up(target, requests))
         done = self._measure(target, requests, times, rates)
         return self._finish(target, done, len(requests))
 
@@ -161,7 +161,7 @@ class LoadTest:
                     time.sleep(1)
 
     def _requests(self) -> "list[LoadRequest]":
-        from jaxllm.serving.bench.datasets.catalogue import Dataset, for_models
+        from jaxllm.serving.bench.datasets.catalogue import Dataset, assign_models
 
         tokens = "template" if self._backend == "openai" else "tokens"
         form: Any = "text" if self._backend == "openai-chat" else tokens
@@ -171,7 +171,7 @@ class LoadTest:
             raise ConfigError(f"{path} holds messages: they need --endpoint /v1/chat/completions")
         models = self._where.lora_modules
         at_random = self._where.lora_assignment == "random"
-        return for_models(requests, models, at_random=at_random, seed=self._load.seed) if models else requests
+        return assign_models(requests, models, at_random=at_random, seed=self._load.seed) if models else requests
 
     def _tokenizer(self) -> "Tokenizer":
         from jaxllm.config import ModelOptions
@@ -208,7 +208,7 @@ class LoadTest:
         from jaxllm.serving.bench.arrivals import rate_changes
         from jaxllm.serving.bench.load import Probe, profiled, run_load
         from jaxllm.serving.bench.measurements import Measurements
-        from jaxllm.serving.server.event_loop import on_fast_loop
+        from jaxllm.serving.server.event_loop import run_on_fast_loop
 
         measured = Measurements(keep_answers=self._report.save_detailed)
         probe = Probe(target, self._load.probe_request_rate)
@@ -231,7 +231,7 @@ class LoadTest:
         disable = True if self._report.disable_tqdm else None
         with tqdm(total=len(requests), disable=disable, dynamic_ncols=True, unit="request") as bar:
             try:
-                on_fast_loop(load())
+                run_on_fast_loop(load())
             except KeyboardInterrupt:
                 interrupted = True
         changes = [] if rates is None else rate_changes(rates, times)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, add_engine_flags, given_options
+from jaxllm.flags import FlagParser, add_engine_flags, explicit_options
 from jaxllm.serving.bench.offline_options import ThroughputOptions
 from jaxllm.serving.bench.options import DatasetOptions
 from jaxllm.serving.cli.bench.sections import add_section, read_section
@@ -36,7 +36,7 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     options, dataset = read_section(args, ThroughputOptions), read_section(args, DatasetOptions)
-    engine = given_options(args)
+    engine = explicit_options(args)
     if dataset.random_batch_size != 1:
         raise ConfigError("random_batch_size is for embeddings: jaxllm bench serve --backend openai-embeddings")
     from jaxllm.serving.bench.datasets.catalogue import Dataset

@@ -77,7 +77,9 @@ class Bodies:
         ):
             if found > most:
                 raise BodyError(
-                    f"the body has {found} {what}, at most {most} are allowed; send several requests", None, "too_large"
+                    f"the body has {found} {what}, at most {most} are allowed; send several requests",
+                    None,
+                    "too_large",
                 )
 
 

@@ -170,14 +170,14 @@ def _fields_inside(kind: type[Body]) -> dict[str, Inside]:
     """The fields of a body that may hold others, or lists with something to leave out."""
     hints = get_type_hints(kind, include_extras=True)
     refused = refused_fields(kind)
-    found = {name: _inside(hint) for name, hint in hints.items() if name not in refused}
+    found = {name: _inner_hint(hint) for name, hint in hints.items() if name not in refused}
     return {name: inside for name, inside in found.items() if inside is not None}
 
 
-def _inside(hint: Any) -> Inside | None:
+def _inner_hint(hint: Any) -> Inside | None:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        inner = _inside(arguments[0])
+        inner = _inner_hint(arguments[0])
         for mark in hint.__metadata__:
             if isinstance(mark, OneOf):
                 return Inside(one_of=mark)
@@ -187,10 +187,10 @@ def _inside(hint: Any) -> Inside | None:
     if isinstance(hint, type) and issubclass(hint, Body):
         return Inside(body=hint)
     if origin is list:
-        items = _inside(arguments[0])
+        items = _inner_hint(arguments[0])
         return None if items is None else Inside(items=items)
     if origin in (Union, UnionType):
-        parts = [part for part in map(_inside, arguments) if part is not None]
+        parts = [part for part in map(_inner_hint, arguments) if part is not None]
         if parts:
             return Inside(**{name: each for part in parts for name, each in vars(part).items() if each is not None})
     return None

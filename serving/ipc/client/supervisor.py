@@ -91,7 +91,7 @@ class EngineSupervisor:
     async def start(self, config: EngineConfig, **settings: Any) -> EngineInfo:
         """Start the first process. `settings` are those of `EngineConnection.start`, and its errors are raised."""
         self._config, self._settings = config, settings
-        info = await in_own_thread(partial(self.connection.start, config, **settings))
+        info = await run_in_thread(partial(self.connection.start, config, **settings))
         # Who restarts later draws no bar over the log.
         self._settings = {**settings, "progress": silent}
         return info
@@ -134,7 +134,7 @@ class EngineSupervisor:
     async def close(self) -> None:
         """End the process, also one that is starting."""
         self.retire()
-        await in_own_thread(self.connection.close)
+        await run_in_thread(self.connection.close)
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
@@ -157,7 +157,7 @@ class EngineSupervisor:
     async def _restart(self, old: EngineConnection, delay: float) -> None:
         began = time.monotonic()
         # There may be no room for two on the devices.
-        if not await in_own_thread(partial(old.join, _KILL_SECONDS)):
+        if not await run_in_thread(partial(old.join, _KILL_SECONDS)):
             self._give_up(EngineError(f"the engine process {old.pid} cannot be killed"))
             return
         while (failure := await self._start_again(delay)) is not None:
@@ -177,7 +177,7 @@ class EngineSupervisor:
         """Start the process after a while; the error, if that fails."""
         await asyncio.sleep(delay)
         try:
-            await in_own_thread(partial(self.connection.start, self._config, **self._settings))
+            await run_in_thread(partial(self.connection.start, self._config, **self._settings))
         except Exception as error:  # noqa: BLE001  (whatever it is, another try may go well)
             return error
         return None
@@ -190,7 +190,7 @@ class EngineSupervisor:
 Result = TypeVar("Result")
 
 
-async def in_own_thread(function: Callable[[], Result]) -> Result:
+async def run_in_thread(function: Callable[[], Result]) -> Result:
     """Run this in a thread of its own. `asyncio.to_thread` has few, which many starts at once would take from others.
 
     If this is cancelled, the thread goes on.

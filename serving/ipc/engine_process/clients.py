@@ -152,7 +152,7 @@ class Clients:
             case Finish(stopped):
                 self._disown(name for name, _ in stopped)
 
-    def not_expected(self, client: Client, expected: Iterable[str], unfinished: Iterable[str]) -> list[str]:
+    def orphaned_ids(self, client: Client, expected: Iterable[str], unfinished: Iterable[str]) -> list[str]:
         """The unfinished requests of this client of which it expects nothing; they are ended."""
         known = set(expected)
         found = [name for name in unfinished if name not in known and self._owners.get(name, self._first) is client]

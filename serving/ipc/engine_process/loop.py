@@ -148,7 +148,7 @@ def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients)
 def _reconcile(message: Reconcile, engine: AnyEngine, client: Client, clients: Clients) -> None:
     """End what the client does not know of, and tell it what the engine does not know of."""
     unfinished = engine.unfinished_ids()
-    strays = clients.not_expected(client, message.request_ids, unfinished)
+    strays = clients.orphaned_ids(client, message.request_ids, unfinished)
     if strays:
         logger.error("%d requests of which no client knows are ended: %s", len(strays), ", ".join(strays[:5]))
         engine.abort_request(strays)

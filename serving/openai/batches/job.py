@@ -29,7 +29,7 @@ class _Details(msgspec.Struct):
     reasoning_tokens: int = 0
 
 
-class AnyUsage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """What answers of all kinds call their tokens."""
 
     prompt_tokens: int = 0
@@ -46,7 +46,7 @@ class AnsweredBody(msgspec.Struct):
     """What an answer says of its costs."""
 
     model: str | None = None
-    usage: AnyUsage | None = None
+    usage: TokenUsage | None = None
 
 
 class BatchJob:

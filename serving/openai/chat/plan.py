@@ -16,7 +16,7 @@ from jaxllm.serving.openai.generation.parameters import recommended_max_tokens, 
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
 from jaxllm.serving.reply.catalogue import TOOL_FORMATS
-from jaxllm.serving.reply.compose import calls_grammar, kept_tokens, make_parser
+from jaxllm.serving.reply.compose import calls_grammar, make_parser, preserved_tokens
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
 from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
@@ -38,7 +38,7 @@ class ReplyPlan:
     """Makes a parser for one answer; None: all text is content, and needs none."""
     count_reasoning: Callable[[], ReasoningCount] | None = None
     """Makes a counter of the reasoning tokens of one answer; None: it is not known how the model reasons."""
-    kept_tokens: frozenset[int] = frozenset()
+    preserved_tokens: frozenset[int] = frozenset()
     """Special tokens that the parser must see in the text."""
     names_function: bool = False
     """Whether the request asks for a call of one function that it names."""
@@ -86,7 +86,7 @@ def build_request(
         stream=bool(body.stream),
         add_special_tokens=bool(body.add_special_tokens),
     )
-    made.kept_tokens = plan.kept_tokens
+    made.preserved_tokens = plan.preserved_tokens
     return made
 
 
@@ -148,7 +148,7 @@ def plan_reply(
         params=params,
         new_parser=_parser_factory(tools, reasoning, body, use, inside=inside),
         count_reasoning=None if reasoning is None else _count_factory(tokenizer, reasoning, tools, inside=inside),
-        kept_tokens=kept_tokens(tokenizer.token_ids, tools, reasoning) & tokenizer.special_ids,
+        preserved_tokens=preserved_tokens(tokenizer.token_ids, tools, reasoning) & tokenizer.special_ids,
         names_function=use.named,
     )
 

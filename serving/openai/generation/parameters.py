@@ -108,7 +108,7 @@ def num_alternatives(value: int | None, vocab_size: int) -> int:
 
 def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
     """The form that the request asks for, if any. Raises `RequestError`, also if it asks for several."""
-    found, names = _given_forms(body)
+    found, names = _requested_forms(body)
     if len(found) > 1:
         raise RequestError(f"{' and '.join(found)}: an output can have one form only; give one of them", [*found][1])
     if not found:
@@ -128,16 +128,16 @@ def naming_form(error: RequestError, body: GenerationRequest) -> RequestError:
     """The error with the field's name in the request, if it is about the form of the output or the number of beams."""
     if error.parameter == "beam_width":
         error.parameter = width_name(body)
-    found, names = _given_forms(body)
+    found, names = _requested_forms(body)
     return error if error.parameter not in names else _named(error, names, next(iter(found)))
 
 
-def _given_forms(body: GenerationRequest) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def _requested_forms(body: GenerationRequest) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """By the fields that ask for a form, what they ask for; and what the fields of the last are called."""
     found: dict[str, dict[str, Any]] = {}
     names: dict[str, str] = {}
     if body.response_format is not None and body.response_format.type != "text":
-        found["response_format"], names = _of_format(body.response_format)
+        found["response_format"], names = _format_fields(body.response_format)
     if body.structured_outputs is not None:
         given = body.structured_outputs
         found["structured_outputs"] = {
@@ -151,7 +151,7 @@ def _given_forms(body: GenerationRequest) -> tuple[dict[str, dict[str, Any]], di
     return found, names
 
 
-def _of_format(form: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:
+def _format_fields(form: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:
     """OpenAI's `response_format` as fields of `StructuredOutputsParams`, and what these are called in it."""
     if form.type == "json_object":
         return {"json_object": True}, {}

@@ -30,7 +30,7 @@ from jaxllm.serving.openai.protocol.response_events import (
 )
 from jaxllm.serving.openai.protocol.response_items import CustomTool, ItemStatus
 from jaxllm.serving.openai.responses.items import new_id
-from jaxllm.serving.openai.responses.tools import GivenTool, custom_input
+from jaxllm.serving.openai.responses.tools import CallableTool, custom_input
 from jaxllm.serving.reply.json_values import is_object
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments, ToolCallStart
 
@@ -43,7 +43,7 @@ class OutputBuilder:
     One item is open at a time: reasoning, a message, or a call. Whatever is of another kind closes it.
     """
 
-    def __init__(self, emit: Emit, tools: Mapping[str, GivenTool] | None = None) -> None:
+    def __init__(self, emit: Emit, tools: Mapping[str, CallableTool] | None = None) -> None:
         """`tools` are those of the request, by the names that the model knows; others are functions."""
         self._tools = tools or {}
         self.items: list[OutputItem] = []

@@ -24,7 +24,7 @@ from jaxllm.serving.openai.protocol.response_items import (
     ReasoningInput,
 )
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest, TextFormat
-from jaxllm.serving.openai.responses.tools import INPUT, GivenTool, given_tools, shown_name
+from jaxllm.serving.openai.responses.tools import INPUT, CallableTool, callable_tools, shown_name
 
 FIELDS = {
     "messages": "input",
@@ -143,7 +143,7 @@ def _content(
 
 def chat_request(body: ResponsesRequest, chat: ItemMessages) -> ChatCompletionRequest:
     """The chat request that answers `body` with this conversation. Raises `RequestError`."""
-    tools = given_tools(body)
+    tools = callable_tools(body)
     return ChatCompletionRequest(
         **generation_fields(body),
         messages=chat.messages,
@@ -163,7 +163,7 @@ def chat_request(body: ResponsesRequest, chat: ItemMessages) -> ChatCompletionRe
     )
 
 
-def _tool_choice(body: ResponsesRequest, known: Sequence[GivenTool]) -> Any:
+def _tool_choice(body: ResponsesRequest, known: Sequence[CallableTool]) -> Any:
     """The choice as chats write it."""
     choice = body.tool_choice
     if not isinstance(choice, dict):
@@ -183,7 +183,7 @@ def _tool_choice(body: ResponsesRequest, known: Sequence[GivenTool]) -> Any:
     )
 
 
-def _chat_function(named: dict[str, Any], path: str, known: Sequence[GivenTool]) -> dict[str, Any]:
+def _chat_function(named: dict[str, Any], path: str, known: Sequence[CallableTool]) -> dict[str, Any]:
     given = as_body(named, NamedFunction, path)
     shown = shown_name(given.name, given.namespace)
     # One that is given in a namespace may be named without it.

@@ -24,7 +24,7 @@ from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
 from jaxllm.serving.openai.responses.items import from_output, listed, read_input
 from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_turn
 from jaxllm.serving.openai.responses.store import EventLog, Stored
-from jaxllm.serving.openai.responses.tools import given_tools
+from jaxllm.serving.openai.responses.tools import callable_tools
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.openai.stores import Stores, stores_of
 from jaxllm.serving.tenancy.access import owner_of
@@ -52,7 +52,7 @@ async def create_response(request: Request) -> Response:
         streams=bool(body.stream),
         logprobs=_logprob_format(server, body),
         on_end=partial(_keep, stores, stored),
-        tools={tool.shown: tool for tool in given_tools(body)},
+        tools={tool.shown: tool for tool in callable_tools(body)},
         messages=bool(body.enable_response_messages),
     )
     if body.background:

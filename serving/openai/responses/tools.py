@@ -17,7 +17,7 @@ INPUT = "input"
 
 
 @dataclass(frozen=True)
-class GivenTool:
+class CallableTool:
     """A tool, and the namespace that it was given in."""
 
     tool: ResponseTool | CustomTool
@@ -49,25 +49,25 @@ def shown_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}.{name}"
 
 
-def given_tools(body: ResponsesRequest) -> list[GivenTool]:
+def callable_tools(body: ResponsesRequest) -> list[CallableTool]:
     """All tools of a request that may be called. Raises `RequestError` for tools of other types."""
-    found: list[GivenTool] = []
+    found: list[CallableTool] = []
     for index, tool in enumerate(body.tools or ()):
         read = _read(tool, f"tools[{index}]")
         if isinstance(read, NamespaceTool):
-            found += _inside(read, f"tools[{index}]")
+            found += _namespace_tools(read, f"tools[{index}]")
         else:
-            found.append(GivenTool(read))
+            found.append(CallableTool(read))
     return found
 
 
-def _inside(namespace: NamespaceTool, path: str) -> Iterator[GivenTool]:
+def _namespace_tools(namespace: NamespaceTool, path: str) -> Iterator[CallableTool]:
     for index, tool in enumerate(namespace.tools):
         place = f"{path}.tools[{index}]"
         read = _read(tool, place)
         if isinstance(read, NamespaceTool):
             raise UnsupportedError(f"{place}.type: a namespace holds functions and custom tools", f"{place}.type")
-        yield GivenTool(read, namespace)
+        yield CallableTool(read, namespace)
 
 
 def _read(tool: dict[str, Any], path: str) -> ResponseTool | CustomTool | NamespaceTool:

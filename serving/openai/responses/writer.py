@@ -22,7 +22,7 @@ from jaxllm.serving.openai.protocol.response_answers import (
 )
 from jaxllm.serving.openai.protocol.response_events import ErrorEvent, Lifecycle, LifecycleEvent, ResponseEvent
 from jaxllm.serving.openai.responses.builder import OutputBuilder
-from jaxllm.serving.openai.responses.tools import GivenTool
+from jaxllm.serving.openai.responses.tools import CallableTool
 from jaxllm.serving.reply.parts import PlainParser, ReplyPart
 from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 
@@ -45,7 +45,7 @@ class ResponseWriter:
         streams: bool,
         logprobs: LogprobFormat | None,
         on_end: Callable[[], None] = lambda: None,
-        tools: Mapping[str, GivenTool] | None = None,
+        tools: Mapping[str, CallableTool] | None = None,
         messages: bool = False,
     ) -> None:
         """Without `streams`, events are not made. `on_end` is called when the response has ended, in whatever way.

@@ -24,7 +24,7 @@ class _NoValueError(Exception):
     """What was read is no value."""
 
 
-class _OverError(_NoValueError):
+class _EndOfTextError(_NoValueError):
     """The text is over."""
 
 
@@ -95,7 +95,7 @@ def _call(source: Source, calls: Calls, quote: str, ends: tuple[str, ...]) -> Pa
         yield from source.skip()
         if name:
             found = {} if (yield from source.comes(*ends)) else (yield from _Values(source, quote, ends).read(_DEEPEST))
-    except _OverError:
+    except _EndOfTextError:
         # What is read of arguments is no JSON before they are closed.
         yield calls.start(name)
         source.at = len(source.text)
@@ -162,7 +162,7 @@ class _Values:
         return _Bare((yield from self._plain(_PLAIN)))
 
     def _fail(self) -> Parsing[NoReturn]:
-        raise _NoValueError if (yield from self._source.peek()) else _OverError
+        raise _NoValueError if (yield from self._source.peek()) else _EndOfTextError
 
     def _plain(self, pattern: re.Pattern[str]) -> Parsing[str]:
         """Read characters of a pattern, and any that begin no markup."""
@@ -180,7 +180,7 @@ class _Values:
     def _quoted(self) -> Parsing[str]:
         found = yield from self._source.take_until(self._quote, *self._ends)
         if found is None:
-            raise _OverError
+            raise _EndOfTextError
         if found[1] != self._quote:
             self._source.at -= len(found[1])
         return found[0]

@@ -124,7 +124,7 @@ class ValueTagCall:
         """Read a parameter whose tag has begun; returns the tag of this call that follows."""
         source, tags = self._source, self._tags
         text = yield from source.run(_ATTRIBUTES)
-        if not (yield from self._behind_key()):
+        if not (yield from self._skip_after_key()):
             return None
         key = text.strip() if tags.bare_name else _attribute(text)
         if tags.padding:
@@ -132,7 +132,7 @@ class ValueTagCall:
         quoted = tags.cdata and (yield from source.match(_CDATA))
         ends = (f"{_NO_CDATA}{tags.behind_value}",) if quoted else tags.value_ends
         if self._is_all_in_one(key):
-            return (yield from self._all_in_one(key, ends))
+            return (yield from self._read_all_arguments(key, ends))
         yield from self._begin(key)
         kinds = types.get(key, types.get("", set(_TEXT)))
         typed = tags.typed is not None and tags.typed[1].partition("{")[0] in text
@@ -151,7 +151,7 @@ class ValueTagCall:
         known = self._schema.get("properties")
         return self._written == "{" and key in _ALL_IN_ONE and isinstance(known, Mapping) and key not in known
 
-    def _all_in_one(self, key: str, ends: tuple[str, ...]) -> Parsing[str | None]:
+    def _read_all_arguments(self, key: str, ends: tuple[str, ...]) -> Parsing[str | None]:
         """Read all arguments, if that is what the value is and nothing follows it."""
         found = yield from self._take(ends)
         if found is None:
@@ -174,7 +174,7 @@ class ValueTagCall:
             source.at -= len(marker)
         return (yield from source.match(*tags.keys, tags.tail))
 
-    def _behind_key(self) -> Parsing[bool]:
+    def _skip_after_key(self) -> Parsing[bool]:
         """Read over what is after a key, which may have space in it between tags."""
         source = self._source
         for tag in self._tags.key_ends:
@@ -234,7 +234,7 @@ class ValueTagCall:
         source, tags, start = self._source, self._tags, self._source.at
         if marker in tags.keys:
             yield from source.run(_ATTRIBUTES)
-            ends = yield from self._behind_key()
+            ends = yield from self._skip_after_key()
         else:
             found = yield from source.take_until(tags.behind_value, *tags.keys, *tags.heads)
             ends = found is None or found[1] != tags.behind_value

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError
-from jaxllm.serving.server.event_loop import on_fast_loop
+from jaxllm.serving.server.event_loop import run_on_fast_loop
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.server import serve_at
 from jaxllm.serving.server.workers.context import WorkerContext
@@ -112,7 +112,7 @@ def main() -> int:
     )
     try:
         with Listener(options, socket.socket(fileno=given.listener)) as listener:
-            return on_fast_loop(serve_at(listener, given.config, options, worker=worker))
+            return run_on_fast_loop(serve_at(listener, given.config, options, worker=worker))
     except (ConfigError, CapacityError, EngineError) as error:
         # A supervisor that is gone need not be told.
         with suppress(OSError):

@@ -43,14 +43,14 @@ class _Counting(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
         plain = (nodes.TemplateData, nodes.Const)
         node.nodes = [
-            each if isinstance(each, plain) else _call(WRITTEN, self._in_sum(each) if _terms(each) <= _CHAIN
+            each if isinstance(each, plain) else _call(WRITTEN, self._count_sum(each) if _terms(each) <= _CHAIN
                                                        else self.visit(each))
             for each in node.nodes
         ]  # fmt: skip
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
-        return _call(GROWN, self._in_sum(node))
+        return _call(GROWN, self._count_sum(node))
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         parts = [each if isinstance(each, nodes.Const) else _call(JOINED, self.visit(each)) for each in node.nodes]
@@ -103,13 +103,13 @@ class _Counting(NodeTransformer):
         is_plain = all(isinstance(each, (nodes.Const, nodes.Pair)) for each in node.iter_child_nodes())
         return node if is_plain and not isinstance(node, nodes.Dict) else _call(MADE, node)
 
-    def _in_sum(self, node: nodes.Expr, terms: int = 0) -> nodes.Expr:
+    def _count_sum(self, node: nodes.Expr, terms: int = 0) -> nodes.Expr:
         """A sum within a sum that is looked at as a whole."""
         if not isinstance(node, nodes.Add) or terms >= _CHAIN:
             visited: nodes.Expr = self.visit(node)
             return visited
-        node.left = self._in_sum(node.left, terms + 1)
-        node.right = self._in_sum(node.right, terms + 1)
+        node.left = self._count_sum(node.left, terms + 1)
+        node.right = self._count_sum(node.right, terms + 1)
         return node
 
 

@@ -65,7 +65,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             JOINED: _joined,
             GROWN: _grown,
             MADE: _made,
-            COMPARED: _compared,
+            COMPARED: _comparable,
         }
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -151,7 +151,7 @@ def _made(context: BudgetContext, value: Any) -> Any:
 
 
 @pass_context
-def _compared(context: BudgetContext, value: Any) -> Any:
+def _comparable(context: BudgetContext, value: Any) -> Any:
     """What is compared with another value, or is a key."""
     check_compared(context.budget, value)
     return value

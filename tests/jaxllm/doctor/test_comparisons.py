@@ -11,7 +11,7 @@ import pytest
 from jaxllm.doctor import attention
 from jaxllm.doctor.attention_cases import checks_of, resolve_model, suited_cases
 from jaxllm.doctor.engine_run import Answers
-from jaxllm.doctor.greedy import KERNEL, WITHOUT_KERNEL, other_engines
+from jaxllm.doctor.greedy import KERNEL, WITHOUT_KERNEL, comparison_engines
 from jaxllm.doctor.greedy import compare as compare_answers
 from jaxllm.doctor.latent_cases import suited_latent_cases
 from jaxllm.doctor.result import Context, Settings
@@ -181,7 +181,7 @@ def test_which_engines_are_compared(
     platform: str, dtype: str, size: int, *, is_small: bool, expected: list[str]
 ) -> None:
     one = msgspec.structs.replace(answers([[1]]), platform=platform, dtype=dtype)
-    engines = dict(other_engines(one, size, is_small=is_small))
+    engines = dict(comparison_engines(one, size, is_small=is_small))
     assert list(engines) == expected
     # The demo model is float32, for which accelerators have no kernel.
     for name in {KERNEL, WITHOUT_KERNEL} & engines.keys():

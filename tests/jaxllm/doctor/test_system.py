@@ -26,7 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(system, "lock_files", lambda: found["locks"])
     monkeypatch.setattr(nvidia, "gpus", lambda: found["gpus"])
     monkeypatch.setattr(nvidia, "driver_version", lambda: found["driver"])
-    monkeypatch.setattr(nvidia, "on_the_bus", lambda: found["bus"])
+    monkeypatch.setattr(nvidia, "find_pci_gpus", lambda: found["bus"])
 
     def version(name: str) -> str | None:
         known: dict[str, str] = found["versions"]
@@ -159,4 +159,4 @@ def test_gpus_on_the_bus(tmp_path: Path) -> None:
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "vendor").write_text(f"{vendor}\n")
         (tmp_path / str(index) / "class").write_text(f"{kind}\n")
-    assert nvidia.on_the_bus(tmp_path) == 1
+    assert nvidia.find_pci_gpus(tmp_path) == 1

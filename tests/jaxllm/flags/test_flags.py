@@ -9,20 +9,13 @@ import pytest
 from jaxllm.compat.vllm.options import NOOP_OPTIONS, drop_noop_options
 from jaxllm.config import EngineConfig, Section, option, option_fields
 from jaxllm.errors import ConfigError
-from jaxllm.flags import (
-    FlagParser,
-    add_engine_flags,
-    add_section_flags,
-    engine_flags,
-    given_options,
-    section_flags,
-)
+from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, explicit_options, section_flags
 
 
 def parse(*arguments: str) -> EngineConfig:
     parser = FlagParser(prog="prog")
     add_engine_flags(parser)
-    return EngineConfig.from_options(given_options(parser.parse(arguments)))
+    return EngineConfig.from_options(explicit_options(parser.parse(arguments)))
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -63,7 +56,7 @@ def test_only_given_flags_are_options() -> None:
     parser = FlagParser()
     add_engine_flags(parser)
     args = parser.parse(["--max-num-seqs", "64", "--no-enable-prefix-caching"])
-    assert given_options(args) == {"max_num_seqs": 64, "enable_prefix_caching": False}
+    assert explicit_options(args) == {"max_num_seqs": 64, "enable_prefix_caching": False}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +260,7 @@ class Texts(Section):
 def parse_texts(*arguments: str) -> Texts:
     parser = FlagParser(prog="prog")
     add_section_flags(parser, "texts", Texts)
-    return Texts(**given_options(parser.parse(arguments), section_flags("texts", Texts)))
+    return Texts(**explicit_options(parser.parse(arguments), section_flags("texts", Texts)))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_most_pages_are_enough_for_every_chunk(
     groups = CacheGroups((window,), size, lookahead, margin=margin)
     (group,) = groups.all
     end = computed + min(count, lookahead)
-    held = groups.end(group, computed, 1000) - groups.held_from(group, computed)
+    held = groups.end(group, computed, 1000) - groups.first_kept_page(group, computed)
     assert groups.pages_for(end) <= groups.end(group, computed, 1000)
     assert held <= groups.most_pages(1000)
     assert groups.most_pages(groups.longest(held)) <= held

@@ -87,7 +87,7 @@ def test_forgotten_contents_leave_blank_pages() -> None:
     pool.keep_when_idle([int(pages[0])])
     pool.release(pages)
     pool.forget_contents()
-    assert pool.kept_pages() == set()
+    assert pool.retained_pages() == set()
     assert pool.take(2)[1] == []
     pool.check_integrity()
 
@@ -195,7 +195,7 @@ class PoolMachine(RuleBasedStateMachine):
         counts = [sum(page in pages for pages in self.holders) for page in range(self.pool.num_pages)]
         assert self.pool.ref_counts.tolist() == counts
         assert self.pool.num_free == len(self.idle) + len(self.blank)
-        assert self.pool.kept_pages() == self.kept
+        assert self.pool.retained_pages() == self.kept
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

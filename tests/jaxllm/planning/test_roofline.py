@@ -48,10 +48,10 @@ def test_stages_do_together_what_one_does(tmp_path: Path, tied: bool) -> None:
     def work(part: ResolvedConfig) -> Work:
         return matrix_work(part, bytes_on_device(generation_programs(part, 2).parameters), 8, 4)
 
-    whole, parts = work(one), [work(part) for part in three.by_stage]
+    whole, parts = work(one), [work(part) for part in three.stage_configs]
     assert sum(part.flops for part in parts) == whole.flops
     assert sum(part.bytes for part in parts) == whole.bytes
-    assert sum(summed_bytes(part, 8)[0] for part in three.by_stage) == summed_bytes(one, 8)[0]
+    assert sum(summed_bytes(part, 8)[0] for part in three.stage_configs) == summed_bytes(one, 8)[0]
 
 
 def test_stages_are_compared_beside_the_same() -> None:

@@ -42,7 +42,7 @@ def test_what_stages_give_each_other(tmp_path: Path) -> None:
     pytest.importorskip("libtpu")
     target = find_target("v6e", "2x4", 8)
     options = {"model": write_model(tmp_path), "tensor_parallel_size": 4, "pipeline_parallel_size": 2}
-    first, second = resolve_config(EngineConfig.from_options(options), target.devices).by_stage
+    first, second = resolve_config(EngineConfig.from_options(options), target.devices).stage_configs
     assert target.chip is not None
     small, large = (handover_seconds(first, second, target.chip, tokens) for tokens in (8, 2048))
     assert small is not None

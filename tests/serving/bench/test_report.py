@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from jaxllm.errors import ConfigError
 from jaxllm.serving.bench.client import LoadResult
 from jaxllm.serving.bench.measurements import Gaps, Measurements
-from jaxllm.serving.bench.report import (
-    details,
-    probe_figures,
-    read_goodput,
-    summarise,
-    summarise_embeddings,
-    table,
-)
+from jaxllm.serving.bench.report import details, probe_figures, read_goodput, summarise, summarise_embeddings, table
 
 ANSWERS = [
     LoadResult(start=10.0, ttft=0.1, itls=[0.2, 0.3], latency=0.6, prompt_tokens=5, output_tokens=3, text="abc"),
@@ -124,7 +117,7 @@ def test_every_token_is_counted_in_some_second(answers: list[LoadResult]) -> Non
     # An oracle that looks at every moment at which something changes.
     moments = [answer.start for answer in answers]
     under_way = [sum(each.start <= now < each.start + each.latency for each in answers) for now in moments]
-    assert found.most_at_once() == max(under_way)
+    assert found.peak_concurrency() == max(under_way)
 
 
 @given(st.lists(st.lists(SECONDS, max_size=4), max_size=60))

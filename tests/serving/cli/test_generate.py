@@ -15,7 +15,7 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.cli import main as cli
-from jaxllm.serving.cli.sampling_flags import add_sampling_flags, field_docs, given_sampling
+from jaxllm.serving.cli.sampling_flags import add_sampling_flags, explicit_sampling, field_docs
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -218,7 +218,7 @@ def test_every_sampling_field_has_a_flag_and_a_text() -> None:
     missing = set(SamplingParams.__struct_fields__) - {action.dest for action in parser._actions}
     assert missing == {"detokenize", "seed", "stream_interval", "thinking_token_budget", *INTERNAL_FIELDS}
     assert set(field_docs(SamplingParams)) == set(SamplingParams.__struct_fields__)
-    assert given_sampling(parser.parse_args(["--min-p", "0.1"])) == {"min_p": 0.1}
+    assert explicit_sampling(parser.parse_args(["--min-p", "0.1"])) == {"min_p": 0.1}
 
 
 def test_a_line_that_the_code_fails_for_does_not_lose_the_others(

@@ -93,7 +93,7 @@ def test_harmony(tokenizer: Tokenizer) -> None:
     assert form.params.reasoning_end_token_ids == tokenizer.encode(["<|channel|>final<|message|>"])[0]
     forced = plan(tokenizer, formats, tools=[TOOL], tool_choice="required")
     assert forced.params.reasoning_end_token_ids is None
-    assert forced.kept_tokens == {tokenizer.token_ids[mark] for mark in MARKS[2:7]}
+    assert forced.preserved_tokens == {tokenizer.token_ids[mark] for mark in MARKS[2:7]}
     assert form.count_reasoning is not None
     counter = form.count_reasoning()
     counter.push(tokenizer.encode(["<|channel|>analysis<|message|>Hi<|end|><|start|>assistant<|channel|>final"])[0])
@@ -103,7 +103,7 @@ def test_harmony(tokenizer: Tokenizer) -> None:
 def test_special_tokens_that_are_marks_stay_in_the_text(tokenizer: Tokenizer) -> None:
     made = plan(tokenizer, ReplyFormats.choose("mistral", None, ""), tools=[TOOL])
     (token_ids,) = tokenizer.encode(['So<|end|>[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]<|im_start|>'])
-    decoder = IncrementalDecoder(tokenizer, kept_tokens=made.kept_tokens)
+    decoder = IncrementalDecoder(tokenizer, preserved_tokens=made.preserved_tokens)
     text = "".join(map(decoder.push, token_ids)) + decoder.flush()
     assert text == 'So[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]'
     assert made.new_parser is not None

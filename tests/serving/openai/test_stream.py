@@ -15,7 +15,7 @@ from starlette.types import Message
 from jaxllm.errors import EngineError
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.connection.protocol import DIRECT_BODY
-from jaxllm.serving.http.stream import DONE, EventStream, in_turn
+from jaxllm.serving.http.stream import DONE, EventStream, merge_streams
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, UsageCounter
 from jaxllm.serving.openai.protocol.chat import ChatChunk, ChatChunkChoice, ChatDelta
@@ -216,7 +216,7 @@ async def test_an_unexpected_error_tells_nothing_of_the_inside(caplog: pytest.Lo
 async def test_several_streams_come_as_they_are_ready() -> None:
     source = Source(3)
     seen: list[tuple[int, str]] = []
-    async with aclosing(in_turn(source.streams)) as results:
+    async with aclosing(merge_streams(source.streams)) as results:
         for index, text in ((2, "a"), (0, "b"), (2, "c"), (1, "d")):
             source.put(index, text)
             found, output = await anext(results)

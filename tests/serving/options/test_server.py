@@ -5,14 +5,14 @@ import pytest
 from jaxllm.compat.vllm.options.environment import VARIABLES
 from jaxllm.config import option_fields
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, add_section_flags, engine_flags, given_options
+from jaxllm.flags import FlagParser, add_section_flags, engine_flags, explicit_options
 from jaxllm.serving.options.server import ServerOptions, from_environment, noop_flags, server_flags
 
 
 def parse(*arguments: str) -> ServerOptions:
     parser = FlagParser(prog="prog")
     add_section_flags(parser, "server", ServerOptions)
-    return ServerOptions(**given_options(parser.parse(arguments), server_flags()))
+    return ServerOptions(**explicit_options(parser.parse(arguments), server_flags()))
 
 
 def test_no_flag_means_the_defaults() -> None:

@@ -78,7 +78,7 @@ def plan_files(
     default = TP_ONLY_PATTERN if len(stages) == 1 else PP_AND_TP_PATTERN
     files: list[PlannedFile] = []
     for number, (mesh, arrays) in enumerate(stages):
-        for rank, parts in sorted(_by_rank(number, mesh, arrays).items()):
+        for rank, parts in sorted(_parts_by_rank(number, mesh, arrays).items()):
             for part, own in enumerate(_cut(parts, max_size)):
                 fields = {"rank": rank, "tp_rank": rank, "pp_rank": number, "part": part}
                 files.append(PlannedFile(_rendered(pattern or default, fields), tuple(own)))
@@ -116,7 +116,7 @@ def _rendered(pattern: str, fields: dict[str, int]) -> str:
     return name
 
 
-def _by_rank(number: int, mesh: Any, arrays: Sequence[tuple[str, jax.Array]]) -> dict[int, list[PlannedPart]]:
+def _parts_by_rank(number: int, mesh: Any, arrays: Sequence[tuple[str, jax.Array]]) -> dict[int, list[PlannedPart]]:
     """The parts that each device of a stage writes, by its place in the mesh."""
     ranks = {} if mesh is None else {device: rank for rank, device in enumerate(mesh.devices.flat)}
     found: dict[int, list[PlannedPart]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.cpu_common.integers import emit_dot, every_byte, load_ints, splat_int
+from jaxllm.pallas_kernels.cpu_common.integers import broadcast_byte, emit_dot, load_ints, splat_int
 from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
@@ -155,7 +155,7 @@ def _sums(
             raw = [load_ints(builder, here, (step * BLOCK + each * LANES)) for each in range(REGISTERS)]
             for part in range(parts):
                 if stays:
-                    mask = every_byte(15 << 4 * part)
+                    mask = broadcast_byte(15 << 4 * part)
                     weights = [builder.and_(each, mask) for each in raw]
                 else:
                     weights = [unsigned(builder, each, form, part, table) for each in raw]

@@ -21,10 +21,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from jaxllm.pallas_kernels.cpu_common.integers import (
+    broadcast_byte,
     emit_byte_table,
     emit_dot,
     emit_float_table,
-    every_byte,
     load_ints,
     splat_int,
 )
@@ -161,10 +161,10 @@ def unsigned(builder: ir.IRBuilder, raw: ir.Value, form: Form, part: int, table:
     if form.is_widened:
         return raw
     if not form.is_coded:
-        return builder.xor(raw, every_byte(128))
+        return builder.xor(raw, broadcast_byte(128))
     if part:
         raw = builder.lshr(raw, ir.Constant(INTS, [4] * LANES))
-    codes = builder.and_(raw, every_byte(15))
+    codes = builder.and_(raw, broadcast_byte(15))
     return codes if table is None else emit_byte_table(builder, table, codes)
 
 

@@ -125,9 +125,9 @@ def test_device_files_tell_what_jax_would_find(monkeypatch: pytest.MonkeyPatch) 
         ([], "cpu"), (["/dev/vfio/0"], "tpu"), (["/dev/nvidia0"], "gpu"), (["/dev/dxg"], "gpu")
     ):  # fmt: skip
         monkeypatch.setattr(platforms, "device_files", lambda found=files: found)
-        assert platforms._in_sight() == wanted
+        assert platforms._visible_platform() == wanted
     installed.clear()
-    assert platforms._in_sight() == "cpu"
+    assert platforms._visible_platform() == "cpu"
 
 
 def test_models_can_be_listed_and_are_not_torchs() -> None:

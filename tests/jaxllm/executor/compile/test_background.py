@@ -7,7 +7,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.executor.compile.background import BackgroundCompilation, needed_first
+from jaxllm.executor.compile.background import BackgroundCompilation, startup_buckets
 from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
@@ -59,8 +59,8 @@ def test_until_a_shape_is_there_its_steps_run_in_a_larger_one() -> None:
     assert buckets.fit_among(2, made.__contains__) == Bucket(64, 8)
     made.add(Bucket(16, 8))
     assert buckets.fit_among(9, made.__contains__) == Bucket(16, 8)
-    assert needed_first(buckets) == (Bucket(1, 1), Bucket(8, 8), Bucket(64, 8))
-    assert needed_first(Buckets(1, 1)) == (Bucket(1, 1),)
+    assert startup_buckets(buckets) == (Bucket(1, 1), Bucket(8, 8), Bucket(64, 8))
+    assert startup_buckets(Buckets(1, 1)) == (Bucket(1, 1),)
 
 
 class Shapes:

@@ -61,7 +61,7 @@ def test_the_largest_stage_is_as_small_as_can_be(
 
 def test_each_stage_has_its_layers_devices_and_part_of_the_cache() -> None:
     """The demo model has four layers and a tied embedding, which is in the first stage and in the last."""
-    parts = resolved_in(2, tensor_parallel_size=2).by_stage
+    parts = resolved_in(2, tensor_parallel_size=2).stage_configs
     devices = [device for part in parts if part.mesh is not None for device in part.mesh.devices.flat]
     assert devices == jax.devices()[:4]
     programs = [generation_programs(part, 5) for part in parts]
@@ -75,7 +75,7 @@ def test_each_stage_has_its_layers_devices_and_part_of_the_cache() -> None:
 def test_stages_on_virtual_devices_share_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What each of two could have alone is too little for both."""
     resolved = resolved_in(2)
-    programs = [generation_programs(part, 5) for part in resolved.by_stage]
+    programs = [generation_programs(part, 5) for part in resolved.stage_configs]
     needed = [bytes_on_device((each.parameters, each.state)) for each in programs]
     monkeypatch.setattr(bundles, "cpu_free_bytes", lambda utilization: (sum(needed) + 20) * CPU_SHARE)
     bundles.check_memory(resolved, programs, 10)
@@ -95,7 +95,7 @@ def _loaded_bytes(part: ResolvedConfig, folder: Path) -> int:
 
 def test_a_stage_reads_only_its_tensors(tmp_path: Path, demo_folder: Path) -> None:
     whole = resolve_config(EngineConfig.from_options({}))
-    parts = resolved_in(3).by_stage
+    parts = resolved_in(3).stage_configs
     table = whole.model.vocab_size * whole.model.hidden_size * 2
     read = [_loaded_bytes(part, demo_folder) for part in parts]
     everything = _loaded_bytes(whole, demo_folder)
@@ -157,7 +157,7 @@ def test_models_without_stages(tmp_path: Path, family: str, message: str) -> Non
 def test_quantised_models_and_caches(tmp_path: Path, make: Any, name: str, options: dict[str, Any]) -> None:
     """A stage reads scales, zeros and orders of its own layers only; tokens are those of one stage."""
     save(tmp_path, make(), FORMATS[name])
-    parts = resolved_in(2, model=str(tmp_path), max_model_len=48, **options).by_stage
+    parts = resolved_in(2, model=str(tmp_path), max_model_len=48, **options).stage_configs
     read = [_loaded_bytes(part, tmp_path) for part in parts]
     assert max(read) < (tmp_path / "model.safetensors").stat().st_size
     found = []

@@ -45,7 +45,7 @@ def resolved(folder: Path | str, **options: Any) -> ResolvedConfig:
 def loaded(folder: Path | str, **options: Any) -> Stages:
     found = resolved(folder, **options)
     load_weights = open_engine_weights(found)
-    return [(part, load_weights(part, silent)) for part in found.by_stage]
+    return [(part, load_weights(part, silent)) for part in found.stage_configs]
 
 
 def saved_again(folder: Path, **options: Any) -> Stages:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.bench.datasets.catalogue import Dataset, PromptForm, for_models
+from jaxllm.serving.bench.datasets.catalogue import Dataset, PromptForm, assign_models
 from jaxllm.serving.bench.datasets.request import LoadRequest
 from jaxllm.serving.bench.datasets.synthetic import Vocabulary, random_requests
 from jaxllm.serving.bench.options import DatasetOptions
@@ -221,8 +221,8 @@ def test_wrong_options(tokenizer: Tokenizer, options: dict[str, Any], message: s
 
 def test_requests_for_adapters() -> None:
     requests = [LoadRequest("a", 1)] * 4
-    turns = for_models(requests, ["x", "y"], at_random=False, seed=0)
+    turns = assign_models(requests, ["x", "y"], at_random=False, seed=0)
     assert [request.model for request in turns] == ["x", "y", "x", "y"]
-    drawn = for_models(requests * 20, ["x", "y"], at_random=True, seed=0)
+    drawn = assign_models(requests * 20, ["x", "y"], at_random=True, seed=0)
     assert {request.model for request in drawn} == {"x", "y"}
-    assert drawn == for_models(requests * 20, ["x", "y"], at_random=True, seed=0)
+    assert drawn == assign_models(requests * 20, ["x", "y"], at_random=True, seed=0)

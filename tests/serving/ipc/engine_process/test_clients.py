@@ -147,8 +147,8 @@ def test_what_a_client_does_not_expect_is_told_apart_from_what_others_have() -> 
     clients.include(second)
     clients.take(first, add("a"))
     clients.take(second, add("b", "c"))
-    assert clients.not_expected(second, ["b"], {"a", "b", "c"}) == ["c"]
-    assert clients.not_expected(first, [], {"a", "b"}) == ["a"]
+    assert clients.orphaned_ids(second, ["b"], {"a", "b", "c"}) == ["c"]
+    assert clients.orphaned_ids(first, [], {"a", "b"}) == ["a"]
 
 
 def test_what_cannot_be_sent_ends_the_engine_and_is_told(tmp_path: Path) -> None:

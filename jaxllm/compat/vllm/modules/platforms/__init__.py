@@ -32,7 +32,7 @@ class _Platform:
                 return jax.default_backend()
             platforms = jax.config.values["jax_platforms"] or ""
         asked = platforms.partition(",")[0].strip()
-        return _NAMES.get(asked, asked) or _in_sight()
+        return _NAMES.get(asked, asked) or _visible_platform()
 
     def get_device_name(self, device_id: int = 0) -> str:
         """The kind of a device, as its maker calls it."""
@@ -71,7 +71,7 @@ class _Platform:
         return False
 
 
-def _in_sight() -> str:
+def _visible_platform() -> str:
     """The type of the device files that there are, where JAX can use such devices."""
     files = device_files()
     is_gpu = any("nvidia" in file or file.endswith("dxg") for file in files)
