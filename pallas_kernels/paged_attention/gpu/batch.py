@@ -1,5 +1,6 @@
 """The plans of a step's attention: the same in all layers with the same window."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import jax
@@ -40,18 +41,26 @@ def multiprocessors() -> int:
 def gpu_prepare(batch: RaggedBatch, heads: Heads) -> GpuBatch:
     """`batch` with the plans for all windows of `heads`."""
     blocks = multiprocessors()
+    return with_plans(batch, heads, lambda window: make_plans(batch, window, heads, blocks))
+
+
+def with_plans(batch: RaggedBatch, heads: Heads, make: Callable[[int], tuple[Plan, Plan]]) -> GpuBatch:
+    """`batch` with what `make` plans for each window of `heads`."""
     given = {field.name: getattr(batch, field.name) for field in fields(RaggedBatch)}
-    plans = {window: make_plans(batch, window, heads, blocks) for window in sorted(heads.windows)}
-    return GpuBatch(**given, plans=plans)
+    return GpuBatch(**given, plans={window: make(window) for window in sorted(heads.windows)})
+
+
+def prepared_plans(batch: RaggedBatch, window: int | jax.Array | None) -> tuple[Plan, Plan] | None:
+    """The plans that a batch brings for a layer's window; None: it brings none."""
+    if isinstance(batch, GpuBatch) and not isinstance(window, jax.Array):
+        return batch.plans.get(window or 0)
+    return None
 
 
 def plans_of(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads, blocks: int) -> tuple[Plan, Plan]:
     """The plans for a layer's window (see `paged_attention`): prepared ones, where there are any."""
-    if isinstance(batch, GpuBatch) and blocks == multiprocessors() and not isinstance(window, jax.Array):
-        found = batch.plans.get(window or 0)
-        if found is not None:
-            return found
-    return make_plans(batch, window, heads, blocks)
+    found = prepared_plans(batch, window) if blocks == multiprocessors() else None
+    return found or make_plans(batch, window, heads, blocks)
 
 
 def make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads, blocks: int) -> tuple[Plan, Plan]:

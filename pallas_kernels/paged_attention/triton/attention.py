@@ -3,14 +3,19 @@
 A layer has four launches: writing keys and values, the decodes, joining parts of their contexts, and the prompts.
 """
 
-from dataclasses import fields
-
 import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, Heads
 from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
-from jaxllm.pallas_kernels.paged_attention.gpu.batch import DECODE_ITEMS, GpuBatch, max_splits, multiprocessors
+from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
+    DECODE_ITEMS,
+    GpuBatch,
+    max_splits,
+    multiprocessors,
+    prepared_plans,
+    with_plans,
+)
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
@@ -75,7 +80,7 @@ def triton_paged_attention(
         )
 
     shape = Heads(num_heads, heads // 2, head_size, kv_dtype, frozenset())
-    decodes, prompts = _plans_of(batch, options.window, shape)
+    decodes, prompts = prepared_plans(batch, options.window) or _make_plans(batch, options.window, shape)
     parts = attend_decodes(static(decode=True), shared | {"units": decodes.units.reshape(-1)}, interpret=interpret)
     sinks = None if options.sinks is None else options.sinks.astype(jnp.float32) * LOG2E
     result = jax.ShapeDtypeStruct(q.shape, q.dtype)
@@ -88,16 +93,7 @@ def triton_paged_attention(
 
 def triton_prepare(batch: RaggedBatch, heads: Heads) -> GpuBatch:
     """`batch` with the plans for all windows of `heads`."""
-    given = {field.name: getattr(batch, field.name) for field in fields(RaggedBatch)}
-    return GpuBatch(**given, plans={window: _make_plans(batch, window, heads) for window in sorted(heads.windows)})
-
-
-def _plans_of(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads) -> tuple[Plan, Plan]:
-    """The plans for a layer's window: prepared ones, where there are any."""
-    found = None
-    if isinstance(batch, GpuBatch) and not isinstance(window, jax.Array):
-        found = batch.plans.get(window or 0)
-    return found or _make_plans(batch, window, heads)
+    return with_plans(batch, heads, lambda window: _make_plans(batch, window, heads))
 
 
 def _make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads) -> tuple[Plan, Plan]:
