@@ -21,7 +21,7 @@ Step = TypeVar("Step")
 
 
 class StepRunner(Protocol):
-    """What an engine's steps run on."""
+    """What an engine's steps run on. A protocol, since the runners of generation and of pooling share nothing else."""
 
     def close(self) -> None:
         """Free the device memory."""

@@ -14,7 +14,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 
 class TextReader(Protocol):
-    """Who may take text at once, without a result around it."""
+    """Who may take text at once, without a result around it. A protocol, since streams belong to folders above."""
 
     def put_text(self, index: int, text: str, token_ids: list[int]) -> bool:
         """Take text, and its tokens, of the sequence of this index; or return False for it to come in a result."""

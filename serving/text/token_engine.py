@@ -8,7 +8,10 @@ from jaxllm.requests.outputs import EngineOutput
 
 
 class TokenEngine(Protocol):
-    """An engine here or in another process, for models that generate or pool."""
+    """An engine here or in another process, for models that generate or pool.
+
+    A protocol, since the processes belong to a folder above this one.
+    """
 
     @property
     def info(self) -> EngineInfo:

@@ -106,7 +106,7 @@ def _check(body: TokensRequest, params: SamplingParams, limits: AdmissionLimits)
         params.check_streamable()
     if not body.token_ids:
         raise RequestError("token_ids: the list is empty", "token_ids")
-    return checked_priority(body, limits)
+    return checked_priority(body.priority, limits)
 
 
 def _build(

@@ -23,7 +23,7 @@ _SPARE = 16
 
 
 class Connection(Protocol):
-    """What is asked of a connection."""
+    """What is asked of a connection. A protocol, since `LimitedProtocol`, the one there is, imports this module."""
 
     address: str | None
     """Whom it counts for; None on a Unix socket."""

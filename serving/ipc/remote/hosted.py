@@ -12,7 +12,7 @@ from jaxllm.serving.ipc.remote.relay import Relay
 
 
 class Places(Protocol):
-    """Whoever knows the hosts; all but `relay` belongs to the relay's thread."""
+    """Whoever knows the hosts; all but `relay` belongs to the relay's thread. A protocol, since `Head` imports this."""
 
     relay: Relay
 

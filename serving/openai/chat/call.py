@@ -13,11 +13,7 @@ from jaxllm.serving.openai.chat.functions import naming_functions, with_tools
 from jaxllm.serving.openai.chat.plan import ChatCall, build_request, plan_and_build
 from jaxllm.serving.openai.chat.tools import NO_TOOLS, ToolUse, tool_use
 from jaxllm.serving.openai.generation.parameters import naming_form
-from jaxllm.serving.openai.generation.validation import (
-    check_generation,
-    check_max_tokens,
-    checked_priority,
-)
+from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 
 
@@ -62,7 +58,7 @@ def _check(body: ChatCompletionRequest, limits: AdmissionLimits, limit: str, ask
     if body.logprob_token_ids is not None and not body.logprobs:
         raise RequestError("logprob_token_ids needs logprobs=true", "logprob_token_ids")
     check_max_tokens(limit, asked, limits)
-    return checked_priority(body, limits)
+    return checked_priority(body.priority, limits)
 
 
 def _named(error: RequestError, body: ChatCompletionRequest, use: ToolUse, limit: str) -> RequestError:

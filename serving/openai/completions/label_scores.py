@@ -50,7 +50,7 @@ def _check(server: ServerState, body: LabelScoresRequest) -> int:
             f"apply_softmax=false: with --logprobs-mode {mode} there are no probabilities", "apply_softmax"
         )
     check_texts("items", len(body.items), server.limits)
-    return checked_priority(body, server.limits)
+    return checked_priority(body.priority, server.limits)
 
 
 def _build(

@@ -17,11 +17,7 @@ from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.http.submission import respond, try_grammar
 from jaxllm.serving.openai.completions.writer import CompletionWriter
 from jaxllm.serving.openai.generation.parameters import naming_form, sampling_params
-from jaxllm.serving.openai.generation.validation import (
-    check_generation,
-    check_max_tokens,
-    checked_priority,
-)
+from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
 from jaxllm.serving.text.embeds import read_base64
@@ -120,7 +116,7 @@ def _check(body: CompletionRequest, limits: AdmissionLimits, num_prompts: int) -
         raise RequestError("logprob_token_ids needs logprobs: set it to 0 or more", "logprob_token_ids")
     if body.logprob_token_ids is not None and body.echo and body.max_tokens == 0:
         raise RequestError("logprob_token_ids: with max_tokens=0 no tokens are generated", "logprob_token_ids")
-    return checked_priority(body, limits)
+    return checked_priority(body.priority, limits)
 
 
 def _build(

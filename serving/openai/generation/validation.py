@@ -3,8 +3,6 @@
 What a prompt and its parameters may be for the model is checked where they meet: by `InputProcessor.build`.
 """
 
-from typing import Protocol
-
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.http.limits import AdmissionLimits
@@ -13,12 +11,6 @@ from jaxllm.serving.openai.protocol.generation import GenerationRequest
 MOST_CONTEXTS = 8
 """Times the model's longest prompt that is encoded or decoded where only text and tokens are asked for."""
 _INT64 = range(-(2**63), 2**63)
-
-
-class Prioritised(Protocol):
-    """A body that may have a priority."""
-
-    priority: int | None
 
 
 def check_generation(
@@ -78,9 +70,9 @@ def check_max_tokens(name: str, asked: int | None, limits: AdmissionLimits) -> N
         )
 
 
-def checked_priority(body: Prioritised, limits: AdmissionLimits) -> int:
-    """The request's priority. Raises `RequestError` where the engine would not look at it."""
-    priority = body.priority or 0
+def checked_priority(asked: int | None, limits: AdmissionLimits) -> int:
+    """The priority that a request asks for, or 0. Raises `RequestError` where the engine would not look at it."""
+    priority = asked or 0
     if priority not in _INT64:
         raise RequestError("priority: must be a 64-bit signed integer", "priority")
     if priority and not limits.by_priority:

@@ -16,7 +16,7 @@ from jaxllm.serving.http.stream import unless_gone
 from jaxllm.serving.http.submission import log_requests, owned
 from jaxllm.serving.openai.chat.prompt import render
 from jaxllm.serving.openai.completions.routes import split_prompts
-from jaxllm.serving.openai.generation.validation import Prioritised, check_texts, checked_priority
+from jaxllm.serving.openai.generation.validation import check_texts, checked_priority
 from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.pooling.inputs import TextPair
@@ -24,8 +24,10 @@ from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.text.prompts import Prompt
 
 
-class PooledBody(Named, Prioritised, Protocol):
+class PooledBody(Named, Protocol):
     """A body of a request to a pooling model, of whichever interface."""
+
+    priority: int | None
 
 
 async def pool(
@@ -51,7 +53,7 @@ async def pool(
             prompts,
             params,
             identity.engine_ids,
-            priority=checked_priority(body, server.limits),
+            priority=checked_priority(body.priority, server.limits),
             add_special_tokens=add_special_tokens,
         )
     if server.options.enable_log_requests:

@@ -64,9 +64,9 @@ def test_sequences_of_all_prompts_count(body: Any, most: int) -> None:
 def test_priorities() -> None:
     in_order = AdmissionLimits(max_model_len=8, vocab_size=8, max_logprobs=0, max_sequences=1, by_priority=False)
     by_priority = replace(in_order, by_priority=True)
-    assert validation.checked_priority(CompletionRequest(prompt="x", priority=-3), by_priority) == -3
-    assert validation.checked_priority(CompletionRequest(prompt="x", priority=0), in_order) == 0
+    assert validation.checked_priority(-3, by_priority) == -3
+    assert validation.checked_priority(0, in_order) == 0
     for limits in (in_order, by_priority):
         with pytest.raises(RequestError) as caught:
-            validation.checked_priority(CompletionRequest(prompt="x", priority=2**63), limits)
+            validation.checked_priority(2**63, limits)
         assert caught.value.parameter == "priority"
