@@ -88,8 +88,8 @@ def _make_on_hosts(config: EngineConfig, progress: Progress) -> "Engine | Poolin
     """The engine of the first process of several, or of one after all."""
     if is_follower(config):
         raise ConfigError(
-            "this is not the first process of the engine, and only that one has requests: run `jaxllm serve` here "
-            "with the same options, and it follows"
+            "only process 0 of an engine takes requests, and this is another process: run `jaxllm serve` here with "
+            "the same options to join the engine"
         )
     from jaxllm.hosts.start import closing_on_error, join, leave, use_all_devices
 
@@ -107,7 +107,7 @@ def _make_on_hosts(config: EngineConfig, progress: Progress) -> "Engine | Poolin
 
 def _check_generates(config: EngineConfig) -> None:
     if choose_runner(config) == "pooling":
-        raise ConfigError(f"{config.model.model} pools: such an engine runs on one device; leave nnodes out")
+        raise ConfigError(f"{config.model.model} is a pooling model, which runs on one device; omit nnodes")
 
 
 def _make(config: EngineConfig, progress: Progress) -> "Engine | PoolingEngine":

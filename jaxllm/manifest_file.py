@@ -25,11 +25,11 @@ class ManifestFormat(Generic[Manifest]):
     version: int
     content: type[Manifest]
     max_bytes: int
-    """Of a file."""
+    """Maximum size of a file."""
     describes: str
-    """What has such a manifest, as errors call it."""
+    """Name of the thing that has such a manifest, for errors."""
     remedy: str
-    """What to do about another version."""
+    """What to do about another version, for errors."""
     error: type[Exception]
 
     def read(self, path: Path) -> Manifest:
@@ -42,13 +42,13 @@ class ManifestFormat(Generic[Manifest]):
             # Other versions may have other fields.
             header = msgspec.json.decode(text, type=Header)
             if header.format != self.name:
-                raise self.error(f"{path}: not {self.describes}, its format is {header.format!r}")
+                raise self.error(f"{path}: not {self.describes}: its format is {header.format!r}")
             if header.version != self.version:
                 writer = "" if header.jaxllm is None else f" by jaxllm {header.jaxllm},"
                 raise self.error(
-                    f"{path}: version {header.version} of the format,{writer} and this jaxllm reads version "
-                    f"{self.version}; {self.remedy}"
+                    f"{path}: format version {header.version},{writer} but this jaxllm reads version {self.version}; "
+                    f"{self.remedy}"
                 )
             return msgspec.json.decode(text, type=self.content)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise self.error(f"{path}: broken: {error}") from error
+            raise self.error(f"{path}: invalid: {error}") from error

@@ -93,7 +93,7 @@ class AttentionPlan:
     head_size: int | None = None
     """Size of heads, where it is not the model's."""
     value_norm: NormPlan | None = None
-    """That of value heads, over each head with one weight for all of them."""
+    """Norm of value heads, over each head with one weight for all of them."""
     values_are_keys: bool = False
     """Whether values are what the product for keys gives, before its norm and the rotary embedding."""
     input_size: int | None = None
@@ -107,7 +107,7 @@ class AttentionPlan:
         return self.window if self.is_chunked else 0
 
     def but(self, **changes: object) -> "AttentionPlan":
-        """The same with other values."""
+        """A copy with other values."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -147,5 +147,5 @@ class LatentAttentionPlan:
         return self.plain_size + self.rope_size
 
     def but(self, **changes: object) -> "LatentAttentionPlan":
-        """The same with other values."""
+        """A copy with other values."""
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -103,8 +103,8 @@ def _shares(layers: Sequence[LayerPlan], sizes: Sequence[int]) -> list[int]:
     shares = [1 if layer.recurrence is not None else place // size for size, layer in zip(sizes, layers, strict=True)]
     if max(shares, default=1) > MOST_PER_PLACE:
         raise ModelError(
-            f"keys and values of layers have sizes {sorted(set(attending))}: a page would hold {max(shares)} layers of "
-            f"the smallest in one place, at most {MOST_PER_PLACE} are supported"
+            f"keys and values of layers have sizes {sorted(set(attending))}: a page would hold {max(shares)} of the "
+            f"smallest layers in one slot, but at most {MOST_PER_PLACE} are supported"
         )
     return shares
 

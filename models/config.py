@@ -40,7 +40,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()
-    """Of matrices of few bits outside of the layers, by the names of their modules: "embedding", "head", ..."""
+    """Types of quantized matrices outside of the layers, by the names of their modules: "embedding", "head", ..."""
     weight_format: "Format | None" = None
     """How the checkpoint keeps such matrices; None where it has none."""
     weight_method: str | None = None
@@ -115,7 +115,7 @@ class ModelConfig:
 
     @property
     def recurrences(self) -> tuple[RecurrentPlan, ...]:
-        """Those of the layers that keep a state."""
+        """Recurrences of the layers that keep a state."""
         return tuple(layer.recurrence for layer in self.layers if layer.recurrence is not None)
 
     @property
@@ -130,7 +130,7 @@ class ModelConfig:
         return tuple(layer.attention.window for layer in self.attention_layers)
 
     def with_windows(self, windows: Sequence[int]) -> "ModelConfig":
-        """The same with other windows; where they are fewer, with as many of the first layers."""
+        """A copy with other windows; if they are fewer, with as many of the first layers."""
         layers = zip(self.layers, windows, strict=False)
         return replace(self, layers=tuple(layer.with_window(window) for layer, window in layers))
 
@@ -145,22 +145,28 @@ class ModelConfig:
         return any(layer.attention.source is not None for layer in self.attention_layers)
 
     def bidirectional(self) -> "ModelConfig":
-        """The same where a token sees all of its text, of a window one half on each side. Raises `ModelError`."""
+        """A copy with bidirectional attention, where a window has one half on each side. Raises `ModelError`."""
         for layer in self.layers:
             plan = layer.attention
             if layer.recurrence is not None or not isinstance(plan, AttentionPlan) or plan.is_chunked:
-                raise ModelError(f"{self.architecture}: only windows and full attention can see both sides of a token")
+                raise ModelError(
+                    f"{self.architecture}: bidirectional attention supports only windows and full attention"
+                )
             if plan.source is not None:
-                raise ModelError(f"{self.architecture}: layers that share keys cannot see both sides of a token here")
+                raise ModelError(
+                    f"{self.architecture}: bidirectional attention does not support layers that share keys"
+                )
             if plan.soft_cap is not None or plan.sinks or plan.alibi is not None:
-                raise ModelError(f"{self.architecture}: attention to both sides has no soft caps, sinks or ALiBi here")
+                raise ModelError(
+                    f"{self.architecture}: bidirectional attention does not support soft caps, sinks or ALiBi"
+                )
             if plan.window == 1:
-                raise ModelError(f"{self.architecture}: a window of 1 leaves nothing to see on either side")
+                raise ModelError(f"{self.architecture}: bidirectional attention requires a window greater than 1")
         layers = (layer.attending(is_causal=False, window=layer.attention.window // 2) for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
     def within(self, length: int) -> "ModelConfig":
-        """The same without windows that no request of at most so many tokens can outgrow."""
+        """A copy without windows that no request of at most so many tokens can outgrow."""
         windows = [layer.attention.window for layer in self.layers]
         return self.with_windows([window if window < length else 0 for window in windows])
 

@@ -22,7 +22,7 @@ class ForwardContext(NamedTuple):
     """int32 []: the rows that count; those after them are padding. None: all count."""
 
     def over_all_rows(self) -> "ForwardContext":
-        """The same for a product that computes padding, too."""
+        """A copy for a product that computes padding, too."""
         return self._replace(num_rows=None)
 
 
@@ -42,7 +42,7 @@ class SharedBlocks:
 
     @staticmethod
     def of(blocks: nnx.Module, embedded: jax.Array) -> "SharedBlocks":
-        """Those of a model, in a step."""
+        """The shared blocks of a model, in a step."""
         graph, parameters = nnx.split(blocks)
         return SharedBlocks(parameters, embedded, graph)
 
@@ -55,7 +55,7 @@ class LayerContext(NamedTuple):
     """What a layer is told besides its input."""
 
     rotation: Rotation | None
-    """That of its own rotary embedding; None where it has none."""
+    """Rotation of its own rotary embedding; None if it has none."""
     ragged: RaggedBatch
     layer: int | jax.Array
     """Which layer of the cache it reads and writes."""

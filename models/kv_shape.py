@@ -39,7 +39,7 @@ class CacheLayout:
 
     @classmethod
     def of(cls, model: ModelConfig, options: ForwardOptions, dtype: str) -> Self:
-        """That of a model whose activations have a type (NumPy's name)."""
+        """The shape for a model whose activations have a type (NumPy's name)."""
         kind = options.kv_cache or KVCacheType(dtype)
         unit = scale_unit(model) if kind.is_dynamic else 0
         return cls(options.attention, kind.dtype, model_parallel(options.mesh), options.platform == "tpu", unit)
@@ -55,7 +55,7 @@ class CacheLayout:
     def shape(
         self, heads: int, head_size: int, *, layers: int = 1, pages: int = 1, page_size: int = 16
     ) -> tuple[int, ...]:
-        """Of one device's `heads`; axis 0 is the layer, axis 1 the page, axis 3 the heads."""
+        """Shape for one device's `heads`; axis 0 is the layer, axis 1 the page, axis 3 the heads."""
         size = self.stored_size(head_size)
         geometry = CacheGeometry(layers, pages, page_size, heads, size, self.dtype, self.for_tpu)
         return cache_shape(self.implementation, geometry)
@@ -129,7 +129,7 @@ class LayerPages:
 
     @classmethod
     def of(cls, model: ModelConfig, attention: AttentionPlan, layout: CacheLayout) -> Self:
-        """Of a layer of the model."""
+        """The shape for a layer of the model."""
         heads = None if len(model.kv_heads) == 1 else layout.heads_of(model, attention)
         return cls(layout, heads, layout.stored_size(layout.widest(model)[1]))
 

@@ -32,14 +32,14 @@ class RouterPlan:
     The scores are the `softmax` or the `sigmoid` of all logits; or the logits themselves, and the softmax of those
     chosen are the weights (`chosen_softmax`), or the sigmoid of each (`chosen_sigmoid`); or as in SparseMixer (arXiv
     2409.12136), for two experts, with `jitter`.
-    The highest scores are chosen, each with a `correction` added that the weights do not have. Of `groups` of experts
+    The highest scores are chosen, after adding a `correction` that the weights do not have. Among `groups` of experts
     only the best `top_groups` are looked at, by their best score or by the sum of the two best. Weights are divided by
     their sum plus `epsilon`, if they are to be `normalised`, and multiplied by `scale`.
     """
 
     kind: Literal["softmax", "sigmoid", "chosen_softmax", "chosen_sigmoid", "sparsemixer"] = "softmax"
     norm: NormPlan | None = None
-    """Of what goes into the product, which is then multiplied by a weight for each element and hidden size ** -0.5."""
+    """Norm of the product's input, which is then multiplied by a weight for each element and hidden size ** -0.5."""
     bias: bool = False
     correction: bool = False
     groups: int = 1
@@ -88,4 +88,4 @@ class ExpertsPlan:
     shared: MLPPlan | None = None
     shared_gate: bool = False
     norm: NormPlan | None = None
-    """Of the experts and of what is shared, one before and one after each; the router's is its own (Gemma 4)."""
+    """Norms of the experts and of the shared expert, one before and after each; the router has its own (Gemma 4)."""

@@ -111,14 +111,14 @@ class LayerPlan:
     altup: AltUpPlan | None = None
     """In all layers of a model or in none."""
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()
-    """Of matrices of few bits, by the names of their modules in the layer ("attention.query", "mlp.expert_up")."""
+    """Types of quantized matrices, by the names of their modules in the layer ("attention.query", "mlp.expert_up")."""
 
     def with_window(self, window: int) -> "LayerPlan":
-        """The same with another window."""
+        """A copy with another window."""
         return self if self.attention.window == window else self.attending(window=window)
 
     def attending(self, **changes: object) -> "LayerPlan":
-        """The same with other values of its attention."""
+        """A copy with other values of its attention."""
         return replace(self, attention=self.attention.but(**changes))
 
 

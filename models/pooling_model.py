@@ -206,7 +206,7 @@ def _judging_head(
     by_name = {tensor.name: tensor for tensor in checkpoint.tensors}
     found = [tensor for end in ends for name, tensor in by_name.items() if end.endswith(name)]
     if not found:
-        raise ModelError(f"{checkpoint.folder}: neither {ends[0]} nor {ends[1]} is in the checkpoint")
+        raise ModelError(f"{checkpoint.folder}: the checkpoint has neither {ends[0]} nor {ends[1]}")
     *no, yes = (found[0].row(index).astype(np.float32) for index in answer_ids)
     return {("head", "out", "weight"): (yes - no[0] if no else yes).reshape(1, -1)}
 

@@ -28,7 +28,7 @@ class ShortConvolutionPlan(RecurrentPlan):
         return (self.channels,)
 
     def num_weights(self, hidden_size: int) -> int:
-        """Those of the two products."""
+        """Weights of the two products."""
         return 4 * hidden_size * self.channels
 
 
@@ -72,7 +72,7 @@ class GatedDeltaPlan(RecurrentPlan):
         return self.key_heads, self.value_heads
 
     def num_weights(self, hidden_size: int) -> int:
-        """Those of the products before and after the recurrence."""
+        """Weights of the products before and after the recurrence."""
         return hidden_size * (2 * self.keys + 3 * self.values + 2 * self.value_heads)
 
 
@@ -124,7 +124,7 @@ class StateSpacePlan(RecurrentPlan):
         return (self.heads,) if self.groups == 1 else (self.heads, self.groups)
 
     def num_weights(self, hidden_size: int) -> int:
-        """Those of the products before and after the recurrence."""
+        """Weights of the products before and after the recurrence."""
         return hidden_size * (3 * self.inner + 2 * self.shared + self.heads)
 
 
@@ -160,5 +160,5 @@ class SelectiveScanPlan(RecurrentPlan):
         return (self.channels,)
 
     def num_weights(self, hidden_size: int) -> int:
-        """Those of the products before and after the recurrence."""
+        """Weights of the products before and after the recurrence."""
         return self.channels * (3 * hidden_size + 2 * self.rank + 2 * self.state_size)

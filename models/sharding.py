@@ -107,7 +107,7 @@ def over_model(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_spec
     """`function` on every device of the model axis, as `jax.shard_map` has it; specs are those of `partition`."""
 
     def call(*arguments: Any) -> Any:
-        # Of a data shard the data axis is taken already, and what is left is in the context.
+        # Inside a data shard the data axis is already mapped; the other axes are in the context.
         axes: dict[str, Any] = {"mesh": mesh} if within_shard() is None else {"axis_names": {MODEL}}
         mapped = jax.shard_map(function, **axes, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return mapped(*arguments)

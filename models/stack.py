@@ -63,7 +63,7 @@ def ropes_of(plans: Sequence[LayerPlan]) -> tuple[RopeConfig, ...]:
 
 
 def _rope_of(plan: LayerPlan) -> RopeConfig | None:
-    """That of a layer, if it has one."""
+    """Rotary configuration of a layer, if it has one."""
     return None if plan.recurrence is not None else plan.attention.rope
 
 
@@ -112,7 +112,7 @@ class LoopStack(_Layers):
 
 
 def _layer_rotation(plan: LayerPlan, ropes: tuple[RopeConfig, ...], rotations: Rotations) -> Rotation | None:
-    """That of a layer, if it has one."""
+    """Own rotation of a layer, if it has one."""
     rope = _rope_of(plan)
     return None if rope is None else rotations[ropes.index(rope)]
 
@@ -123,7 +123,7 @@ def _run_layer(graph: nnx.GraphDef[Any], parameters: Any, x: jax.Array, own: Any
 
 
 def _computed_once(rotations: Rotations, ragged: RaggedBatch) -> Rotations:
-    """The same angles, out of reach of the compiler, which would compute sine and cosine again in every layer.
+    """The rotations' angles, out of reach of the compiler, which would compute sine and cosine again in every layer.
 
     Compilers for CPUs drop optimization barriers before they fuse, but fuse nothing into a conditional. A GPU would
     wait for the host to read its condition.

@@ -48,7 +48,7 @@ class ArtifactCache:
             return None
         data = memoryview(content)[_HEADER_BYTES:]
         if not content.startswith(_header(data)):
-            self.discard(name, "broken, or of another version")
+            self.discard(name, "corrupt or from another version")
             return None
         with suppress(OSError):
             # When it was used last.
@@ -68,14 +68,14 @@ class ArtifactCache:
         except OSError as error:
             with suppress(OSError):
                 unfinished.unlink()
-            logger.warning("%s is not kept for the next start: %s", path, error)
+            logger.warning("cannot cache %s for the next start: %s", path, error)
         else:
             self.prune()
 
     def discard(self, name: str, why: object) -> None:
         """Delete an artifact that cannot be used."""
         path = self.folder / name
-        logger.warning("%s cannot be used and is made again: %s", path, why)
+        logger.warning("%s cannot be used and is rebuilt: %s", path, why)
         with suppress(OSError):
             path.unlink()
 

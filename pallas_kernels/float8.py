@@ -25,7 +25,7 @@ _TYPES = {"float8_e4m3fn": _Float8(4, 7), "float8_e5m2": _Float8(5, 15)}
 FLOATS = frozenset(_TYPES)
 """Names of the types."""
 _BIAS, _MANTISSA = 127, 7
-"""Of bfloat16."""
+"""Exponent bias and mantissa bits of bfloat16."""
 _BOTH = 0x00010001
 """Factor that puts 16 bits into both halves of a word."""
 

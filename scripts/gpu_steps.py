@@ -22,7 +22,7 @@ from scripts.described_gpus import GPUS, Gpu
 from scripts.first_light import LLAMA_8B
 
 LAYERS = 4
-"""Of the model: the others would be the same again."""
+"""Layers of the model; more would only repeat these."""
 
 _PAGES = 10000
 

@@ -11,10 +11,10 @@ MEASURED_BLOCKS = "measured_blocks"
 """Block sizes that were measured where executables were made. They are part of these, and others do as well."""
 
 _DIGESTS = {
-    "code": "made by other sources of jaxllm",
-    "model_config": "for another configuration of the model",
-    "arrays": "for arrays of other shapes, types or places",
-    "shapes": "for steps of another shape",
+    "code": "made by another version of jaxllm's sources",
+    "model_config": "for another model configuration",
+    "arrays": "for arrays of other shapes, dtypes or shardings",
+    "shapes": "for other step shapes",
 }
 """What it means when a digest differs."""
 
@@ -47,7 +47,7 @@ def _suits(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> boo
 
 def _difference(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if name not in theirs or name not in ours:
-        return f"{name}: {'the bundle does not say' if name in ours else 'unknown here'}"
+        return f"{name}: {'missing from the bundle' if name in ours else 'unknown here'}"
     if name == CPU_FEATURES:
         lacking = " ".join(sorted(_texts(theirs[name]) - _texts(ours[name])))
         return f"{name}: the bundle uses instructions that this CPU lacks ({lacking})"

@@ -34,7 +34,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `engine` is the identity of the engines that it is for; `num_pages` is the number of KV pages, the null page
     included, `num_snapshots` that of snapshots of recurrent states; `temporary_bytes` the most that an executable needs
-    on a device besides its arguments, code included. Of an engine in stages `engine` is the identity of the last one,
+    on a device besides its arguments, code included. For an engine in stages, `engine` is the identity of the last one,
     and `stages` those of the others, whose executables have names that `stage_prefix` begins.
     """
 
@@ -86,12 +86,12 @@ def read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise ConfigError(f"executables={folder}: no such folder; `jaxllm compile` makes one")
     if not path.is_file():
-        raise ConfigError(f"executables={folder}: not a bundle of executables, it has no {FILE}")
+        raise ConfigError(f"executables={folder}: not a bundle of executables: it has no {FILE}")
     manifest = _FORMAT.read(path)
     for name, saved in manifest.executables.items():
         # Whatever the manifest says, nothing outside the folder is read.
         if not _FILE_NAME.fullmatch(saved.file):
-            raise ConfigError(f"{path}: broken: executable {name!r} has the impossible file name {saved.file!r}")
+            raise ConfigError(f"{path}: invalid: executable {name!r} has the invalid file name {saved.file!r}")
     return manifest
 
 
@@ -111,7 +111,7 @@ def read_file(folder: Path, saved: SavedFile) -> bytes:
     """
     path = folder / saved.file
     if path.is_symlink() or not path.is_file():
-        raise ConfigError(f"{path}: missing, or not a plain file; compile the bundle again")
+        raise ConfigError(f"{path}: missing or not a regular file; compile the bundle again")
     size = path.stat().st_size
     if size != saved.size:
         raise ConfigError(f"{path}: corrupt: {size} bytes instead of {saved.size}; compile the bundle again")

@@ -72,7 +72,7 @@ def save(compiled: jax.stages.Compiled) -> tuple[bytes, SavedCall]:
     unloaded = executable._unloaded_executable  # noqa: SLF001
     beyond = (unloaded.ordered_effects, unloaded.unordered_effects, unloaded.host_callbacks, unloaded.keepalive)
     if any(beyond) or unloaded.mut is not None or compiled._params.const_args:  # noqa: SLF001
-        raise ConfigError(f"{unloaded.name} cannot be saved: it calls back into Python or holds arrays of its own")
+        raise ConfigError(f"{unloaded.name} cannot be saved: it calls back into Python or captures arrays")
     runtime = unloaded.xla_executable
     # One that is loaded belongs to a client, one for absent devices does not.
     data = runtime.client.serialize_executable(runtime) if hasattr(runtime, "client") else runtime.serialize()
@@ -105,13 +105,15 @@ def load(
     try:
         runtime = client.deserialize_executable(data, executable_devices=devices)
     except JaxRuntimeError as error:
-        raise ConfigError(f"the runtime refuses executable {call.name}: {error}") from error
+        raise ConfigError(f"the runtime rejects executable {call.name}: {error}") from error
     in_avals, in_shardings = _restore(call.inputs, assignment)
     out_avals, out_shardings = _restore(call.outputs, assignment)
     in_layouts = [Layout.from_pjrt_layout(layout) for layout in runtime.get_parameter_layouts()]
     out_layouts = [Layout.from_pjrt_layout(layout) for layout in runtime.get_output_layouts()]
     if (len(in_layouts), len(out_layouts)) != (len(call.inputs), len(call.outputs)):
-        raise ConfigError(f"executable {call.name} takes or returns another number of arrays than its description says")
+        raise ConfigError(
+            f"executable {call.name} takes or returns a different number of arrays than its description states"
+        )
     executable = pxla.UnloadedMeshExecutable(
         xla_executable=runtime,
         device_list=devices,
@@ -177,7 +179,7 @@ def _describe_sharding(sharding: Sharding) -> list[Axes] | None:
         return [list(axes) if isinstance(axes, tuple) else axes for axes in sharding.spec]
     if sharding.is_fully_replicated:
         return []
-    raise ConfigError(f"a sharding of this kind cannot be saved: {sharding}")
+    raise ConfigError(f"cannot save a sharding of this kind: {sharding}")
 
 
 def _restore(arrays: Sequence[SavedArray], assignment: DeviceAssignment) -> tuple[list[Any], list[Sharding]]:
@@ -189,16 +191,16 @@ def _restore_sharding(split: list[Axes] | None, assignment: DeviceAssignment) ->
     if split is None:
         return SingleDeviceSharding(assignment.devices[0])
     if assignment.mesh is None:
-        raise ConfigError("an executable for a mesh of devices, in an engine without one")
+        raise ConfigError("the executable needs a device mesh, and this engine has none")
     try:
         spec = PartitionSpec(*(tuple(axes) if isinstance(axes, list) else axes for axes in split))
         return NamedSharding(assignment.mesh, spec)
     except ValueError as error:
-        raise ConfigError(f"a sharding that this engine's mesh does not have: {error}") from error
+        raise ConfigError(f"the sharding does not fit this engine's mesh: {error}") from error
 
 
 def _aval(shape: Sequence[int], dtype: Any) -> Any:
     try:
         return jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
     except TypeError as error:
-        raise ConfigError(f"unknown type of array {dtype!r}") from error
+        raise ConfigError(f"unknown array dtype {dtype!r}") from error

@@ -37,12 +37,12 @@ class Bundle:
         found = differences(self.manifest.engine, identity)
         if found:
             raise ConfigError(
-                f"executables={self.folder}: this bundle is for another engine: {'; '.join(found)}. Give the options "
-                f"it was made with, compile it again (`jaxllm compile`), or start without it"
+                f"executables={self.folder}: this bundle is for another engine: {'; '.join(found)}. Pass the options "
+                "it was compiled with, compile it again (`jaxllm compile`), or omit --executables"
             )
         missing = sorted(set(names) - set(self.manifest.executables))
         if missing:
-            raise ConfigError(f"executables={self.folder}: incomplete, it lacks {', '.join(missing)}; compile it again")
+            raise ConfigError(f"executables={self.folder}: incomplete: it lacks {', '.join(missing)}; compile it again")
 
     def read(self, assignment: DeviceAssignment) -> "BundledExecutables":
         """The executables, for these devices. Raises `ConfigError` when a file is missing or corrupt."""

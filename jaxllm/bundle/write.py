@@ -20,9 +20,9 @@ def check_target(folder: Path) -> None:
     """Raise `ConfigError` unless a bundle may be written there: nothing is, or an older bundle or an empty folder."""
     if folder.is_dir():
         if any(folder.iterdir()) and read_format(folder) != FORMAT:
-            raise ConfigError(f"--output {folder}: holds something that is not a bundle; it is left alone")
+            raise ConfigError(f"--output {folder}: the folder is neither empty nor a bundle; choose another")
     elif folder.exists():
-        raise ConfigError(f"--output {folder}: a file is there")
+        raise ConfigError(f"--output {folder}: is a file; give a folder")
 
 
 def write_bundle(

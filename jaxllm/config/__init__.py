@@ -75,7 +75,10 @@ class EngineConfig:
                 raise ConfigError(f"unknown option {name!r}{nearest(name, owner)}")
             known = about[name].value_of(value)
             if about[name].is_hint(known):
-                say(f"{name}={value!r} has no effect: it is of another engine, and jaxllm chooses among its own")
+                say(
+                    f"{name}={value!r} has no effect: it names another engine's implementation, and jaxllm chooses "
+                    "among its own"
+                )
             elif known is not None:
                 grouped.setdefault(owner[name], {})[name] = known
         sections = {item.name: item.default_factory for item in fields(cls)}
@@ -90,7 +93,7 @@ def option_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
             yield section.name, item
 
 
-# Of the package `jaxllm`: objects that are options, where vLLM has them.
+# For the package `jaxllm`: option objects, under vLLM's import paths.
 __path__.append(f"{__path__[0]}/../compat/vllm/modules/config")
 __getattr__ = exported(
     __name__,

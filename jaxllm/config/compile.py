@@ -1,4 +1,4 @@
-"""Options of what is compiled, and of implementations."""
+"""Options of compilation and of kernel implementations."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,61 +24,66 @@ MOE_BACKENDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions(Section):
-    """What is compiled, when, and where the result is kept."""
+    """Compilation, its caches, and the choice of kernels."""
 
-    enforce_eager: bool = option(False, "Compile each step shape when it is first met instead of all at start.")
+    enforce_eager: bool = option(False, "Compile each step shape on first use instead of all of them at start-up.")
     background_compilation: bool = option(
         False,
-        "Be ready as soon as three step shapes are compiled, and compile the others meanwhile. Until then steps run in "
-        "larger shapes, and slower.",
+        "Accept requests as soon as three step shapes are compiled, and compile the others in the background. Until "
+        "they are ready, steps run in larger shapes and are slower.",
     )
     compilation_cache_dir: str | None = option(
         None, "Folder of the persistent compilation cache. Default: ~/.cache/jaxllm/xla; '' turns it off."
     )
     executables: str | None = option(
         None,
-        "Folder made by `jaxllm compile`: its executables are used, and nothing is compiled. It is trusted like a "
-        "program.",
+        "Folder written by `jaxllm compile`: run its executables and compile nothing. Load only folders you trust: "
+        "they contain native code.",
     )
     strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
     optimization_level: int = option(
         1,
-        "How hard XLA tries on CPU: 1 compiles in three quarters of the time of 3 or less, and runs no slower but for "
-        "sampling by top-k and top-p; 0 in less, and runs slower. No effect elsewhere.",
+        "XLA's optimization effort on CPU. Compared with 3, level 1 compiles in at most three quarters of the time "
+        "and runs equally fast, except for top-k and top-p sampling; level 0 compiles faster still and runs slower. "
+        "No effect on other devices.",
         aliases=("-O",),
         minimum=0,
         maximum=3,
     )
-    compile_workers: int | None = option(None, "Compilations at a time during start-up. Default: the cores.", minimum=1)
+    compile_workers: int | None = option(
+        None, "Maximum number of concurrent compilations during start-up. Default: the number of CPU cores.", minimum=1
+    )
     layer_stack: Literal["auto", "scan", "loop"] = option(
         "auto",
-        "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, and on CPU where products are "
-        "jaxllm's own; else a loop.",
+        "Run layers as one scan over stacked weights, or as an unrolled loop. 'auto': scan on TPU, and on CPU with "
+        "jaxllm's own matrix-product kernels; otherwise a loop.",
     )
     attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu", "triton", "cpu"] = option(
         "auto",
-        "Implementation of paged attention. 'auto': tpu on TPU, gpu on Hopper and triton on other GPUs since Ampere in "
-        "16 bits, cpu on CPU where heads and pages are multiples of 16, else xla; where the kernel fails its "
-        "self-test, the next best with a warning. With 'cpu' matrix products in float32 and bfloat16 are jaxllm's own "
-        "as well.",
+        "Implementation of paged attention. 'auto': tpu on TPU; gpu on Hopper, and triton on other GPUs from Ampere "
+        "on, in 16-bit types; cpu on CPU if head and page sizes are multiples of 16; otherwise xla. If the kernel "
+        "fails its self-test, the next best one runs, with a warning. 'cpu' also selects jaxllm's own kernels for "
+        "matrix products in float32 and bfloat16.",
         hints=ATTENTION_BACKENDS,
     )
     attention_checks: bool = option(
-        False, "For debugging: attention on TPU checks bounds and semaphores, and stops where they are wrong. Slower."
+        False,
+        "For debugging: make attention on TPU check bounds and semaphores, and stop at the first violation. Slower.",
     )
     sampling_backend: Literal["auto", "reference", "xla", "tpu"] = option(
         "auto",
-        "Implementation of choosing tokens. 'auto': the kernel 'tpu' on TPU, unless it fails its self-test, else xla.",
+        "Implementation of token sampling. 'auto': the 'tpu' kernel on TPU, unless it fails its self-test; otherwise "
+        "xla.",
     )
     moe_backend: Literal["auto", "xla", "tpu"] = option(
         "auto",
-        "Implementation of the products with experts. 'auto': the kernel 'tpu' on TPU, unless it fails its self-test, "
-        "else xla. On CPU kernels of jaxllm's own come with attention_backend 'cpu'.",
+        "Implementation of the experts' matrix products. 'auto': the 'tpu' kernel on TPU, unless it fails its "
+        "self-test; otherwise xla. On CPU, attention_backend 'cpu' also selects jaxllm's own kernels for them.",
         hints=MOE_BACKENDS,
     )
     linear_backend: Literal["auto", "xla", "tpu"] = option(
         "auto",
-        "Implementation of products with quantised matrices. 'auto': the kernel 'tpu' on TPU, unless it fails its "
-        "self-test, else xla. On CPU kernels of jaxllm's own come with attention_backend 'cpu'.",
+        "Implementation of products with quantized matrices. 'auto': the 'tpu' kernel on TPU, unless it fails its "
+        "self-test; otherwise xla. On CPU, attention_backend 'cpu' also selects jaxllm's own kernels for them.",
         hints=LINEAR_BACKENDS,
     )

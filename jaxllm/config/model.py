@@ -1,4 +1,4 @@
-"""Options of the model and of its KV cache."""
+"""Options of the model and its KV cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,32 +7,36 @@ from typing import Any, Literal
 from jaxllm.config.option import Section, option
 
 MAMBA_BLOCK_SIZE = 2048
-"""Tokens between two snapshots of recurrent states: so few snapshots of a long prompt, and so large its chunks."""
+"""Tokens between two snapshots of recurrent states: large, for few snapshots of a long prompt and for long chunks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Section):
-    """Which model, and how its weights are held."""
+    """The model, and the format of its weights."""
 
     model: str = option(
-        "demo", "The model: 'demo' (ships with jaxllm), a local folder or GGUF file, or a Hugging Face hub id."
+        "demo", "The model: 'demo' (ships with jaxllm), a local folder or GGUF file, or a Hugging Face Hub ID."
     )
-    tokenizer: str | None = option(None, "Folder or hub id of the tokenizer, when it is not the model's own.")
-    revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
+    tokenizer: str | None = option(None, "Local folder or Hub ID of the tokenizer. Default: the model's own tokenizer.")
+    revision: str | None = option(None, "Branch, tag or commit of the model on the Hub.")
     tokenizer_revision: str | None = option(
-        None, "Branch, tag or commit of the tokenizer on the hub, when it is not the model's."
+        None, "Branch, tag or commit of the tokenizer on the Hub. Default: the model's."
     )
     hf_token: str | None = option(
         None,
-        "Token for the Hugging Face hub. Better in the environment, as HF_TOKEN: flags are visible to everybody.",
+        "Token for the Hugging Face Hub. Prefer the environment variable HF_TOKEN: all users of the machine can see "
+        "flags.",
         shown=False,
     )
-    download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
+    download_dir: str | None = option(
+        None, "Folder for files downloaded from the Hub. Default: Hugging Face's own cache."
+    )
     load_format: Literal["auto", "safetensors", "gguf", "dummy", "sharded_state"] = option(
         "auto",
-        "How weights are read. 'auto' takes safetensors or, without them, a GGUF file, or pytorch_model.bin, of which "
-        "nothing is run; 'gguf' takes the GGUF file next to them; 'dummy' makes random weights from the configuration "
-        "alone; 'sharded_state' reads what LLM.save_sharded_state has written. See docs/sleep_and_weights.md.",
+        "Format of the weights. 'auto' reads safetensors if there are any, else a GGUF file, else pytorch_model.bin "
+        "(without running code from it); 'gguf' reads the GGUF file even if there are safetensors; 'dummy' makes "
+        "random weights from the configuration alone; 'sharded_state' reads the output of LLM.save_sharded_state. "
+        "See docs/sleep_and_weights.md.",
         synonyms={
             **dict.fromkeys(("hf", "pt", "npcache"), "auto"),
             **dict.fromkeys(("fastsafetensors", "instanttensor", "runai_streamer"), "safetensors"),
@@ -40,8 +44,8 @@ class ModelOptions(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "Type of weights and activations. 'auto' follows the checkpoint, with two exceptions: float16 becomes bfloat16 "
-        "on TPU and float32 on CPU, and models with recurrent layers run in float32 on CPU.",
+        "Data type of weights and activations. 'auto' follows the checkpoint, with two exceptions: float16 becomes "
+        "bfloat16 on TPU and float32 on CPU, and models with recurrent layers run in float32 on CPU.",
         synonyms={"half": "float16", "float": "float32"},
     )
     quantization: (
@@ -63,62 +67,67 @@ class ModelOptions(Section):
         | None
     ) = option(
         None,
-        "int8, int4, fp8: round an ordinary checkpoint's matrices while they are read, to 8 bits with a scale for each "
-        "output, to 4 bits with one for 128 inputs, or to 8-bit floating point; embeddings and the output layer get 8 "
-        "bits. int8_w8a8, int8_w4a8: round activations, too, each token's to 8 bits, which is faster for prompts and "
-        "batches, and less exact. A checkpoint that is quantised already is read as it is, without this; its own "
-        "method (awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and "
-        "another is an error.",
+        "int8, int4, fp8: quantize an unquantized checkpoint while loading, to 8 bits with one scale per output, to "
+        "4 bits with one scale per 128 inputs, or to 8-bit floating point; embeddings and the output layer use 8 "
+        "bits. int8_w8a8, int8_w4a8: also quantize each token's activations to 8 bits, which is faster for prompts "
+        "and batches and less accurate. A checkpoint that is already quantized needs no flag; its own method (awq, "
+        "bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, modelopt, mxfp4) is accepted, any other is "
+        "an error.",
         aliases=("-q",),
         synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"},
     )
     enable_sleep_mode: bool = option(
-        False, "Let the engine sleep, which frees device memory until it wakes up. See docs/sleep_and_weights.md."
+        False, "Allow the engine to sleep, which frees device memory until it wakes up. See docs/sleep_and_weights.md."
     )
     enable_prompt_embeds: bool = option(
         False,
-        "Take prompts that are embeddings in place of token ids (prompt_embeds). They can be anything, so offer it to "
-        "users whom you trust to know what the model makes of them.",
+        "Accept prompts given as embeddings instead of token IDs (prompt_embeds). Embeddings can encode anything, "
+        "including what no text can express, so enable this for trusted users only.",
     )
     max_model_len: int | None = option(
         None,
-        "Most tokens of a request, prompt and output together. Default: what the model allows, or less where the KV "
-        "cache does not hold as many.",
+        "Maximum number of tokens in a request, prompt and output together. Default: the model's limit, or less if "
+        "the KV cache cannot hold that many.",
         minimum=2,
         synonyms={"auto": None, "-1": None},
     )
     disable_sliding_window: bool = option(
-        False, "Of a model with sliding windows serve only requests that fit the smallest of them."
+        False, "For a model with sliding windows: serve only requests that fit into the smallest window."
     )
     runner: Literal["auto", "generate", "pooling"] = option(
         "auto",
-        "What the model does: generate text, or pool it into embeddings or scores. 'auto': what it is made for.",
+        "Task of the model: generate text, or pool text into embeddings or scores. 'auto': the task it was trained "
+        "for.",
     )
     convert: Literal["auto", "none", "embed", "classify"] = option(
-        "auto", "What a pooling model makes, if not what it is made for. 'auto': embeddings, of a model that generates."
+        "auto",
+        "Output of a pooling model, if it is to differ from the one it was trained for. 'auto': its own output, "
+        "or embeddings for a generative model.",
     )
     pooler_config: Mapping[str, Any] | None = option(
         None,
-        "How a model pools, as JSON: pooling_type (last, mean, cls), task, normalize, use_activation, matryoshka, "
-        "step_tag_id, classifier_from_token (two tokens, of which a language model chooses one).",
+        "Settings of pooling, as JSON: pooling_type (last, mean, cls), task, normalize, use_activation, matryoshka, "
+        "step_tag_id, classifier_from_token (the two tokens between which a language model chooses).",
         aliases=("override-pooler-config",),
         shown=True,
     )
     hf_overrides: Mapping[str, Any] | None = option(
         None,
-        "Values in place of those in the model's config.json, as JSON: "
-        '{"architectures": ["ColBERTModernBertModel"]}. Objects are merged.',
+        'Values that override those in the model\'s config.json, as JSON: {"architectures": '
+        '["ColBERTModernBertModel"]}. Objects are merged.',
         shown=True,
     )
     generation_config: str = option(
         "auto",
-        "Where parameters come from that a request leaves out: 'auto' is what the model's makers recommend, 'vllm' the "
-        "plain defaults, else a folder with generation_config.json.",
+        "Source of default sampling parameters: 'auto' for the model's generation_config.json, 'vllm' for neutral "
+        "defaults, or a folder with a generation_config.json.",
     )
     override_generation_config: Mapping[str, Any] | None = option(
-        None, 'Some of these parameters, as JSON, in place of those: {"temperature": 0.5}.', shown=True
+        None,
+        'Default sampling parameters, as JSON, that override those of --generation-config: {"temperature": 0.5}.',
+        shown=True,
     )
-    seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
+    seed: int = option(0, "Seed for dummy weights and for requests without a seed of their own.", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,56 +136,58 @@ class CacheOptions(Section):
 
     block_size: int | None = option(
         None,
-        "Tokens in one page of the KV cache: what is fetched at once, and what prompts share. Default: 64 on TPU, "
-        "else 16.",
+        "Tokens per page of the KV cache; prompts share whole pages. Default: 64 on TPU, else 16.",
         minimum=1,
         maximum=256,
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "Share of accelerator memory for weights, temporaries and KV cache together (on CPU: of a quarter of free RAM, "
-        "for the KV cache alone). On GPU JAX takes that share at start, unless the environment variable "
-        "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
+        "Share of accelerator memory for weights, temporaries and KV cache together (on CPU: share of a quarter of "
+        "the free RAM, for the KV cache alone). On GPU, JAX allocates this share at start-up, unless the environment "
+        "variable XLA_PYTHON_CLIENT_MEM_FRACTION sets another.",
         minimum=0.01,
         maximum=1.0,
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"] = option(
         "auto",
-        "Type of the KV cache. 'auto' is that of the activations, or what the checkpoint has scales for. In 8 bits the "
-        "same memory holds twice as many tokens as in bfloat16. 'int8' finds a scale for each token and head, unless "
-        "the checkpoint brings some; 'fp8' (fp8_e4m3, fp8_e5m2) takes those of the checkpoint, or 1.",
+        "Data type of the KV cache. 'auto' is the type for which the checkpoint has scales, else that of the "
+        "activations. An 8-bit type holds twice as many tokens as bfloat16 in the same memory. 'int8' computes a "
+        "scale per token and head, unless the checkpoint has scales; 'fp8' (fp8_e4m3, fp8_e5m2) uses the "
+        "checkpoint's scales, or 1.",
         synonyms={"fp8": "fp8_e4m3", "half": "float16", "float": "float32"},
     )
     kv_cache_memory_bytes: int | None = option(
         None, "Size of the KV cache in bytes; overrides gpu_memory_utilization.", minimum=1
     )
     num_gpu_blocks_override: int | None = option(
-        None, "Number of KV pages; overrides every estimate. Small values force preemption in tests.", minimum=2
+        None,
+        "Number of KV cache pages; overrides the computed number. Small values force preemption in tests.",
+        minimum=2,
     )
-    enable_prefix_caching: bool = option(True, "Share the KV pages of equal prompt prefixes between requests.")
+    enable_prefix_caching: bool = option(True, "Share the KV cache pages of equal prompt prefixes between requests.")
     prefix_cache_retention_interval: int | Literal["dense"] = option(
         0,
-        "For models with sliding windows or recurrent layers: keep what a cached prefix needs every this many tokens "
-        "(rounded up to whole pages). The ends of prompts and answers, and the places where prompts began to differ, "
-        "are always kept. 'dense' keeps every place, at the cost of other prefixes. Places that are not kept can still "
-        "be found until their room is needed.",
+        "For models with sliding windows or recurrent layers: number of tokens between the points at which a cached "
+        "prefix can be resumed (rounded up to whole pages). The ends of prompts and answers and the points where "
+        "prompts diverge are always retained. 'dense' retains every point, at the cost of other prefixes. Other "
+        "points stay usable until their memory is needed.",
         minimum=0,
         synonyms={"None": "dense"},
     )
     max_state_snapshots: int | None = option(
         None,
-        "States of recurrent layers that are kept in addition to those of running requests, so that prompts with equal "
-        "prefixes start from one. Default: what an eighth of the memory for caches holds, at most four for each of "
-        "max_num_seqs. 0: such models share no prefixes.",
+        "Number of cached states of recurrent layers, in addition to those of running requests, from which prompts "
+        "with equal prefixes can start. Default: as many as fit into an eighth of the cache memory, and at most 4 x "
+        "max_num_seqs. 0 disables prefix caching for such models.",
         minimum=0,
         maximum=1 << 20,
     )
     mamba_block_size: int = option(
         MAMBA_BLOCK_SIZE,
-        "Tokens from one of these snapshots to the next, while prompts are computed and while answers are written, in "
-        "whole pages. A prompt's chunks end there. Others are taken at the end of prompts and of what they share.",
+        "Tokens between two snapshots of recurrent states, in whole pages, for prompts and outputs alike. The chunks "
+        "of a prompt end at snapshots. Additional snapshots are taken at the end of prompts and of shared prefixes.",
         minimum=1,
     )
     disable_hybrid_kv_cache_manager: bool = option(
-        False, "Keep the keys and values of all tokens in all layers, also in those with a sliding window."
+        False, "Keep the keys and values of all tokens in every layer, even in layers with a sliding window."
     )

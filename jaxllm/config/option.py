@@ -1,4 +1,4 @@
-"""What an option is: a field that carries default, help and bounds, in a section that checks its values."""
+"""Definition of an option: a field that carries default, help and bounds, in a section that checks its values."""
 
 import dataclasses
 import types
@@ -11,7 +11,7 @@ from jaxllm.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What is known of an option beyond its type and default."""
+    """Help, bounds and names of an option, in addition to its type and default."""
 
     help: str
     minimum: float | None = None
@@ -24,19 +24,19 @@ class OptionInfo:
     shown: bool | None = None
 
     def value_of(self, value: Any) -> Any:
-        """The value that one stands for, which may be another name of it; None is the default."""
+        """Resolve synonyms of a value; None stands for the default."""
         if isinstance(value, str) or type(value) is int:
             value = self.synonyms.get(str(value), value)
         return value if self.read is None or value is None else self.read(value)
 
     def may_be_shown(self, value: Any) -> bool:
-        """Whether a value may be told to who asks the server: maps may hold anything, so they are asked to say so."""
+        """Whether the server may show a value to clients: maps may hold secrets, so they must opt in."""
         if self.shown is not None:
             return self.shown
         return self.environment is None and not isinstance(value, Mapping)
 
     def is_hint(self, value: Any) -> bool:
-        """Whether this is a value of another engine's, for which the default is taken."""
+        """Whether this is another engine's value, in place of which the default is used."""
         return isinstance(value, str) and value.lower().replace("-", "_").startswith(self.hints)
 
 
@@ -108,5 +108,5 @@ def _check(name: str, value: Any, hint: Any, info: OptionInfo) -> None:
 def _check_container(name: str, value: Any, kind: Any) -> None:
     """Raise `ConfigError` unless `value` is a tuple of texts, or a dictionary with texts as keys."""
     if not isinstance(value, kind) or not all(isinstance(item, str) for item in value):
-        expected = "texts" if kind is tuple else "names and values"
+        expected = "a list of strings" if kind is tuple else "a mapping from strings to values"
         raise ConfigError(f"{name}={value!r}: expected {expected}")

@@ -7,67 +7,68 @@ from typing import Any, Literal
 from jaxllm.config.option import Section, option
 
 MAX_ENGINES = 64
-"""Most engines behind one server."""
+"""Maximum number of engines per server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(Section):
-    """Which devices the engine runs on, and how the model lies on several."""
+    """Devices that the engine runs on, and how the model is distributed over them."""
 
     device: Literal["auto", "tpu", "gpu", "cpu"] = option(
         "auto",
-        "Platform to run on; the start fails where there is none. 'auto' is what JAX finds, with a warning when it is "
-        "the CPU although there is an accelerator.",
+        "Platform to run on; start-up fails if it is absent. 'auto' takes the one that JAX finds, and warns if that "
+        "is the CPU although the machine has an accelerator.",
         synonyms={"cuda": "gpu"},
     )
     tensor_parallel_size: int | Literal["auto"] = option(
         "auto",
-        "Devices that share every matrix, each with its part of heads, layers and logits. 'auto': as few "
-        "as hold the model and one of its longest requests.",
+        "Number of devices across which every matrix is split, with its attention heads and logits. 'auto': the "
+        "fewest that hold the model and one request of maximum length.",
         minimum=1,
         aliases=("tp", "-tp"),
     )
     pipeline_parallel_size: int = option(
         1,
-        "Stages of layers, each on tensor_parallel_size devices of its own. Requests are in as many groups, and while "
-        "one is in a stage, the next group is in the stage before. For devices that only a slow link joins.",
+        "Number of pipeline stages, each a range of layers on its own tensor_parallel_size devices. Requests form as "
+        "many groups, so that every stage computes a different group at the same time. For devices joined by a slow "
+        "link.",
         minimum=1,
         maximum=64,
         aliases=("pp", "-pp"),
     )
     data_parallel_size: int = option(
         1,
-        "Engines, each in a process of its own with a copy of the model, its devices and its KV cache. Every request "
-        "goes to one of them.",
+        "Number of engines, each a process with its own copy of the model, devices and KV cache. Each request goes "
+        "to one of them.",
         minimum=1,
         maximum=MAX_ENGINES,
         aliases=("dp", "-dp"),
     )
     data_parallel_size_local: int | None = option(
         None,
-        "Of these engines, those on this host; the server waits for other hosts to join with the others (--headless). "
-        "Default: all. See docs/data_parallel.md.",
+        "Number of these engines that run on this host; the server waits for other hosts (--headless) to join with "
+        "the rest. Default: all. See docs/data_parallel.md.",
         minimum=0,
         maximum=MAX_ENGINES,
         aliases=("-dpl",),
     )
     data_parallel_start_rank: int | None = option(
         None,
-        "Number of the first engine on this host; with --headless, or behind a balancer (--data-parallel-hybrid-lb, "
-        "which it implies otherwise).",
+        "Rank of the first engine on this host, with --headless or behind an external load balancer. Without "
+        "--headless it implies --data-parallel-hybrid-lb.",
         minimum=0,
         maximum=MAX_ENGINES - 1,
         aliases=("-dpr",),
     )
     data_parallel_address: str = option(
-        "127.0.0.1", "Address of the server's host, at which other hosts join.", aliases=("-dpa",)
+        "127.0.0.1", "Address of the server's host, which other hosts connect to.", aliases=("-dpa",)
     )
     data_parallel_rpc_port: int = option(
-        29550, "Port at which other hosts join the server.", minimum=1, maximum=65535, aliases=("-dpp",)
+        29550, "Port of the server that other hosts connect to.", minimum=1, maximum=65535, aliases=("-dpp",)
     )
     data_parallel_rank: int | None = option(
         None,
-        "Number of this server's one engine, behind a balancer that chooses among data_parallel_size servers; implies "
+        "Rank of this server's only engine, behind an external load balancer of data_parallel_size servers; implies "
         "--data-parallel-external-lb.",
         minimum=0,
         maximum=MAX_ENGINES - 1,
@@ -75,42 +76,43 @@ class ParallelOptions(Section):
     )
     data_parallel_external_lb: bool = option(
         False,
-        "A balancer of yours chooses among the engines, each behind a server of its own: this one has number "
-        "data_parallel_rank.",
+        "An external load balancer distributes requests over servers with one engine each; this server's engine has "
+        "rank data_parallel_rank.",
         aliases=("-dpe",),
     )
     data_parallel_hybrid_lb: bool = option(
         False,
-        "A balancer of yours chooses among hosts: this server chooses among its data_parallel_size_local engines, of "
-        "which the first has number data_parallel_start_rank.",
+        "An external load balancer distributes requests over hosts; this server distributes them over its "
+        "data_parallel_size_local engines, the first of which has rank data_parallel_start_rank.",
         aliases=("-dph",),
     )
     data_parallel_routing: Literal["load", "prefix"] = option(
         "load",
-        "Which engine gets a request: the one with the least to do (4 x waiting + running), or 'prefix', the one that "
-        "was sent the same beginning of a prompt before, unless it is much busier.",
+        "How to choose an engine for a request: 'load' takes the least busy one (4 x waiting + running requests); "
+        "'prefix' takes the one that last received a prompt with the same beginning, unless it is much busier than "
+        "others.",
     )
     data_parallel_backend: Literal["mp", "ray"] = option(
         "mp",
-        "What starts the engines' processes: 'mp' this machine's system, 'ray' a Ray cluster, where it has room.",
+        "Where engine processes start: 'mp' on this machine, 'ray' on nodes of a Ray cluster with free resources.",
         aliases=("-dpb",),
     )
     enable_expert_parallel: bool = option(
         False,
-        "Of a mixture of experts each device has some of the experts, in place of its part of each. Their number must "
-        "be a multiple of the devices'.",
+        "In mixture-of-experts models, place whole experts on each device instead of a slice of every expert. The "
+        "number of experts must be a multiple of the number of devices.",
         aliases=("ep", "-ep"),
     )
     mesh: str | None = option(
         None,
-        "Devices as a mesh of named axes: 'model=4' is tensor_parallel_size=4; 'data=2,model=4' are two data shards of "
-        "four devices, each with its own requests and KV pages, in one program. All eight share the experts of a "
-        "mixture. max_num_seqs and max_num_batched_tokens are those of each shard.",
+        "Devices as a mesh of named axes: 'model=4' equals tensor_parallel_size=4; 'data=2,model=4' makes two data "
+        "shards of four devices, each with its own requests and KV cache pages, in one program. Experts are "
+        "distributed over all eight devices. max_num_seqs and max_num_batched_tokens apply to each shard.",
     )
 
     @property
     def first_rank(self) -> int:
-        """Number of this server's first engine among all, where a balancer stands before several servers."""
+        """Rank of this server's first engine among those of all servers behind a load balancer; 0 without one."""
         behind = self.data_parallel_hybrid_lb or self.data_parallel_external_lb
         return (self.data_parallel_start_rank or 0) if behind else 0
 
@@ -129,52 +131,54 @@ class RayOptions(Section):
 
     ray_resources: Mapping[str, Any] | None = option(
         None,
-        'What each process of an engine asks of the cluster, as JSON: {"TPU": 8, "TPU-v6e-8-head": 1}. Of several '
-        "processes only the first asks for a name that ends in -head. The default is its part of the TPU chips or the "
-        "GPUs, or one CPU.",
+        'Resources that each engine process requests from the cluster, as JSON: {"TPU": 8, "TPU-v6e-8-head": 1}. If '
+        "an engine has several processes, only the first requests resources whose name ends in -head. Default: the "
+        "process's share of the TPU chips or GPUs, or one CPU.",
         shown=True,
     )
     ray_runtime_env: Mapping[str, Any] | None = option(
         None,
-        'Ray\'s runtime environment for the engines, as JSON: {"env_vars": {"HF_HOME": "/mnt/models"}}. Variables of '
-        "JAX, XLA, Hugging Face and jaxllm are copied in any case.",
+        'Ray\'s runtime environment for the engines, as JSON: {"env_vars": {"HF_HOME": "/mnt/models"}}. Environment '
+        "variables of JAX, XLA, Hugging Face and jaxllm are always copied.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedOptions(Section):
-    """One engine on several hosts: which of its processes this is, and where the first one is."""
+    """One engine on several hosts: the rank of this process, and the address of process 0."""
 
     distributed_executor_backend: Literal["auto", "uniproc", "multihost", "ray", "external"] = option(
         "auto",
-        "Who runs an engine's devices. 'uniproc': one process. 'multihost': one on each host, by --nnodes and so on or "
-        "as the environment says (LWS_*, TPU_WORKER_*, SLURM_*, JOB_COMPLETION_INDEX). 'ray': --nnodes processes that "
-        "a Ray cluster places and starts. 'external': processes in which jax.distributed is initialised already. "
-        "'auto': multihost with --nnodes above 1, else uniproc.",
+        "Processes that run an engine's devices. 'uniproc': one process. 'multihost': one process per host, "
+        "described by --nnodes and --node-rank or by the environment (LWS_*, TPU_WORKER_*, SLURM_*, "
+        "JOB_COMPLETION_INDEX). 'ray': --nnodes processes that a Ray cluster places and starts. 'external': "
+        "processes that have already initialized jax.distributed. 'auto': multihost with --nnodes above 1, otherwise "
+        "uniproc.",
         synonyms={"mp": "auto", "uni": "uniproc", "external_launcher": "external"},
     )
     nnodes: int | None = option(
-        None, "Processes of the engine, one on each host. Default: 1.", minimum=1, maximum=4096, aliases=("-n",)
+        None, "Number of the engine's processes, one per host. Default: 1.", minimum=1, maximum=4096, aliases=("-n",)
     )
     node_rank: int | None = option(
         None,
-        "Which of them this is, from 0. The first schedules and serves; the others follow it and serve nothing. "
+        "Rank of this process, from 0. Process 0 schedules and serves; the others run the steps it schedules. "
         "Default: 0.",
         minimum=0,
         aliases=("-r",),
     )
-    master_addr: str | None = option(None, "Host of the first process, as the others reach it. Default: 127.0.0.1.")
+    master_addr: str | None = option(None, "Address at which other processes reach process 0. Default: 127.0.0.1.")
     master_port: int | None = option(
         None,
-        "Port on which the first process is followed; jax.distributed uses the next one. Default: 29501.",
+        "Port of process 0 that the others connect to; jax.distributed uses the next port. Default: 29501.",
         minimum=1,
         maximum=65534,
     )
     distributed_timeout_seconds: int = option(
-        600, "Time for all processes to come together at the start.", minimum=1, maximum=86400
+        600, "Seconds within which all processes must connect at start-up.", minimum=1, maximum=86400
     )
     distributed_secret: str | None = option(
         None,
-        "What the processes of an engine must all know. With it, what they say to each other is encrypted.",
+        "Shared secret of the engine's processes. If set, processes without it are rejected, and their communication "
+        "is encrypted.",
         environment="JAXLLM_DISTRIBUTED_SECRET",
     )

@@ -20,23 +20,26 @@ def run(context: Context) -> Outcome:
     devices = jax.local_devices()
     count = len(devices)
     if count == 1:
-        return Outcome("there is one device", status="skipped")
+        return Outcome("only one device", status="skipped")
     mesh = jax.make_mesh((count,), ("x",), devices=devices)
     split = PartitionSpec("x")
     add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=split, out_specs=split))
     figures: list[dict[str, Any]] = []
     for size in SIZES[:2] if devices[0].platform == "cpu" else SIZES:
-        context.say(f"adding up {size:,} bytes on {count} devices")
+        context.say(f"all-reduce of {size:,} bytes on {count} devices")
         rows = np.arange(1, count + 1, dtype=np.float32)[:, None]
         array = jax.device_put(
             np.broadcast_to(rows, (count, size // 2)).astype(jnp.bfloat16), NamedSharding(mesh, split)
         )
         if not bool((add(array) == jnp.bfloat16(count * (count + 1) // 2)).all()):
             return Outcome(
-                f"sums of {size:,} bytes are wrong", {"sums": figures}, "failed", "serve with --tensor-parallel-size 1"
+                f"all-reduces of {size:,} bytes are wrong",
+                {"sums": figures},
+                "failed",
+                "serve with --tensor-parallel-size 1",
             )
         seconds = best_seconds(partial(add, array), runs=10)
-        # Of a ring: each device sends and receives this much.
+        # In a ring, each device sends and receives this much.
         moved = 2 * (count - 1) / count * size
         figures.append({"bytes": size, "seconds": seconds, "bytes_per_s": moved / seconds})
     small, large = figures[0], figures[-1]

@@ -19,7 +19,7 @@ from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
 from jaxllm.pallas_kernels.paged_attention.check import CaseResult, Result, compare, run_case
 
 SHARE = 0.5
-"""Of a stage's time that cases may take; those that are not reached are counted."""
+"""Share of a stage's time that cases may take; those not reached are counted."""
 
 MOST_WORKERS = 8
 """Cases at a time."""
@@ -106,10 +106,11 @@ def _outcome(resolved: ResolvedConfig, count: int, results: list[CaseResult]) ->
     heads = f"{kinds}, {resolved.dtype}"
     right = len(results) - len(wrong) - len(refused)
     summary = (
-        f"{name}, {heads}: {right} of {count} cases right, largest error {max(errors, default=0.0):.0%} of allowed"
+        f"{name}, {heads}: {right} of {count} cases correct, largest error {max(errors, default=0.0):.0%} of the "
+        "allowed error"
     )
     summary += f"; {len(refused)} not supported" if refused else ""
-    summary += f"; {count - len(results)} not reached, give more --timeout" if len(results) < count else ""
+    summary += f"; {count - len(results)} not reached; raise --timeout" if len(results) < count else ""
     figures: dict[str, Any] = {
         "implementation": name,
         "num_cases": count,
@@ -118,7 +119,7 @@ def _outcome(resolved: ResolvedConfig, count: int, results: list[CaseResult]) ->
     }  # fmt: skip
     if wrong:
         names = ", ".join(f"{each.name} ({each.reason or f'{each.error:.1e}'})" for each in wrong[:8])
-        advice = "serve with --attention-backend xla until this is fixed, and send the report"
+        advice = "serve with --attention-backend xla until this is fixed, and send us the report"
         return Outcome(f"{summary}; WRONG: {names}", figures, "failed", advice)
     return Outcome(summary, figures)
 

@@ -28,7 +28,7 @@ def main() -> None:
         outcome = import_module(sys.argv[1]).run(context)
     except (CapacityError, ConfigError) as error:
         # These say themselves what to do.
-        outcome = Outcome(str(error), status="failed", advice="change what the message names, and try again")
+        outcome = Outcome(str(error), status="failed", advice="correct what the message names, and try again")
     except EngineError as error:
         outcome = Outcome(str(error), status="failed")
     send({"outcome": outcome})

@@ -19,7 +19,7 @@ def run(context: Context) -> Outcome:
     chip = chip_of(devices[0].device_kind)
     wrong = []
     for device in devices:
-        context.say(f"adding on {device}")
+        context.say(f"adding numbers on {device}")
         found = np.asarray(jax.device_put(np.arange(1024, dtype=np.int32), device) + jnp.int32(1))
         if not np.array_equal(found, np.arange(1, 1025)):
             wrong.append(str(device))
@@ -47,10 +47,10 @@ def _verdict(backend: str) -> tuple[Any, str | None]:
     if backend != "cpu" or not files:
         return "ok", None
     if chosen.partition(",")[0] == "cpu":
-        return "ok", f"an accelerator is there ({files[0]}), and JAX_PLATFORMS={chosen} leaves it alone"
+        return "ok", f"this machine has an accelerator ({files[0]}), but JAX_PLATFORMS={chosen} disables it"
     return "failed", (
-        f"an accelerator is there ({files[0]}), but JAX runs on the CPU: pip install 'jax[tpu]' or 'jax[cuda13]' "
-        "unless it is installed; JAX_PLATFORMS=tpu or cuda makes JAX say why it does not start"
+        f"this machine has an accelerator ({files[0]}), but JAX runs on the CPU: pip install 'jax[tpu]' or "
+        "'jax[cuda13]' unless it is installed; JAX_PLATFORMS=tpu or cuda makes JAX report why it does not start"
     )
 
 

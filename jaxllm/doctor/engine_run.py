@@ -76,7 +76,7 @@ def engine_answers(
     said = done.stderr.decode(errors="replace")
     sys.stderr.write(said)
     if done.returncode:
-        last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+        last = next((line for line in reversed(said.splitlines()) if line.strip()), "no output")
         raise EngineError(f"the engine {ending(done.returncode)}: {last}")
     return msgspec.json.decode(done.stdout, type=Answers)
 

@@ -16,11 +16,11 @@ def run(context: Context) -> Outcome:
     if known.exists():
         first = msgspec.json.decode(known.read_bytes(), type=Answers)
     else:
-        context.say("the first start, which compiles")
+        context.say("first start, which compiles")
         first = engine_answers(context, {"tensor_parallel_size": 1}, cache)
     before = _files(cache / ENGINES)
     size = sum(path.stat().st_size for path in before)
-    context.say(f"the second start, with {len(before)} executables to read")
+    context.say(f"second start, with {len(before)} cached executables")
     second = engine_answers(context, {"tensor_parallel_size": 1}, cache)
     again = _files(cache / ENGINES) - before
     figures = {
@@ -35,14 +35,14 @@ def run(context: Context) -> Outcome:
         f"{len(before)} executables, {size / 2**20:.1f} MiB; first start {first.start_seconds:.1f} s, "
         f"second {second.start_seconds:.1f} s"
     )
-    without = 'serve with --compilation-cache-dir "" until this is fixed, and send the report'
+    without = 'serve with --compilation-cache-dir "" until this is fixed, and send us the report'
     if first.tokens != second.tokens:
-        return Outcome(f"{summary}; the second engine answers otherwise", figures, "failed", without)
+        return Outcome(f"{summary}; the second engine gives different answers", figures, "failed", without)
     if not before:
-        return Outcome(f"{summary}; nothing was kept", figures, "slow", "every start compiles: send the report")
+        return Outcome(f"{summary}; nothing was cached", figures, "slow", "every start compiles: send us the report")
     if again or second.warnings:
         trouble = "; ".join(second.warnings[:2]) or f"{len(again)} were compiled again"
-        return Outcome(f"{summary}; {trouble}", figures, "slow", "every start compiles: send the report")
+        return Outcome(f"{summary}; {trouble}", figures, "slow", "every start compiles: send us the report")
     return Outcome(summary, figures)
 
 

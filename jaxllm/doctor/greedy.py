@@ -25,7 +25,7 @@ LARGEST_ON_CPU = 2e9
 
 def run(context: Context) -> Outcome:
     """Compare token by token."""
-    context.say("an engine on one device")
+    context.say("engine on one device")
     one = engine_answers(context, {"tensor_parallel_size": 1}, context.scratch / CACHE)
     (context.scratch / FIRST).write_bytes(msgspec.json.encode(one))
     size = max((size for size in one.sizes if size <= one.devices), default=1)
@@ -51,9 +51,7 @@ def run(context: Context) -> Outcome:
     figures = {"dtype": one.dtype, "platform": one.platform, "start_seconds": one.start_seconds, "compared": found}
     wrong = [name for name, each in found.items() if each["wrong"]]
     if wrong:
-        advice = (
-            "if the layers stage is well, the way tokens are chosen or split over devices is wrong: send the report"
-        )
+        advice = "if the layers stage passes, sampling or sharding is wrong: send us the report"
         return Outcome("; ".join(parts), figures, "failed", advice)
     return Outcome("; ".join(parts), figures)
 
@@ -101,6 +99,6 @@ def _gap_where_they_part(tokens: list[int], alternatives: list[dict[int, float]]
 
 
 def _ties(found: dict[str, Any]) -> str:
-    parts = [f"{found['ties']} part at a tie"] if found["ties"] else []
+    parts = [f"{found['ties']} differ at a tie"] if found["ties"] else []
     parts += [f"{found['wrong']} WRONG"] if found["wrong"] else []
     return f" ({', '.join(parts)})" if parts else ""

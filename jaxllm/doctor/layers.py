@@ -26,7 +26,7 @@ OTHER_LIMITS = {"float32": 2e-2, "bfloat16": 5e-2, "float16": 2e-2}
 """Float32 on accelerators: products are rounded to TF32 or bfloat16 unless one asks for more."""
 
 MOST_TOKENS = 8192
-"""Of the vocabulary: the output layer needs no more to be checked."""
+"""Rows of the vocabulary that are checked, which is enough for the output layer."""
 
 PROMPTS = (1, 40, 9)
 """Tokens of three prompts, which are then continued by one token. One token is a decode, and decodes come first."""
@@ -56,8 +56,8 @@ def run(context: Context) -> Outcome:
         "errors": {str(layers): "infinite" if error == float("inf") else error for layers, error in found.items()},
     }
     if max(found.values()) > limit:
-        advice = "if the attention stage is well, other kernels or the compiler are at fault: send the report"
-        return Outcome(f"{summary}: too far", figures, "failed", advice)
+        advice = "if the attention stage passes, other kernels or the compiler are at fault: send us the report"
+        return Outcome(f"{summary}: too large", figures, "failed", advice)
     return Outcome(summary, figures)
 
 
@@ -90,7 +90,7 @@ def _random(model: ModelConfig, options: ForwardOptions, dtype: str) -> CausalLM
 
 
 def _logits(model: CausalLM, dtype: str, page_size: int) -> np.ndarray:
-    """Of every token of the prompts, and of the token after each."""
+    """Logits of every prompt token, and of the token after each prompt."""
     config = model.config
     prefill = Case(
         "prompts",

@@ -53,7 +53,7 @@ def driver_problem(driver: str, cuda: str) -> str | None:
     least = LEAST_DRIVERS.get(cuda)
     if least is None or int(driver.partition(".")[0]) >= least:
         return None
-    return f"driver {driver} does not run CUDA {cuda}, which needs {least} or newer: update the driver" + (
+    return f"driver {driver} is too old for CUDA {cuda}, which needs {least} or newer: update the driver" + (
         ", or pip install 'jax[cuda12]'" if cuda == "13" else ""
     )
 

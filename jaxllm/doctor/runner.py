@@ -34,7 +34,7 @@ def run_doctor(version: str, settings: Settings, stages: Sequence[Stage], listen
         for stage in stages:
             dead = any(report.name == "devices" and report.status == "failed" for report in reports)
             if dead and stage.needs_devices:
-                report = StageReport(stage.name, "skipped", 0.0, "JAX has no working device here (see devices)")
+                report = StageReport(stage.name, "skipped", 0.0, "JAX has no working device (see the devices stage)")
             else:
                 report = run_stage(stage, told, listen)
             reports.append(report)
@@ -69,7 +69,7 @@ def run_stage(stage: Stage, settings: Settings, listen: Listener) -> StageReport
             figures=outcome.figures,
         )
     end = f"did not end within {settings.seconds:g} s" if code is None else _last_error(code, tail)
-    at = f" while it did this: {child.doing}" if child.doing else ""
+    at = f" during: {child.doing}" if child.doing else ""
     return StageReport(stage.name, "failed", seconds, f"{end}{at}", stage.advice, child.doing, tail)
 
 

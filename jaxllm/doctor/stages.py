@@ -18,29 +18,29 @@ class Stage:
 
 
 _HUNG_DEVICE = (
-    "see who holds the device (the system stage); if nobody does, restart the machine or its driver, "
-    "and send the report"
+    "find the process that holds the device (system stage); if there is none, restart the machine or its driver, and "
+    "send us the report"
 )
-_KERNEL = "serve with --attention-backend xla until this is fixed, and send the report"
+_KERNEL = "serve with --attention-backend xla until this is fixed, and send us the report"
 
 STAGES = (
-    Stage("system", "jaxllm.doctor.system", "send the report: this stage only reads files", needs_devices=False),
+    Stage("system", "jaxllm.doctor.system", "send us the report: this stage only reads files", needs_devices=False),
     Stage("devices", "jaxllm.doctor.devices", f"JAX does not start: {_HUNG_DEVICE}", needs_devices=False),
-    Stage("speed", "jaxllm.doctor.speed", f"plain copies and products do not work: {_HUNG_DEVICE}"),
+    Stage("speed", "jaxllm.doctor.speed", f"plain copies and matrix products do not work: {_HUNG_DEVICE}"),
     Stage(
         "all_reduce",
         "jaxllm.doctor.all_reduce",
-        "the devices do not reach each other: serve with --tensor-parallel-size 1; look at the links "
-        "(GPU: nvidia-smi topo -m, NCCL_DEBUG=INFO; TPU: all hosts of the slice must take part)",
+        "the devices cannot reach each other: serve with --tensor-parallel-size 1, and check the links (GPU: "
+        "nvidia-smi topo -m, NCCL_DEBUG=INFO; TPU: all hosts of the slice must take part)",
     ),
     Stage("attention", "jaxllm.doctor.attention", _KERNEL),
     Stage("attention_checks", "jaxllm.doctor.attention_checks", _KERNEL),
-    Stage("layers", "jaxllm.doctor.layers", "send the report: the model itself does not run here"),
-    Stage("greedy", "jaxllm.doctor.greedy", "send the report: the engine does not run here"),
+    Stage("layers", "jaxllm.doctor.layers", "send us the report: the model itself does not run here"),
+    Stage("greedy", "jaxllm.doctor.greedy", "send us the report: the engine does not run here"),
     Stage(
         "executables",
         "jaxllm.doctor.executables",
-        'kept executables do not work here: serve with --compilation-cache-dir "", and send the report',
+        'cached executables do not work here: serve with --compilation-cache-dir "", and send us the report',
     ),
-    Stage("steps", "jaxllm.doctor.steps", "send the report: the engine does not run at full size here"),
+    Stage("steps", "jaxllm.doctor.steps", "send us the report: the engine does not run at full size here"),
 )

@@ -79,7 +79,7 @@ def run(context: Context) -> Outcome:
     summary = f"{title}, {resolved.backend('attention')} attention: " + ", ".join(map(_format_step, measured))
     slow = [each for each in measured if each.get("ratio", 0) > LARGEST_RATIO and each["planned"] > LEAST_SECONDS]
     if slow:
-        return Outcome(summary, figures, "slow", "far from the roofline: send the report")
+        return Outcome(summary, figures, "slow", "far from the roofline: send us the report")
     return Outcome(summary, figures)
 
 
@@ -91,7 +91,7 @@ def _config(context: Context, load: Load, platform: str) -> tuple[EngineConfig, 
         folder = context.scratch / "llama-1b"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(LLAMA_1B))
-        model, load_format, title = str(folder), "dummy", "a Llama of 1 B random parameters"
+        model, load_format, title = str(folder), "dummy", "a Llama with 1 B random parameters"
     options = {
         "model": model,
         "load_format": load_format,

@@ -27,12 +27,12 @@ def run(context: Context) -> Outcome:
     """Look around."""
     packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     files = device_files()
-    context.say("asking nvidia-smi")
+    context.say("running nvidia-smi")
     try:
         gpus, smi = nvidia.gpus(), ""
     except subprocess.TimeoutExpired:
-        gpus, smi = [], "nvidia-smi hangs: the driver is in trouble; restart the machine"
-    context.say("looking for processes that hold the accelerator")
+        gpus, smi = [], "nvidia-smi hangs, so the driver does not respond: restart the machine"
+    context.say("finding processes that hold the accelerator")
     held, locks = holders(files), lock_files()
     driver = gpus[0]["driver"] if gpus else nvidia.driver_version()
     troubles = [smi, *_driver_troubles(driver, packages), *_version_troubles(packages), *_file_troubles(files)]
@@ -64,7 +64,7 @@ def _summary(figures: Mapping[str, Any]) -> str:
     parts += [gpu["name"] for gpu in figures["gpus"]]
     parts.append(f"{len(files)} accelerator files" if files else "no accelerator files")
     if files:
-        parts.append(f"held by {_names(figures['holders'])}" if figures["holders"] else "held by nobody in sight")
+        parts.append(f"held by {_names(figures['holders'])}" if figures["holders"] else "held by no visible process")
     return ", ".join(parts)
 
 
@@ -78,12 +78,14 @@ def _availability(held: list[Holder], locks: list[LockFile], files: list[str]) -
     if held:
         pids = " ".join(str(holder.pid) for holder in held)
         if has_tpu:
-            return "failed", [f"the TPU is busy, and serves one process at a time: end it first (kill {pids})"]
-        return "slow", [f"the GPU is shared: memory and times below are not all its own (processes {pids})"]
+            return "failed", [
+                f"the TPU serves one process at a time and is in use: end the process first (kill {pids})"
+            ]
+        return "slow", [f"the GPU is shared with processes {pids}, which affects memory and times below"]
     if locks and has_tpu:
         mine = "rm" if all(lock.is_mine for lock in locks) else "sudo rm"
         paths = " ".join(lock.path for lock in locks)
-        return "ok", [f"should JAX say that the TPU is in use: a lock was left behind ({mine} {paths})"]
+        return "ok", [f"if JAX reports that the TPU is in use: a stale lock remains ({mine} {paths})"]
     return "ok", []
 
 
@@ -91,7 +93,7 @@ def _driver_troubles(driver: str | None, packages: Mapping[str, str]) -> Iterato
     plugins = [name for name in PLUGINS if name in packages]
     if driver is None:
         if nvidia.find_pci_gpus():
-            yield "there is an NVIDIA GPU, but no driver is loaded: install it (CUDA 13 needs 580 or newer)"
+            yield "this machine has an NVIDIA GPU, but no driver is loaded: install one (CUDA 13 needs 580 or newer)"
         return
     if not plugins:
         yield "JAX has no plugin for the GPU: pip install 'jax[cuda13]' (with a driver below 580: 'jax[cuda12]')"
@@ -105,13 +107,13 @@ def _version_troubles(packages: Mapping[str, str]) -> Iterator[str]:
     wanted = packages.get("jax", "")
     for name in ("jaxlib", *PLUGINS):
         if name in packages and packages[name].split(".")[:2] != wanted.split(".")[:2]:
-            yield f"{name} {packages[name]} does not belong to jax {wanted}: pip install -U jax {name}"
+            yield f"{name} {packages[name]} does not match jax {wanted}: pip install -U jax {name}"
 
 
 def _file_troubles(files: list[str]) -> Iterator[str]:
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if closed:
-        yield f"this user may not open {', '.join(closed)}: run as another user, or change who may"
+        yield f"this user may not open {', '.join(closed)}: run as another user, or change the permissions"
 
 
 def _version(package: str) -> str | None:

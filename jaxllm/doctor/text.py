@@ -23,7 +23,7 @@ def verdict(report: Report) -> str:
     """The last line."""
     by_status = {status: [stage.name for stage in report.stages if stage.status == status] for status in _ORDER}
     found = [f"{status}: {', '.join(names)}" for status, names in by_status.items() if names]
-    return f"{'all is well' if not found else '; '.join(found)} ({report.seconds:.0f} s)"
+    return f"{'all stages passed' if not found else '; '.join(found)} ({report.seconds:.0f} s)"
 
 
 _ORDER = ("failed", "slow", "skipped")

@@ -84,7 +84,7 @@ class EngineControl:
         if mode not in get_args(PauseMode):
             raise RequestError(f"mode={quoted(mode)}: choose one of {', '.join(get_args(PauseMode))}", "mode")
         if again and not (self.is_draining or self.is_halted):
-            raise RequestError("the engine keeps running: it was resumed, woken or restarted meanwhile")
+            raise RequestError("the engine keeps running: it was resumed, woken up or restarted during the request")
         engine = self._engine
         if mode == "abort":
             engine.abort_request(engine.scheduler.unfinished_ids())
@@ -111,7 +111,7 @@ class EngineControl:
             raise RequestError("sleep mode is off: start with --enable-sleep-mode (LLM(..., enable_sleep_mode=True))")
         store = self._weights() if level else None
         if self._is_updating:
-            raise RequestError("a weight update has begun: finish it before the engine sleeps")
+            raise RequestError("a weight update is in progress: finish it before the engine sleeps")
         if not self._settle(mode, again=again):
             return False
         if store is not None:
@@ -136,7 +136,7 @@ class EngineControl:
         """
         unknown = [tag for tag in tags or () if tag not in TAGS]
         if unknown:
-            raise RequestError(f"tags={unknown}: choose of {', '.join(TAGS)}", "tags")
+            raise RequestError(f"tags={unknown}: choose from {', '.join(TAGS)}", "tags")
         # Also of a sleep that still waits for requests.
         self.is_draining = False
         waking = self._asleep & set(TAGS if tags is None else tags)
@@ -210,7 +210,7 @@ class EngineControl:
         path = self._resolved.folder if folder is None else _folder(folder)
         store = self._weights()
         if self._is_updating:
-            raise RequestError("a weight update has begun: finish it first")
+            raise RequestError("a weight update is in progress: finish it first")
         self._forget_old()
         self._or_end_update(store.update_from, path, progress)
         self._asleep.discard("weights")
@@ -225,7 +225,9 @@ class EngineControl:
         where its tensors allow that. Raises `RequestError`.
         """
         if not self._engine.runner.calls.is_alone:
-            raise RequestError("save_sharded_state: not supported for an engine on several hosts; save it on one host")
+            raise RequestError(
+                "save_sharded_state: not supported by an engine on several hosts; save it with an engine on one host"
+            )
         self._weights().save(path, pattern, max_size, progress)
 
     def mark_weights_stale(self, reason: str) -> None:
@@ -264,7 +266,9 @@ class EngineControl:
     def _weights(self) -> WeightStore:
         if self._store is None:
             if not self._engine.runner.calls.is_alone:
-                raise RequestError("an engine on several hosts cannot sleep or take other weights; restart it instead")
+                raise RequestError(
+                    "an engine on several hosts can neither sleep nor update its weights; restart it instead"
+                )
             self._store = WeightStore(self._resolved, self._engine.runner.calls)
         return self._store
 
@@ -300,7 +304,7 @@ def _folder(name: str) -> Path:
         found = path.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise RequestError(f"weights: {quoted(name)} is no folder here: {reason}", "path") from error
+        raise RequestError(f"weights: {quoted(name)} is not a folder on the engine's host: {reason}", "path") from error
     if not found:
-        raise RequestError(f"weights: {quoted(name)} is no folder here", "path")
+        raise RequestError(f"weights: {quoted(name)} is not a folder on the engine's host", "path")
     return path

@@ -153,22 +153,22 @@ class Profiler:
         if self._folder is None:
             raise RequestError("profiling is off: start with profiler_dir (--profiler-dir FOLDER)")
         if self._is_running:
-            raise RequestError("a trace is being taken already: stop it first")
+            raise RequestError("a trace is already in progress: stop it first")
         try:
             Path(self._folder).mkdir(parents=True, exist_ok=True)
             jax.profiler.start_trace(self._folder)
         except (OSError, RuntimeError) as error:
-            raise RequestError(f"the trace could not be started in {self._folder}: {error}") from error
+            raise RequestError(f"cannot start a trace in {self._folder}: {error}") from error
         self._is_running = True
         return self._folder
 
     def stop(self) -> str:
         """Write the trace, and return the folder. Raises `RequestError` where none was begun, or the disk is full."""
         if self._folder is None or not self._is_running:
-            raise RequestError("no trace is being taken: start one first")
+            raise RequestError("no trace is in progress: start one first")
         self._is_running = False
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            raise RequestError(f"the trace could not be written to {self._folder}: {error}") from error
+            raise RequestError(f"cannot write the trace to {self._folder}: {error}") from error
         return self._folder

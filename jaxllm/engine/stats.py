@@ -12,14 +12,14 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     State: `num_running` and `num_waiting` requests with and without a slot, `num_deferred` of the latter until their
     grammar is compiled; `kv_usage`, share of the KV pages that running requests hold, 0 to 1; `num_snapshots` of
-    recurrent states that prefixes can be found with. Of the step, all 0 when there was nothing to compute: `num_rows`
+    recurrent states that prefixes can be found with. For the step, all 0 when there was nothing to compute: `num_rows`
     requests and `num_tokens` tokens computed, in a compiled shape of `bucket_tokens` tokens, within `step_seconds` from
     scheduling to outputs. Totals: `prefix_queries` and `prefix_hits`, prompt tokens looked up and found in the prefix
     cache; `num_preemptions`; `num_compilations` after warm-up; `stage_seconds` that each of several stages has worked.
     `num_steps` is 1, 0 when there was nothing to compute, or how many steps are `merged` into this. `num_last` tokens
     of the step were the last of their sequences, and are never computed with; `preemptions` has how often each of those
     that ended was preempted.
-    `merged_shapes` is for `shapes`. Of the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
+    `merged_shapes` is for `shapes`. For the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
     weights were replaced, and why they cannot be used, if that is so.
     """
 
@@ -58,7 +58,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         if self.weights_problem:
             return self.weights_problem
         if self.sleep_level:
-            return f"the engine sleeps (level {self.sleep_level}): wake it up first"
+            return f"the engine is asleep (level {self.sleep_level}): wake it up first"
         return "the engine is paused: resume it first" if self.is_paused else ""
 
     def merged(self, then: "StepStats") -> "StepStats":
@@ -79,7 +79,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 def merge_stats(engines: Collection[StepStats]) -> StepStats:
     """The state of several engines: numbers add up, `kv_usage` and `stage_seconds` are means.
 
-    Of their steps it says nothing.
+    It does not describe their steps.
     """
     stages = [each.stage_seconds for each in engines if each.stage_seconds]
     return StepStats(

@@ -49,7 +49,7 @@ class RequestLimits:
     def check_prompt(self, token_ids: np.ndarray, embeds: PromptEmbeds | None = None) -> None:
         """Raise `RequestError` for a prompt that is empty, too long, or not of this vocabulary or width."""
         if len(token_ids) == 0:
-            raise RequestError("the prompt is empty: it must hold at least one token", "prompt")
+            raise RequestError("the prompt is empty: it must contain at least one token", "prompt")
         if len(token_ids) >= self.max_model_len:
             raise self.too_long(f"{len(token_ids)} tokens")
         known = token_ids
@@ -63,7 +63,7 @@ class RequestLimits:
         """Raise `RequestError` unless prompts may be embeddings, of this width if it is known."""
         size = None if self.engine is None else self.engine.embedding_size
         if size is None:
-            raise RequestError("prompt_embeds: this engine takes none; start it with --enable-prompt-embeds", FIELD)
+            raise RequestError("prompt_embeds: disabled on this engine; start it with --enable-prompt-embeds", FIELD)
         if width not in (None, size):
             raise RequestError(
                 f"prompt_embeds: rows have {width} values, but the model's embeddings have {size}", FIELD
@@ -81,7 +81,7 @@ class RequestLimits:
         params = request.params
         if request.prompt_embeds is not None and params.prompt_logprobs is not None:
             raise RequestError(
-                "prompt_logprobs: not compatible with prompt_embeds, which have no tokens; leave it out",
+                "prompt_logprobs cannot be combined with prompt_embeds, which have no tokens; omit it",
                 "prompt_logprobs",
             )
         for name in _TOKEN_FIELDS:
@@ -99,29 +99,31 @@ class RequestLimits:
     def too_long(self, length: str) -> PromptTooLongError:
         """The error for a prompt of this length."""
         return PromptTooLongError(
-            f"the prompt has {length}, but with max_model_len={self.max_model_len} at most {self.max_model_len - 1} "
-            "tokens leave room for an answer; shorten it or set truncate_prompt_tokens",
+            f"the prompt has {length}, but max_model_len={self.max_model_len} allows at most {self.max_model_len - 1} "
+            "tokens, which leaves room for one output token; shorten the prompt or set truncate_prompt_tokens",
             "prompt",
         )
 
     def _check_logprobs(self, name: str, value: int) -> None:
         if (self.vocab_size if value == -1 else value) > self.max_logprobs:
             allowed = (
-                "max_logprobs=-1 at start allows it" if value == -1 else "a larger max_logprobs at start allows more"
+                "start the engine with max_logprobs=-1 to allow it"
+                if value == -1
+                else "start the engine with a larger max_logprobs to allow more"
             )
-            raise RequestError(f"{name}={value}: at most {self.max_logprobs} are possible; {allowed}", name)
+            raise RequestError(f"{name}={value}: must be at most {self.max_logprobs}; {allowed}", name)
 
     def _check_tokens(self, name: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
-                raise RequestError(f"{name}: token id {token_id} is not between 0 and {self.vocab_size - 1}", name)
+                raise RequestError(f"{name}: token ID {token_id} is not between 0 and {self.vocab_size - 1}", name)
 
 
 def unknown_token(token_ids: np.ndarray, vocab_size: int) -> RequestError:
     """The error for a prompt with a token id that is not in the vocabulary."""
     place = int(np.argmax((token_ids < 0) | (token_ids >= vocab_size)))
     return RequestError(
-        f"prompt token {place} is {int(token_ids[place])}: token ids go from 0 to {vocab_size - 1}", "prompt"
+        f"prompt token {place} is {int(token_ids[place])}: token IDs must be between 0 and {vocab_size - 1}", "prompt"
     )
 
 
@@ -138,15 +140,15 @@ def check_beam_search(
     places = ((info.max_num_seqs, "max_num_seqs"), (info.max_num_batched_tokens, "max_num_batched_tokens"))
     for limit, name in places:
         if width > limit:
-            raise _wrong(width, f"each beam needs a place in the batch, of which there are {limit} ({name})")
+            raise _wrong(width, f"each beam needs a row of the batch, which has {limit} ({name})")
     candidates = width + num_ends
     if candidates > info.vocab_size:
         raise _wrong(width, f"the vocabulary has {info.vocab_size} tokens, {num_ends} of which end a text")
     if candidates > info.max_logprobs:
         raise _wrong(
             width,
-            f"{candidates} most likely tokens are needed at each place, one for each beam and for each of "
-            f"{num_ends} end tokens, but the engine was started for {info.max_logprobs} (max_logprobs)",
+            f"the search needs the {candidates} most likely tokens at each position, one for each beam and for each "
+            f"of {num_ends} end tokens, but the engine allows max_logprobs={info.max_logprobs}",
         )
     _check_pages(width, prompt_length, max_tokens, info)
 

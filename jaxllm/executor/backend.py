@@ -46,13 +46,13 @@ def start_backend(config: EngineConfig) -> list[jax.Device]:
         # Whoever catches this may try another platform.
         jax.config.update("jax_platforms", before)
         raise ConfigError(
-            f"device={asked!r}: JAX does not start: {_first_line(error)}{_platform_advice(asked)}"
+            f"device={asked!r}: JAX failed to start: {_first_line(error)}{_platform_advice(asked)}"
         ) from error
     platform = devices[0].platform
     if asked not in ("auto", platform):
         jax.config.update("jax_platforms", before)
-        advice = "; make the engine before JAX is used in this process" if was_started else _platform_advice(asked)
-        raise ConfigError(f"device={asked!r}: JAX has started on {platform.upper()}{advice}")
+        advice = "; create the engine before using JAX in this process" if was_started else _platform_advice(asked)
+        raise ConfigError(f"device={asked!r}: JAX has already started on {platform.upper()}{advice}")
     if platform == "cpu" and asked == "auto" and not before:
         _warn_of_unused_accelerator()
     if platform == "gpu":
@@ -79,7 +79,7 @@ def _memory_share(share: float) -> Iterator[None]:
 def growth_hint() -> str:
     """What to add to an error where JAX's pool on a GPU grows: a large array may fit into none of its pieces."""
     grows = os.environ.get(PREALLOCATE, "").lower() in ("false", "0")
-    return f"; with {PREALLOCATE}=false JAX takes memory piece by piece: unset it" if grows else ""
+    return f"; with {PREALLOCATE}=false, JAX allocates memory piece by piece: unset it" if grows else ""
 
 
 def _chosen_share() -> str | None:
@@ -93,7 +93,7 @@ def _platform_advice(asked: str) -> str:
     if held:
         return f"; {held}: end it first"
     if asked in _PACKAGES and not files:
-        return f"; no {asked.upper()} is in sight here"
+        return f"; this machine has no visible {asked.upper()}"
     return f"; unless it is installed: {_PACKAGES[asked]}" if asked in _PACKAGES else ""
 
 
@@ -104,8 +104,8 @@ def _warn_of_unused_accelerator() -> None:
     has_gpu = any("nvidia" in file or file.endswith("dxg") for file in files)
     platform = "gpu" if has_gpu else "tpu"
     logger.warning(
-        "an accelerator is here (%s), but JAX runs on the CPU%s; with --device %s JAX says why it does not start, with "
-        "--device cpu this is meant",
+        "this machine has an accelerator (%s), but JAX runs on the CPU%s; --device %s makes JAX report why it does "
+        "not start, and --device cpu silences this warning",
         files[0],
         _platform_advice(platform),
         platform,
@@ -117,15 +117,15 @@ def _explain_memory(wanted: float, device: jax.Device, *, was_started: bool) -> 
     chosen = _chosen_share()
     if chosen is not None:
         logger.warning(
-            "JAX takes %s of GPU memory, as the environment says; gpu_memory_utilization=%s does not count",
+            "JAX allocates %s of GPU memory, as set in the environment; gpu_memory_utilization=%s has no effect",
             chosen,
             wanted,
         )
     elif was_started:
         limit = (device.memory_stats() or {}).get("bytes_limit", 0)
         logger.warning(
-            "JAX has started already, with %.1f GiB of a GPU: the engine uses that, and gpu_memory_utilization=%s does "
-            "not count",
+            "JAX has already started with %.1f GiB of GPU memory, which the engine uses; gpu_memory_utilization=%s "
+            "has no effect",
             limit / 2**30,
             wanted,
         )

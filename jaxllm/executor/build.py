@@ -56,7 +56,7 @@ def build_runner(
     """
     built = _build_for(resolved, progress, group)
     resolved, programs, calls = built.resolved, built.programs, built.calls
-    first_run(calls.executables, "making the KV cache", partial(_make_state, calls))
+    first_run(calls.executables, "creating the KV cache", partial(_make_state, calls))
     runner = Runner(
         calls=calls,
         buckets=programs.buckets,

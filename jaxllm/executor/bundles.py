@@ -100,6 +100,6 @@ def check_memory(resolved: ResolvedConfig, programs: Sequence[ProgramSet[Any]], 
         cache = sum(bytes_on_device(each.state.kv_cache) for each in programs)
         raise CapacityError(
             f"executables={resolved.config.compile.executables}: they need {needed / 2**30:.2f} GiB of memory, "
-            f"{cache / 2**30:.2f} GiB of it for the KV cache, and {free / 2**30:.2f} GiB are free; compile them again "
-            f"with a smaller kv_cache_memory_bytes"
+            f"{cache / 2**30:.2f} GiB of it for the KV cache, but only {free / 2**30:.2f} GiB are free; compile them "
+            "again with a smaller kv_cache_memory_bytes"
         )

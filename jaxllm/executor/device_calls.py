@@ -53,7 +53,7 @@ class DeviceCalls:
 
     @property
     def every(self) -> "tuple[DeviceCalls, ...]":
-        """Those of all stages, each with parameters of its own: these."""
+        """The calls of all stages, each with its own parameters; here only this one."""
         return (self,)
 
     @property

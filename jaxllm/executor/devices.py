@@ -28,7 +28,7 @@ def tensor_parallel_size(options: ParallelOptions) -> int | None:
         raise ConfigError(f"mesh: unknown axis {unknown[0]!r} (known: {DATA}, {MODEL})")
     size = mesh.get(MODEL, asked or 1) if mesh else asked
     if asked not in (None, size):
-        raise ConfigError(f"tensor_parallel_size={asked} contradicts mesh, which has {MODEL}={size}; give one of them")
+        raise ConfigError(f"tensor_parallel_size={asked} contradicts {MODEL}={size} in mesh; give only one of them")
     return size
 
 
@@ -43,7 +43,7 @@ def _axes(mesh: str | None) -> dict[str, int]:
     for part in mesh.split(",") if mesh else ():
         axis, _, size = part.partition("=")
         if not size.strip().isdecimal() or int(size) < 1:
-            raise ConfigError(f"mesh={mesh!r}: expected names and numbers of devices, such as 'data=1,model=4'")
+            raise ConfigError(f"mesh={mesh!r}: expected axis names and sizes, such as 'data=1,model=4'")
         sizes[axis.strip()] = int(size)
     return sizes
 
@@ -57,14 +57,14 @@ def local_devices(config: EngineConfig, count: int) -> list[jax.Device]:
     if len(devices) < count:
         kind, found = devices[0].device_kind, len(devices)
         virtual = (
-            f"; for virtual ones set XLA_FLAGS=--xla_force_host_platform_device_count={count} before JAX starts"
+            f"; for virtual devices, set XLA_FLAGS=--xla_force_host_platform_device_count={count} before JAX starts"
             if devices[0].platform == "cpu"
             else ""
         )
         mesh, stages = config.parallel.mesh, config.parallel.pipeline_parallel_size
         asked = f"mesh={mesh}" if mesh else f"tensor_parallel_size={count // stages}"
         asked += f" in {stages} stages" if stages > 1 else ""
-        raise ConfigError(f"{asked}: there {_are(found)} of kind {kind!r} here{virtual}")
+        raise ConfigError(f"{asked}: there {_are(found)} of kind {kind!r} on this machine{virtual}")
     return devices
 
 
@@ -74,8 +74,8 @@ def devices_of_all(config: EngineConfig, count: int, processes: int) -> list[jax
     devices = jax.devices()
     if len(devices) != count:
         raise ConfigError(
-            f"tensor_parallel_size={count}: an engine of several hosts is split over all their devices, and the "
-            f"{processes} processes have {len(devices)}"
+            f"tensor_parallel_size={count}: an engine on several hosts uses all their devices, and the {processes} "
+            f"processes have {len(devices)}"
         )
     return devices
 
@@ -113,7 +113,7 @@ def split_over(
     Raises `ConfigError` for a model that cannot be split over so many, naming the sizes that work.
     """
     if shards > 1 and model.recurrences:
-        raise ConfigError(f"mesh: {DATA}={shards}: recurrent layers run in one data shard; leave {DATA} out")
+        raise ConfigError(f"mesh: {DATA}={shards}: recurrent layers support one data shard only; omit {DATA}")
     if not splits(model, count, expert_parallel=expert_parallel, shards=shards):
         sizes = ", ".join(map(str, working_sizes(model, expert_parallel=expert_parallel, shards=shards)))
         columns = sorted(set(model.mlp_sizes(with_experts=not expert_parallel)))
@@ -126,7 +126,7 @@ def split_over(
         whole = model.expert_counts and splits(model, count, expert_parallel=True, shards=shards)
         among = f" in each of {shards} data shards, which share the experts," if shards > 1 else ""
         raise ConfigError(
-            f"tensor_parallel_size={count}{among} does not divide the model: {', '.join(parts)}; sizes that work: "
-            f"{sizes or 'none'}{'; or give --enable-expert-parallel' if whole else ''}"
+            f"tensor_parallel_size={count}{among} cannot divide the model evenly: {', '.join(parts)}; sizes that "
+            f"work: {sizes or 'none'}{'; or give --enable-expert-parallel' if whole else ''}"
         )
     return make_mesh(devices, count, shards) if count * shards > 1 or absent else None

@@ -11,9 +11,9 @@ import jax
 from jaxllm.errors import ConfigError
 
 _ADVICE = (
-    "For one engine on all of them, run jaxllm on each with --distributed-executor-backend multihost. To use those "
-    "of this host alone, set TPU_WORKER_HOSTNAMES=localhost, TPU_PROCESS_BOUNDS=1,1,1 and "
-    "TPU_CHIPS_PER_PROCESS_BOUNDS to their shape (2,2,1 for four chips); or take a slice of one host"
+    "To run one engine on all hosts, start jaxllm on each with --distributed-executor-backend multihost. To use only "
+    "this host's chips, set TPU_WORKER_HOSTNAMES=localhost, TPU_PROCESS_BOUNDS=1,1,1 and "
+    "TPU_CHIPS_PER_PROCESS_BOUNDS to their shape (2,2,1 for four chips), or use a single-host slice"
 )
 
 
@@ -42,7 +42,9 @@ def check_one_host(environment: Mapping[str, str] | None = None, devices: Path =
     topology = found.get("TPU_TOPOLOGY", "")
     # Where hostnames name one host, its chips are all that JAX waits for, whatever the slice has.
     if not hosts and _product(topology) > chips:
-        raise ConfigError(f"TPU_TOPOLOGY={topology} has {_product(topology)} chips, and this host {chips}. {_ADVICE}")
+        raise ConfigError(
+            f"TPU_TOPOLOGY={topology} has {_product(topology)} chips, but this host has {chips}. {_ADVICE}"
+        )
 
 
 def _chips(devices: Path) -> int:
@@ -51,6 +53,6 @@ def _chips(devices: Path) -> int:
 
 
 def _product(sizes: str) -> int:
-    """Of sizes written as '2,2,1' or '4x4'; 0 for anything else."""
+    """Product of sizes written as '2,2,1' or '4x4'; 0 for anything else."""
     parts = re.split("[x,]", sizes.strip())
     return math.prod(map(int, parts)) if all(part.strip().isdecimal() for part in parts) else 0

@@ -34,7 +34,7 @@ def choose_kv_cache(
         raise ConfigError(str(error)) from error
     if model.latent is not None:
         raise ConfigError(
-            f"kv_cache_dtype={asked!r}: latent attention does not read scales, which this checkpoint has; leave it out"
+            f"kv_cache_dtype={asked!r}: latent attention does not support scales, which this checkpoint has; omit it"
         )
     return replace(kind, scales="checkpoint")
 
@@ -52,5 +52,5 @@ def _without_scales(asked: str, dtype: str, platform: str) -> KVCacheType | None
     if asked == dtype:
         return None
     if platform == "tpu" and asked == "float16":
-        raise ConfigError("kv_cache_dtype='float16': not supported on TPUs; use bfloat16, or leave it out")
+        raise ConfigError("kv_cache_dtype='float16': not supported on TPUs; use bfloat16, or omit it")
     return KVCacheType(KV_DTYPES.get(asked, asked), "dynamic" if asked == "int8" else "none")

@@ -56,5 +56,5 @@ def _ask_compiler(resolved: ResolvedConfig, programs: ProgramSet[DeviceState]) -
         ) from error
     memory: Any = compiled.memory_analysis()
     if memory is None:
-        raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
+        raise CapacityError("this backend does not report how much memory a step needs; set kv_cache_memory_bytes")
     return int(memory.temp_size_in_bytes + memory.generated_code_size_in_bytes)

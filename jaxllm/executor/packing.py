@@ -49,7 +49,7 @@ class StepPacker:
         return np.concatenate(packed)
 
     def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
-        """That of a shard."""
+        """Pack the plan of one shard."""
         packed, fields = self._layouts[bucket].host_buffer()
         ints, floats = self._sampling.pack(plan.slots, output_lengths(plan, table), samples, bucket.rows)
         step = HostStep(
@@ -110,7 +110,7 @@ class StepPacker:
             yield [part[first : first + at_once] for part in own]
 
     def local_hidden(self, hidden: Int32Array) -> Int32Array:
-        """The same places, each in its own shard."""
+        """The same positions, each in its own shard."""
         return hidden % self._most_tokens
 
 

@@ -241,5 +241,5 @@ def find_record(name: str) -> ProgramRecord:
     if name.startswith(f"{STEP.name}_"):
         return STEP
     if name not in _BY_NAME:
-        raise EngineError(f"program {name!r} is unknown; there are steps and {', '.join(_BY_NAME)}")
+        raise EngineError(f"program {name!r} is unknown (known: steps and {', '.join(_BY_NAME)})")
     return _BY_NAME[name]

@@ -60,7 +60,7 @@ def resolve_config(
     except ModelError as error:
         raise ConfigError(str(error)) from error
     if shards > 1 and processes > 1:
-        raise ConfigError(f"mesh: data={shards}: data shards are devices of one host so far; leave data out")
+        raise ConfigError(f"mesh: data={shards}: data shards must be on one host; omit data")
     devices = _devices(config, stages * shards * count, processes) if absent_devices is None else absent_devices
     platform = devices[0].platform
     page_size = config.cache.block_size or PAGE_SIZES.get(platform, OTHER_PAGE_SIZE)
@@ -107,17 +107,17 @@ def _quantized(model: ModelConfig, method: str | None) -> ModelConfig:
         return model
     if method not in METHODS and model.weight_method is None:
         raise ModelError(
-            f"quantization={method!r}: the checkpoint is not quantised; choose one of {', '.join(METHODS)} to round "
-            "it while it is read, or leave quantization out"
+            f"quantization={method!r}: the checkpoint is not quantized; choose one of {', '.join(METHODS)} to "
+            "quantize it while loading, or omit quantization"
         )
     if model.weight_method is not None:
         raise ModelError(
-            f"quantization={method!r}: the checkpoint is quantised by {model.weight_method!r}; leave quantization out, "
-            "and it is read so"
+            f"quantization={method!r}: the checkpoint is quantized with {model.weight_method!r}, which needs no flag; "
+            "omit quantization"
         )
     family = lookup(model.architecture)
     if family.make_encoder is not None:
-        raise ModelError(f"quantization={method!r}: encoders such as {model.architecture} are not quantised here")
+        raise ModelError(f"quantization={method!r}: encoders such as {model.architecture} cannot be quantized")
     return quantized(model, family.names_of(model), method)
 
 
@@ -126,10 +126,10 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     if not names:
         return ()
     if runner == "pooling":
-        raise ConfigError("logits_processors: pooling models sample no tokens; leave it out")
+        raise ConfigError("logits_processors: pooling models sample no tokens; omit it")
     if stages > 1 or processes > 1:
         where = f"pipeline_parallel_size={stages}" if stages > 1 else "engines on several hosts"
-        raise ConfigError(f"logits_processors: not with {where}; use tensor_parallel_size on one host")
+        raise ConfigError(f"logits_processors: not supported by {where}; use tensor_parallel_size on one host")
     return load_classes(names)
 
 
@@ -140,9 +140,7 @@ def _devices(config: EngineConfig, count: int, processes: int) -> Sequence[jax.D
 def _check_generates(asked: str, model: ModelConfig) -> None:
     architecture = model.architecture
     if asked == "pooling":
-        raise ModelError(
-            "runner='pooling': this is for models that generate; a pooling model needs no such preparation"
-        )
+        raise ModelError("runner='pooling' does not apply here: only generative models are prepared this way")
     made_for = lookup(architecture).use
     if made_for != "generate":
         raise ModelError(
@@ -159,20 +157,20 @@ def _check_chunks(model: ModelConfig, page_size: int) -> None:
     chunk = next((layer.attention.chunk for layer in model.layers if layer.attention.chunk % page_size), None)
     if chunk is not None:
         raise ConfigError(
-            f"block_size={page_size}: attention within chunks of {chunk} tokens needs pages that divide them; give a "
-            f"divisor of {chunk}, or leave block_size out"
+            f"block_size={page_size}: must divide the attention chunk of {chunk} tokens; give a divisor of {chunk}, "
+            "or omit block_size"
         )
 
 
 def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: int) -> None:
     embedding, problem = model.embedding, None
     if runner == "pooling":
-        problem = "a model that pools takes none"
+        problem = "pooling models do not support them"
     elif stages > 1 or processes > 1:
         where = f"pipeline_parallel_size={stages}" if stages > 1 else "engines on several hosts"
-        problem = f"not with {where}; use tensor_parallel_size on one host"
+        problem = f"not supported by {where}; use tensor_parallel_size on one host"
     elif embedding.each_layer is not None:
-        problem = f"each layer of {model.architecture} looks tokens up by their ids"
+        problem = f"each layer of {model.architecture} looks up token IDs"
     elif model.embedding_size != model.hidden_size:
         problem = f"embeddings of {model.architecture} are projected from {model.embedding_size} to {model.hidden_size}"
     if problem is not None:
@@ -182,16 +180,16 @@ def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: i
 def _choose_dtype(asked: str, model: ModelConfig, platform: str) -> str:
     checkpoint = model.dtype
     if platform == "tpu" and asked == "float16":
-        raise ConfigError("dtype='float16': not supported on TPUs; use bfloat16, or leave dtype out")
+        raise ConfigError("dtype='float16': not supported on TPUs; use bfloat16, or omit dtype")
     if asked != "auto":
         return asked
     if platform == "tpu" and checkpoint == "float16":
-        logger.warning("dtype auto: bfloat16 in place of the checkpoint's float16, in which TPUs do not compute")
+        logger.warning("dtype auto: using bfloat16 instead of the checkpoint's float16, which TPUs do not support")
         return "bfloat16"
     # What recurrent layers compute is XLA's on CPUs, which in bfloat16 takes several times as long as in float32.
     if platform == "cpu" and (checkpoint == "float16" or (checkpoint == "bfloat16" and model.recurrences)):
         what = "recurrent layers" if model.recurrences else "CPUs"
-        logger.info("dtype auto: float32, because %s are slow in the checkpoint's %s", what, checkpoint)
+        logger.info("dtype auto: using float32, because %s are slow in the checkpoint's %s", what, checkpoint)
         return "float32"
     return checkpoint
 

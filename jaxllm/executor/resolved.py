@@ -62,7 +62,7 @@ class ResolvedConfig:
         return self.kernels[operation].name
 
     def with_kernel(self, operation: Operation, name: str, problem: str | None = None) -> Self:
-        """The same with another implementation of an operation; `problem` says why it is not the fastest."""
+        """A copy with another implementation of an operation; `problem` says why it is not the fastest."""
         return replace(self, kernels={**self.kernels, operation: KernelChoice(name, problem)})
 
     @property

@@ -126,7 +126,7 @@ class StepInput:
 
     name: str
     axes: tuple[str, ...]
-    """Of T tokens, R rows, G page tables; () is a number."""
+    """Axes of T tokens, R rows, G page tables; () for a scalar."""
     dtype: Any = np.int32
     is_present: Callable[[StepShape], bool] = lambda shape: True
     """Whether an engine's steps have it."""
@@ -175,5 +175,5 @@ def sample_positions(query_start: jax.Array) -> jax.Array:
 
 
 def host_sample_positions(plan: StepPlan) -> Int32Array:
-    """The same on the host, for the rows of a plan, int32 [n]."""
+    """The sample positions on the host, for the rows of a plan, int32 [n]."""
     return np.cumsum(plan.num_new_tokens, dtype=np.int32) - 1

@@ -42,7 +42,7 @@ def stage_step_body(context: ProgramContext[StageState], bucket: Bucket) -> Prog
 def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
     """The function `(parameters, state, packed) -> (SampledRows [R], state)` of one bucket, ready for `jit`.
 
-    It is that of a data shard. Of a stage that is not the first, it also takes the hidden states of the one before it.
+    It computes one data shard. For a stage other than the first, it also takes the hidden states of the one before it.
     """
     layout = shape.layout(bucket)
 

@@ -58,7 +58,7 @@ class Texts(argparse.Action):
         for value in values:
             items = _json_list(value)
             if not all(isinstance(item, str) for item in items):
-                parser.error(f"argument {flag}: {value} is not a list of texts")
+                parser.error(f"argument {flag}: {value} is not a list of strings")
             found += items
         setattr(namespace, self.dest, tuple(found))
 

@@ -7,7 +7,7 @@ from typing import Any
 from jaxllm.config import OptionInfo
 from jaxllm.flags.values import integer, json_object
 
-_VALUES = {int: "int", float: "float", str: "text", tuple: "one or more texts", dict: "JSON object"}
+_VALUES = {int: "int", float: "float", str: "text", tuple: "one or more strings", dict: "JSON object"}
 
 
 @dataclasses.dataclass(frozen=True)

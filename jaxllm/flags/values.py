@@ -14,7 +14,7 @@ def integer(text: str) -> int:
     try:
         return round(float(digits) * multiplier) if multiplier != 1 else int(digits)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
 
 
 def json_object(text: str) -> dict[str, Any]:

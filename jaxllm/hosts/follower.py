@@ -83,16 +83,16 @@ class FollowerGroup(Group):
                 answer = self._next(max(left, 0.0))
             except queue.Empty:
                 raise EngineError(
-                    f"{self._leader} has not begun with this one, process {self.place.rank} of {self.place.size}, "
-                    f"within {timeout:g} s: it is not there, or others are missing"
+                    f"{self._leader} did not start together with process {self.place.rank} of {self.place.size} "
+                    f"within {timeout:g} s: it is not running, or other processes are missing"
                 ) from None
             if isinstance(answer, Welcome):
                 return
             if isinstance(answer, End):
-                raise EngineError(f"{self._leader} ended: {answer.reason or 'it was told to'}")
+                raise EngineError(f"{self._leader} ended: {answer.reason or 'it was asked to'}")
             assert isinstance(answer, Refused)
             if not answer.begun or time.monotonic() - began > min(_LATE, timeout):
-                raise ConfigError(f"{self._leader} refuses this one: {answer.reason}")
+                raise ConfigError(f"{self._leader} rejects this one: {answer.reason}")
             time.sleep(0.5)
             self._say_hello()
 
@@ -101,9 +101,9 @@ class FollowerGroup(Group):
         self._outgoing.put(Report(stage, value))
         answer = self._next(None)
         if isinstance(answer, End):
-            raise EngineError(f"{self._leader} ended: {answer.reason or 'it was told to'}")
+            raise EngineError(f"{self._leader} ended: {answer.reason or 'it was asked to'}")
         if not isinstance(answer, Gathered) or answer.stage != stage:
-            raise EngineError(f"at the stage {stage!r} {self._leader} is elsewhere: {type(answer).__name__}")
+            raise EngineError(f"at stage {stage!r} {self._leader} sent an unexpected message: {type(answer).__name__}")
         return answer.values
 
     def calls(self) -> Iterator[Call]:
@@ -117,7 +117,7 @@ class FollowerGroup(Group):
                 return
             if not isinstance(message, Call) or message.number != expected:
                 found = message.number if isinstance(message, Call) else type(message).__name__
-                raise EngineError(f"call {expected} of {self._leader} was lost: {found} came instead")
+                raise EngineError(f"call {expected} from {self._leader} was lost: received {found} instead")
             expected += 1
             yield message
 
@@ -162,7 +162,7 @@ class FollowerGroup(Group):
                 next_beat = now + self._timing.beat
                 self._send(beat)
                 if self._is_member and now - self._heard > self._timing.silence:
-                    self._lost(f"{self._leader} has been silent for {self._timing.silence:g} s")
+                    self._lost(f"{self._leader} has sent nothing for {self._timing.silence:g} s")
         self._send_waiting()
 
     def _receive(self, wait_ms: int) -> None:
@@ -199,10 +199,10 @@ class FollowerGroup(Group):
                 self._say_hello()
         elif event == zmq.EVENT_DISCONNECTED:
             if self._is_member:
-                self._lost(f"the connection to {self._leader} is gone: it has ended, or its host has")
+                self._lost(f"the connection to {self._leader} was lost: its process or its host has gone down")
         elif not self._is_member:
             self._received.put(
-                ConfigError(f"{self._leader} has another secret (JAXLLM_DISTRIBUTED_SECRET), or is no jaxllm")
+                ConfigError(f"{self._leader} has a different secret (JAXLLM_DISTRIBUTED_SECRET), or is not jaxllm")
             )
 
     def _end(self, end: End) -> None:

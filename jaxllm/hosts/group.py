@@ -56,8 +56,8 @@ class Group(ABC):
             if names:
                 shown = ", ".join(f"{name} is {every[0].get(name)} and {other.get(name)}" for name in names[:3])
                 raise ConfigError(
-                    f"process 0 and process {rank} of this engine differ: {shown}; start all with the same options, "
-                    f"model and versions"
+                    f"process 0 and process {rank} of this engine differ: {shown}; start all processes with the same "
+                    "options, model and versions"
                 )
 
 

@@ -69,7 +69,7 @@ class LeaderGroup(Group):
             self._context.term()
             raise
         self._lock = threading.Lock()
-        """Of the socket: a step's thread sends, and the listener sends and receives."""
+        """Guards the socket: a step's thread sends, and the listener sends and receives."""
         self._changed = threading.Condition()
         self._peers: dict[bytes, _Peer] = {}
         self._reports: dict[str, dict[int, Any]] = {}
@@ -86,13 +86,13 @@ class LeaderGroup(Group):
         wanted, until = self.place.size - 1, time.monotonic() + timeout
         while not self._wait(lambda: len(self._peers) == wanted, min(_PATIENCE, max(0.0, until - time.monotonic()))):
             if time.monotonic() < until:
-                logger.info("%d of %d processes have come", len(self._peers) + 1, self.place.size)
+                logger.info("%d of %d processes are connected", len(self._peers) + 1, self.place.size)
                 continue
             here = {peer.rank for peer in self._peers.values()}
             missing = [str(rank) for rank in range(1, self.place.size) if rank not in here]
             raise EngineError(
-                f"process {', '.join(missing)} of {self.place.size} has not come within {timeout:g} s: it must reach "
-                f"{self.place.address}:{self.place.port}, with the same secret if there is one"
+                f"process {', '.join(missing)} of {self.place.size} did not connect within {timeout:g} s: it must "
+                f"reach {self.place.address}:{self.place.port}, with the same secret if one is set"
             )
         self._has_begun = True
         self._identities = tuple(self._peers)
@@ -186,7 +186,7 @@ class LeaderGroup(Group):
                     if not self._send(peer.identity, beat):
                         self._lost(peer.identity)
                     elif now - peer.heard > self._timing.silence:
-                        self._fail(f"{peer} has been silent for {self._timing.silence:g} s")
+                        self._fail(f"{peer} has sent nothing for {self._timing.silence:g} s")
             time.sleep(_POLL)
 
     def _receive(self) -> None:
@@ -200,7 +200,9 @@ class LeaderGroup(Group):
             try:
                 message = FROM_FOLLOWER.decode(frames[-1] if frames else b"")
             except (msgspec.DecodeError, UnicodeDecodeError):
-                logger.warning("somebody sent what is no message to %s:%d", self.place.address, self.place.port)
+                logger.warning(
+                    "%s:%d received something that is not a message of jaxllm", self.place.address, self.place.port
+                )
                 continue
             self._take(identity, message)
 
@@ -225,20 +227,20 @@ class LeaderGroup(Group):
         place = self.place
         taken = next((peer for peer in self._peers.values() if peer.rank == hello.rank), None)
         if hello.version != __version__:
-            refused = Refused(f"it is jaxllm {hello.version}, and the first process {__version__}")
+            refused = Refused(f"it runs jaxllm {hello.version}, and process 0 runs {__version__}")
         elif hello.size != place.size or not 0 < hello.rank < place.size:
-            refused = Refused(f"it is process {hello.rank} of {hello.size}, and this engine has {place.size}")
+            refused = Refused(f"it is process {hello.rank} of {hello.size}, but this engine has {place.size} processes")
         elif taken is not None:
             if taken.identity == identity:
                 return
-            refused = Refused(f"there is a process {hello.rank} already, on {taken.host}", begun=True)
+            refused = Refused(f"process {hello.rank} is already connected, from {taken.host}", begun=True)
         else:
             with self._changed:
                 self._peers[identity] = _Peer(hello.rank, identity, hello.host)
                 self._changed.notify_all()
-            logger.info("process %d of %d has come, from %s", hello.rank, place.size, hello.host)
+            logger.info("process %d of %d connected from %s", hello.rank, place.size, hello.host)
             return
-        logger.warning("a process from %s is refused: %s", hello.host, refused.reason)
+        logger.warning("rejected a process from %s: %s", hello.host, refused.reason)
         self._send(identity, encode(refused))
 
     def _lost(self, identity: bytes) -> None:
@@ -246,10 +248,10 @@ class LeaderGroup(Group):
             self._forget(identity)
             return
         if not self._has_begun:
-            logger.warning("%s has gone again before all had come", self._peers[identity])
+            logger.warning("%s disconnected before all processes were connected", self._peers[identity])
             self._forget(identity)
             return
-        self._fail(f"the connection to {self._peers[identity]} is gone: it has ended, or its host has")
+        self._fail(f"the connection to {self._peers[identity]} was lost: the process or its host has gone down")
 
     def _forget(self, identity: bytes) -> None:
         with self._changed:

@@ -57,7 +57,7 @@ def find_placement(options: DistributedOptions, environment: Mapping[str, str]) 
         backend = "multihost" if (options.nnodes or 1) > 1 else "uniproc"
     if backend == "uniproc" and (options.nnodes or 1) > 1:
         raise ConfigError(
-            f"nnodes={options.nnodes} needs a process on each host: leave distributed_executor_backend='uniproc' out"
+            f"nnodes={options.nnodes} needs a process on each host: omit distributed_executor_backend='uniproc'"
         )
     if backend == "ray":
         return None if options.nnodes == 1 else _from_ray(environment)
@@ -68,15 +68,15 @@ def find_placement(options: DistributedOptions, environment: Mapping[str, str]) 
     size, rank = options.nnodes or found.size, found.rank if options.node_rank is None else options.node_rank
     if size is None:
         raise ConfigError(
-            "distributed_executor_backend='multihost': the number of processes is given neither by nnodes nor by the "
-            "environment (LWS_GROUP_SIZE, TPU_WORKER_HOSTNAMES, SLURM_NTASKS)"
+            "distributed_executor_backend='multihost': neither nnodes nor the environment gives the number of "
+            "processes (LWS_GROUP_SIZE, TPU_WORKER_HOSTNAMES, SLURM_NTASKS)"
         )
     if size == 1:
         return None
     if rank is None:
-        raise ConfigError(f"nnodes={size}: the rank of this process is unknown; give node_rank, 0 to {size - 1}")
+        raise ConfigError(f"nnodes={size}: the rank of this process is unknown; give node_rank, from 0 to {size - 1}")
     if rank >= size:
-        raise ConfigError(f"node_rank={rank}: with {size} processes ({found.source}) it is 0 to {size - 1}")
+        raise ConfigError(f"node_rank={rank}: must be from 0 to {size - 1} with {size} processes ({found.source})")
     address = options.master_addr or found.address or DEFAULT_ADDRESS
     return Placement(size, rank, address, options.master_port or DEFAULT_PORT, found.source)
 
@@ -86,15 +86,14 @@ def refuse_stages_on_hosts(config: EngineConfig, processes: int) -> None:
     stages = config.parallel.pipeline_parallel_size
     if stages > 1 and processes > 1:
         raise ConfigError(
-            f"pipeline_parallel_size={stages}: stages are devices of one process, and nnodes={processes}: no stage can "
-            f"send hidden states to another process yet; leave pipeline_parallel_size out (tensor_parallel_size may "
-            f"span hosts), or leave nnodes out"
+            f"pipeline_parallel_size={stages}: all stages must be in one process, but nnodes={processes}; use "
+            "tensor_parallel_size, which may span hosts, instead of pipeline_parallel_size, or omit nnodes"
         )
 
 
 def _check_rank(options: DistributedOptions) -> None:
     if options.node_rank:
-        raise ConfigError(f"node_rank={options.node_rank}: there is only one process; give nnodes as well")
+        raise ConfigError(f"node_rank={options.node_rank}: there is only one process; give nnodes too")
 
 
 def _from_ray(environment: Mapping[str, str]) -> Placement:
@@ -102,8 +101,8 @@ def _from_ray(environment: Mapping[str, str]) -> Placement:
     size, rank, port = (_number(environment, name) for name in (_SIZE, _RANK, _PORT))
     if size is None or rank is None or port is None or _ADDRESS not in environment:
         raise ConfigError(
-            "distributed_executor_backend='ray': Ray has not started this process; `jaxllm serve` and `LLM` have it "
-            "start those of an engine"
+            "distributed_executor_backend='ray': this process was not started by Ray; use `jaxllm serve` or `LLM`, "
+            "which have Ray start an engine's processes"
         )
     return Placement(size, rank, environment[_ADDRESS], port, "Ray")
 

@@ -40,8 +40,8 @@ def leader_socket(context: "zmq.Context[zmq.Socket[bytes]]", place: Placement, s
         made.close()
         if error.errno == zmq.EADDRINUSE:
             raise ConfigError(
-                f"{place.address}:{place.port} is in use: another engine leads there, or one that has not ended yet; "
-                f"give each engine a master_port of its own"
+                f"{place.address}:{place.port} is in use, by another engine or by one that has not exited yet; give "
+                "each engine its own master_port"
             ) from None
         raise ConfigError(f"{place.address}:{place.port} cannot be bound: {error}") from None
     return made
@@ -97,7 +97,7 @@ def _resolve(place: Placement) -> str:
     try:
         found = socket.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"master_addr={place.address!r} is not known here: {error.strerror}") from None
+        raise ConfigError(f"master_addr={place.address!r} cannot be resolved: {error.strerror}") from None
     return str(found[0][4][0])
 
 

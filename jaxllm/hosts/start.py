@@ -51,12 +51,12 @@ def join(config: EngineConfig, environment: Mapping[str, str] | None = None) -> 
         return None
     if config.parallel.data_parallel_size > 1:
         raise ConfigError(
-            f"data_parallel_size={config.parallel.data_parallel_size}: an engine on several hosts is one engine; start "
-            f"one on each host, or leave nnodes={place.size} out"
+            f"data_parallel_size={config.parallel.data_parallel_size} cannot be combined with nnodes={place.size}, "
+            "which makes one engine of several hosts; omit one of them"
         )
     refuse_stages_on_hosts(config, place.size)
     if options.distributed_executor_backend != "external" and backends_are_initialized():
-        raise ConfigError(f"nnodes={place.size}: make the engine before JAX is used in this process")
+        raise ConfigError(f"nnodes={place.size}: create the engine before using JAX in this process")
     secret = secret_of(options, place, found)
     began = time.monotonic()
     kind = LeaderGroup if place.is_leader else FollowerGroup
@@ -66,7 +66,7 @@ def join(config: EngineConfig, environment: Mapping[str, str] | None = None) -> 
         if options.distributed_executor_backend != "external":
             left = options.distributed_timeout_seconds - (time.monotonic() - began)
             _start_jax(place, max(1, int(left)))
-    logger.info("process %d of %d: all have come", place.rank, place.size)
+    logger.info("process %d of %d: all are connected", place.rank, place.size)
     return group
 
 
@@ -75,8 +75,8 @@ def secret_of(options: DistributedOptions, place: Placement, environment: Mappin
     secret = options.distributed_secret or environment.get(SECRET)
     if not secret and not is_loopback(place.address):
         raise ConfigError(
-            f"master_addr={place.address!r}: whoever reaches its port {place.port} could read what is generated, so "
-            f"the processes need a secret: set {SECRET} to the same in each"
+            f"master_addr={place.address!r}: port {place.port} can be reached from other machines, so the processes "
+            f"need a shared secret: set {SECRET} to the same value in each"
         )
     return secret or None
 
@@ -110,7 +110,7 @@ def _start_jax(place: Placement, timeout: int) -> None:
         )
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
-        raise EngineError(f"jax.distributed at {place.coordinator} does not start: {first}") from error
+        raise EngineError(f"jax.distributed at {place.coordinator} failed to start: {first}") from error
 
 
 def leave(group: Group) -> None:
@@ -131,7 +131,7 @@ def use_all_devices(config: EngineConfig, group: Group) -> EngineConfig:
     size, asked = group.place.size, config.parallel.tensor_parallel_size
     if not backends_are_initialized() and isinstance(asked, int) and config.parallel.mesh is None:
         if asked % size:
-            raise ConfigError(f"tensor_parallel_size={asked}: {size} processes need a multiple of {size}")
+            raise ConfigError(f"tensor_parallel_size={asked}: must be a multiple of {size}, the number of processes")
         return config
     if asked == "auto" and config.parallel.mesh is None:
         count = len(jax.devices())

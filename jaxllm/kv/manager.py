@@ -47,7 +47,7 @@ class KVManager:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.weights_version = 0
-        """Of the weights that pages are computed with; those of another one are never found."""
+        """Version of the weights with which pages are computed; pages of other versions are never found."""
         self._pool = PagePool(num_pages)
         self._cache = PrefixCache(self.groups.num_tables, 0 if 0 in self.groups.windows else num_pages)
         self.retention = Retention(self.groups, retention_interval)
@@ -169,7 +169,7 @@ class KVManager:
     def publish_one_each(
         self, requests: Sequence[Request], numbers: Sequence[int], token_ids: Int32Array, pages: Int32Array
     ) -> None:
-        """The same for one page of each request, of number `numbers`: what is usual where all of them decode.
+        """As above, for one page of each request, of number `numbers`: what is usual where all of them decode.
 
         `token_ids` is int32 [n, block_size], `pages` int32 [n, tables]. All pages before them are published.
         """

@@ -12,7 +12,7 @@ NULL_PAGE = 0
 """Where padding writes its keys and values. It is never handed out."""
 
 _SPARE, _WANTED = 1, 2
-"""Of pages with contents: whether these are expected to be found again. The second is the first and one more."""
+"""For pages with contents: whether these are expected to be found again. The second is the first and one more."""
 
 
 class PagePool:
@@ -97,7 +97,7 @@ class PagePool:
             if not kind:
                 self._push_blank(own)
             elif kind == _SPARE:
-                # Of these the last is evicted first.
+                # The last of these is evicted first.
                 self._spare.update(dict.fromkeys(own.tolist()))
             else:
                 self._idle.update(dict.fromkeys(own[::-1].tolist()))

@@ -39,7 +39,7 @@ class Retention:
         return (num_shared, full) if 0 < num_shared < full else (full,) if full else ()
 
     def ranges(self, group: TableGroup, ends: tuple[int, ...], first: int, last: int) -> Iterator[range]:
-        """Those of the pages `first` to `last` in tables of the group that are worth keeping; they may overlap."""
+        """Ranges of the pages `first` to `last` in tables of the group that are worth keeping; they may overlap."""
         for end in ends:
             yield self._within(group, end, first, last)
         step = self._interval

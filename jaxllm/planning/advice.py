@@ -132,7 +132,7 @@ def _suggest_same_devices(
         if size > resolved.num_devices and shared / size + memory.state + beside <= memory.usable:
             here, count = len(target.devices), size * resolved.config.parallel.pipeline_parallel_size
             yield (
-                f"--tensor-parallel-size {size}" if count <= here else f"{count} such devices, of which {here} are here"
+                f"--tensor-parallel-size {size}" if count <= here else f"{count} such devices (this machine has {here})"
             )
             return
 
@@ -148,7 +148,7 @@ def _fits(config: EngineConfig, target: TargetDevices, beside: int) -> bool:
 
 
 def _part_fits(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> bool:
-    """Of a stage, or of an engine that has one."""
+    """Whether a stage fits, or the engine if it has only one."""
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
     # Without the padding of layouts, which is little, and which only the compiler knows.
     needed = bytes_on_device((programs.parameters, programs.state)) - bytes_on_device(programs.state.kv_cache)

@@ -44,7 +44,8 @@ def fit_here(resolved: ResolvedConfig) -> ResolvedConfig:
     count = len(target.devices)
     if fitted.num_devices < count:
         logger.info(
-            "%d of %d devices are not used; --tensor-parallel-size uses more of them, and %s leaves them to others",
+            "%d of %d devices are unused; use more of them with --tensor-parallel-size, or hide them from this "
+            "process with %s",
             count - fitted.num_devices,
             count,
             "TPU_VISIBLE_CHIPS" if fitted.platform == "tpu" else "CUDA_VISIBLE_DEVICES",
@@ -63,7 +64,7 @@ def check_weights(resolved: ResolvedConfig, weights: int) -> None:
     free = memory.cache_budget(None) - usual_temporaries(memory)
     if free < 0:
         would_fit = resolved.dtype == "float32" and free + weights // 2 >= 0
-        raise CapacityError(capacity_problem(memory) + ("; would fit: --dtype bfloat16" if would_fit else ""))
+        raise CapacityError(capacity_problem(memory) + ("; this would fit: --dtype bfloat16" if would_fit else ""))
 
 
 def _this_machine() -> TargetDevices:
@@ -111,7 +112,7 @@ def choose_devices(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Res
     assert memory is not None
     if (fitted.max_num_seqs, fitted.max_num_batched_tokens) != (resolved.max_num_seqs, resolved.max_num_batched_tokens):
         logger.info(
-            "steps have up to %d requests and %d tokens, not %d and %d: memory is short",
+            "memory is short: steps have up to %d requests and %d tokens instead of %d and %d",
             fitted.max_num_seqs,
             fitted.max_num_batched_tokens,
             resolved.max_num_seqs,
@@ -135,4 +136,4 @@ def _sizes(resolved: ResolvedConfig, target: TargetDevices) -> Iterator[Resolved
 
 def _with_advice(problem: str, resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse) -> str:
     changes = advise(resolved, target, memory, None)
-    return f"{problem}; would fit: {', or '.join(changes)}" if changes else problem
+    return f"{problem}; this would fit: {', or '.join(changes)}" if changes else problem

@@ -85,7 +85,7 @@ def usable_memory(resolved: ResolvedConfig, target: TargetDevices) -> int:
 def capacity_problem(memory: MemoryUse) -> str:
     """What to say where there is no room for a KV cache."""
     needed, usable = (memory.weights + memory.state) / 2**30, memory.usable / 2**30
-    return f"weights and state need {needed:.1f} GiB on each device, and {usable:.1f} GiB are usable"
+    return f"weights and state need {needed:.1f} GiB on each device, but only {usable:.1f} GiB are usable"
 
 
 def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
@@ -145,7 +145,7 @@ def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Network | No
     seconds = time.perf_counter() - start
     stats = compiled.memory_analysis()
     if stats is None:
-        raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
+        raise CapacityError("this backend does not report how much memory a step needs; set kv_cache_memory_bytes")
     # On CPU code counts as nothing: it lies in memory that is not the cache's.
     cost = None if network is None else program_cost(parse(compiled.as_text() or ""), network)
     return CompiledStep(bucket, seconds, int(stats.temp_size_in_bytes), int(stats.generated_code_size_in_bytes), cost)
@@ -188,7 +188,7 @@ def memory_limit(resolved: ResolvedConfig, target: TargetDevices) -> int:
         if "bytes_limit" in stats:
             return int(stats["bytes_limit"])
     if target.chip is None:
-        raise CapacityError(f"the size of this device's memory is unknown: {target.devices[0].device_kind}")
+        raise CapacityError(f"unknown memory size of this device: {target.devices[0].device_kind}")
     return target.chip.hbm_bytes
 
 

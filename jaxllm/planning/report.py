@@ -206,7 +206,7 @@ def _together(resolved: ResolvedConfig, target: TargetDevices, bucket: Bucket, s
 
 
 def compiler_estimate(compiled: CompiledStep, guess: StepEstimate | None) -> CompilerEstimate | None:
-    """Of a compiled step, whose attention takes what the roofline says."""
+    """Estimate for a compiled step, whose attention takes what the roofline says."""
     cost = compiled.cost
     if cost is None or guess is None:
         return None

@@ -44,7 +44,7 @@ class StepEstimate(msgspec.Struct, frozen=True):
     """'decode' or 'prefill'."""
     seconds: float
     tokens_per_second: float
-    """Of all devices together: generated, or of the prompt."""
+    """Throughput of all devices together, in generated or prompt tokens."""
     bound: str
     """'memory', 'compute' or 'links': what the longest part waits for."""
     matrices: float
@@ -113,7 +113,7 @@ def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: 
     item = jnp.dtype(resolved.dtype).itemsize
     table = resolved.vocab_size * model.hidden_size
     embeds, gives_logits = stage is None or stage.is_first, stage is None or stage.is_last
-    # Of the embedding only single rows are read, unless it gives the logits as well; of experts those that are chosen.
+    # Only single rows of the embedding are read, unless it is also the output layer, and only the chosen experts.
     unread = _unread_experts(model, tokens, item)
     if embeds and not (model.tie_word_embeddings and gives_logits):
         unread += table * _bytes_each(model.weight_types, "embedding", item)
@@ -248,7 +248,7 @@ def _unread_experts(model: ModelConfig, tokens: int, item: int) -> float:
 
 
 def _bytes_each(types: "tuple[tuple[str, WeightType], ...]", name: str, item: int) -> float:
-    """Of a number of the matrix with that name, with its part of a scale; `item` is the size of an ordinary one."""
+    """Bytes per value of the matrix with that name, including its share of scales; `item` is the unquantized size."""
     kind = dict(types).get(name)
     if kind is None:
         return item

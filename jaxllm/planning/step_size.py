@@ -14,11 +14,11 @@ from jaxllm.planning.memory import MemoryUse, estimate_memory
 from jaxllm.planning.target import TargetDevices
 
 STEP_SHARE = 1 / 8
-"""Of the memory besides the weights, what a step of a default size may take for itself: the rest is KV cache."""
+"""Share of the memory besides the weights that a step of the default size may use: the rest is KV cache."""
 
 
 STATES_SHARE = 1 / 2
-"""Of what is left for caches, what states of recurrent layers may take for the requests of such a step."""
+"""Share of the remaining cache memory that recurrent states may take for the requests of such a step."""
 
 
 def with_step_size(resolved: ResolvedConfig, target: TargetDevices) -> tuple[ResolvedConfig, MemoryUse]:
@@ -73,7 +73,7 @@ def _fits(resolved: ResolvedConfig, memory: MemoryUse) -> bool:
 def step_bytes(resolved: ResolvedConfig) -> int:
     """Temporaries of the largest step on each device, at most: activations of the widest layer, and copies of logits.
 
-    Of what this says for 256 requests and 8,192 tokens, libtpu needs 0.6 for Llama-3.1-8B on a v6e and 0.5 for
+    Relative to this estimate for 256 requests and 8,192 tokens, libtpu needs 0.6 for Llama-3.1-8B on a v6e and 0.5 for
     Llama-3.2-1B on a v5e; XLA for GPUs needs 0.9 for Llama-3-8B on an A100.
     """
     model, devices = resolved.model, resolved.num_devices

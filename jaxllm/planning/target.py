@@ -75,7 +75,7 @@ def find_target(device: str | None, topology: str | None, count: int) -> TargetD
     if chip is not None and is_absent(device):
         return _absent(chip, topology, count)
     if topology is not None:
-        raise ConfigError(f"--topology {topology}: only for a --device that is a TPU ({_tpus()})")
+        raise ConfigError(f"--topology {topology}: requires a TPU as --device ({_tpus()})")
     import jax
 
     here = jax.local_devices()[0]
@@ -84,7 +84,7 @@ def find_target(device: str | None, topology: str | None, count: int) -> TargetD
         return TargetDevices(tuple(jax.local_devices()), absent=False, chip=found, topology="")
     if chip is not None or device in ("gpu", "cuda", "tpu"):
         raise ConfigError(
-            f"--device {device}: there is none here, and only TPUs can be planned for without one ({_tpus()})"
+            f"--device {device}: this machine has none, and only TPUs can be planned without one ({_tpus()})"
         )
     raise ConfigError(f"--device {device}: unknown{nearest(str(device), CHIPS)} (known: cpu, {', '.join(CHIPS)})")
 
@@ -99,7 +99,8 @@ def _absent(chip: Chip, topology: str | None, count: int) -> TargetDevices:
     sizes = [int(size) if size.isdecimal() else 0 for size in shape.split("x")]
     if not 2 <= len(sizes) <= 3 or min(sizes) < 1:
         raise ConfigError(
-            f"--topology {shape}: expected the chips along each axis, such as {chip.topology.partition(':')[2]}"
+            f"--topology {shape}: expected the number of chips along each axis, such as "
+            f"{chip.topology.partition(':')[2]}"
         )
     options: dict[str, Any] = dict(chip.topology_options)
     if math.prod(sizes) < _USUAL_HOST or math.prod(sizes) in _HOST_SIZES.get(chip.name, {}):
@@ -107,7 +108,7 @@ def _absent(chip: Chip, topology: str | None, count: int) -> TargetDevices:
         options["chips_per_host_bounds"] = (*sizes, 1)[:3]
     devices = _describe(f"{chip.name}:{shape}", options)
     if len(devices) < count:
-        raise ConfigError(f"--topology {shape}: has {len(devices)} devices, and the engine needs {count}")
+        raise ConfigError(f"--topology {shape}: has {len(devices)} devices, but the engine needs {count}")
     return TargetDevices(tuple(devices), absent=True, chip=chip, topology=shape)
 
 
@@ -130,4 +131,4 @@ def _describe(name: str, options: dict[str, Any]) -> list[Any]:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices)
     except JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"libtpu knows no topology {name}: {reason}") from error
+        raise ConfigError(f"libtpu does not support topology {name}: {reason}") from error

@@ -38,7 +38,7 @@ class PoolingLimits:
     def too_long(self, length: str) -> PromptTooLongError:
         """The error for a text of this length."""
         return PromptTooLongError(
-            f"the text has {length}, and this model reads at most {self.max_model_len} tokens; shorten it or set "
+            f"the text has {length}, but this model accepts at most {self.max_model_len} tokens; shorten it or set "
             "truncate_prompt_tokens",
             "prompt",
         )
@@ -48,25 +48,28 @@ class PoolingLimits:
         tasks = self.pooling.tasks
         task = params.task or tasks[0]
         if task not in tasks:
-            raise RequestError(f"task={quoted(task)}: {self.model} does {', '.join(tasks)}", "task")
+            raise RequestError(f"task={quoted(task)}: {self.model} supports {', '.join(tasks)}", "task")
         if task != "token_classify":
             for name in ("step_tag_id", "returned_token_ids"):
                 if getattr(params, name) is not None:
-                    raise RequestError(f"{name}: is for task='token_classify', not for task={quoted(task)}", name)
+                    raise RequestError(f"{name}: requires task='token_classify', not task={quoted(task)}", name)
         if task in ("embed", "token_embed"):
             if params.activates is not None:
                 raise RequestError(
-                    f"use_activation: is for class scores, not for task={quoted(task)}", "use_activation"
+                    f"use_activation: applies to class scores, not to task={quoted(task)}", "use_activation"
                 )
             self._check_dimensions(params.dimensions)
             return
         for name in ("dimensions", "normalize"):
             if getattr(params, name) is not None:
-                raise RequestError(f"{name}: is for embeddings, not for task={quoted(task)}", name)
+                raise RequestError(f"{name}: applies to embeddings, not to task={quoted(task)}", name)
         classes = len(self.pooling.labels) or 1
         beyond = [index for index in params.returned_token_ids or () if index >= classes]
         if beyond:
-            raise RequestError(f"returned_token_ids: {beyond[0]}: there are {classes} classes", "returned_token_ids")
+            raise RequestError(
+                f"returned_token_ids: {beyond[0]} is out of range: the model has {classes} classes",
+                "returned_token_ids",
+            )
 
     def _check_dimensions(self, wanted: int | None) -> None:
         size, allowed = self.pooling.size, self.pooling.matryoshka
@@ -74,11 +77,11 @@ class PoolingLimits:
             return
         if allowed is None:
             raise RequestError(
-                f"dimensions={wanted}: {self.model} says nothing of shorter embeddings than {size}; if it was trained "
+                f"dimensions={wanted}: {self.model} declares no embeddings shorter than {size}; if it was trained "
                 """for them (Matryoshka), start with --pooler-config '{"matryoshka": true}'""",
                 "dimensions",
             )
         if wanted > size:
-            raise RequestError(f"dimensions={wanted}: embeddings of {self.model} have {size}", "dimensions")
+            raise RequestError(f"dimensions={wanted}: embeddings of {self.model} have {size} dimensions", "dimensions")
         if allowed and wanted not in allowed:
             raise RequestError(f"dimensions={wanted}: choose one of {', '.join(map(str, allowed))}", "dimensions")

@@ -19,11 +19,11 @@ def override(settings: PoolingSettings, given: Mapping[str, Any]) -> PoolingSett
         if name not in KNOWN:
             raise ConfigError(f"pooler_config: unknown key {name!r}{nearest(name, KNOWN)} (known: {', '.join(KNOWN)})")
     if ANSWERS in given and not settings.answers:
-        raise ConfigError(f"pooler_config: {ANSWERS}: only models that generate choose between tokens")
+        raise ConfigError(f"pooler_config: {ANSWERS}: only generative models choose between tokens")
     step = given.get("step_tag_id")
     if step is not None:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ConfigError(f"pooler_config: step_tag_id={step!r}: must be the id of a token")
+            raise ConfigError(f"pooler_config: step_tag_id={step!r}: must be a token ID")
         settings = replace(settings, step_token_id=step)
     for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type"):
         if given.get(name) is not None:
@@ -44,7 +44,7 @@ def _with_type(settings: PoolingSettings, name: str, value: Any) -> PoolingSetti
         return replace(settings, step_token_id=None)
     if chosen == "step":
         if settings.step_token_id is None:
-            raise ConfigError(f"pooler_config: {name}={value!r}: give step_tag_id, the token behind a step, too")
+            raise ConfigError(f"pooler_config: {name}={value!r}: requires step_tag_id, the token that ends a step")
         return settings
     return replace(settings, pooling_type=chosen)  # type: ignore[arg-type]
 
@@ -59,5 +59,5 @@ def _switched(settings: PoolingSettings, name: str, value: Any) -> PoolingSettin
 
 def _with_task(settings: PoolingSettings, task: Any) -> PoolingSettings:
     if task not in settings.tasks:
-        raise ConfigError(f"pooler_config: task={task!r}: this model does {', '.join(settings.tasks)}")
+        raise ConfigError(f"pooler_config: task={task!r}: this model supports {', '.join(settings.tasks)}")
     return replace(settings, only=task)

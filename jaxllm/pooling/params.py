@@ -50,9 +50,9 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
     truncation_side: str | None = None
     """Which end of the text is lost then: left or right; None: right."""
     step_tag_id: int | None = None
-    """Of the scores of tokens, only those of tokens with this id; None: as the model says, mostly of all."""
+    """Return only the scores of tokens with this ID; None: as the model is configured, usually of all tokens."""
     returned_token_ids: list[int] | None = None
-    """Of the scores of a token, only those of the classes with these numbers."""
+    """Return only the scores of the classes with these numbers."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -81,7 +81,7 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
             _check_index("returned_token_ids", index)
         given = {value for value in (self.use_activation, self.activation, self.softmax) if value is not None}
         if len(given) > 1:
-            raise RequestError("use_activation, activation and softmax mean the same: give one", "use_activation")
+            raise RequestError("use_activation, activation and softmax are synonyms: give only one", "use_activation")
 
     @property
     def activates(self) -> bool | None:

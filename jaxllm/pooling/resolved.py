@@ -43,10 +43,12 @@ def resolve_pooling_config(config: EngineConfig) -> ResolvedPoolingConfig:
     devices = resolved.num_devices * resolved.data_shards
     if devices > 1:
         raise ConfigError(
-            f"tensor_parallel_size={devices}: pooling models run on one device so far; start several servers"
+            f"tensor_parallel_size={devices}: pooling models run on one device; start several servers instead"
         )
     if config.compile.executables is not None:
-        raise ConfigError("executables: bundles are for models that generate; pooling models keep theirs by themselves")
+        raise ConfigError(
+            "executables: bundles exist for generative models only; pooling models use the compilation cache"
+        )
     try:
         settings = read_settings(config.model, resolved.folder, resolved.model)
         settings = override(settings, config.model.pooler_config or {})
@@ -55,7 +57,9 @@ def resolve_pooling_config(config: EngineConfig) -> ResolvedPoolingConfig:
     given = resolved.model.embedding_size
     for first, *_ in settings.outputs.projections.values():
         if first.in_size != given:
-            raise ConfigError(f"{first.path or first.name} takes {first.in_size} numbers, and the model gives {given}")
+            raise ConfigError(
+                f"{first.path or first.name} expects {first.in_size} inputs, but the model has {given} outputs"
+            )
     longest = resolved.max_model_len
     if settings.max_length is not None and config.model.max_model_len is None:
         longest = min(longest, settings.max_length)

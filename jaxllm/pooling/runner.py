@@ -159,7 +159,7 @@ class PoolingRunner:
         return params.dimensions or size, normalize
 
     def _asked(self, data: np.ndarray, request: PoolingRequest) -> np.ndarray:
-        """Of the results [length, O] of all tokens, those of the tokens and classes that were asked for."""
+        """The requested tokens and classes of the results [length, O] of all tokens."""
         settings, params, token_ids = self._shape.settings, request.params, request.prompt_token_ids
         if params.returned_token_ids:
             data = data[:, params.returned_token_ids]

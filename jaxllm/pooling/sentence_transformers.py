@@ -44,13 +44,13 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         raise ModelError(f"{path}: expected a list of modules with 'type' and 'path'") from None
     outside = [where for _, where in kinds if not isinstance(where, str) or not _is_inside(where)]
     if outside:
-        raise ModelError(f"{path}: path {outside[0]!r} does not stay in this folder")
+        raise ModelError(f"{path}: path {outside[0]!r} leaves this folder")
     unknown = [kind for kind, _ in kinds if kind not in KNOWN]
     if unknown:
         raise ModelError(f"{path}: module {unknown[0]!r} is not supported (known: {', '.join(KNOWN)})")
     order = [KNOWN.index(kind) for kind, _ in kinds]
     if order != sorted(order):
-        raise ModelError(f"{path}: modules in another order than {', '.join(KNOWN)} are not supported")
+        raise ModelError(f"{path}: modules must be in the order {', '.join(KNOWN)}")
     pooling = next((where for kind, where in kinds if kind == "Pooling"), None)
     dense = _dense(folder, [where for kind, where in kinds if kind == "Dense"])
     return SentenceTransformers(
@@ -70,7 +70,7 @@ def _dense(folder: Path, paths: list[str]) -> tuple[DenseLayer, ...]:
     layers = tuple(read_dense(folder, path) for path in paths)
     for first, then in pairwise(layers):
         if first.out_size != then.in_size:
-            raise ModelError(f"{folder / then.path}: takes {then.in_size} numbers, and gets {first.out_size}")
+            raise ModelError(f"{folder / then.path}: expects {then.in_size} inputs, but gets {first.out_size}")
     return layers
 
 
@@ -87,7 +87,9 @@ def _pooling_type(folder: Path) -> Literal["last", "mean", "cls"]:
         return _FLAGS[chosen[0]]  # type: ignore[return-value]
     if len(chosen) == 1 and chosen[0] in _MODES:
         return _MODES[chosen[0]]
-    raise ModelError(f"{file.source}: pooling by {chosen or 'nothing'} is not supported (known: last token, mean, cls)")
+    raise ModelError(
+        f"{file.source}: pooling with {chosen or 'nothing'} is not supported (known: last token, mean, cls)"
+    )
 
 
 def _max_length(folder: Path) -> int | None:

@@ -130,7 +130,8 @@ def read_settings(options: ModelOptions, folder: Path, model: ModelConfig) -> Po
     if use == "generate":
         if options.convert == "none":
             raise ConfigError(
-                f"convert='none': {architecture} generates; give convert='embed' or 'classify', or runner='generate'"
+                f"convert='none': {architecture} is a generative model; give convert='embed' or 'classify', or "
+                "runner='generate'"
             )
         use = "embed"
     found = read_sentence_transformers(folder)
@@ -174,7 +175,7 @@ def _late_interaction(
     size = next((file.integer(key) for key in VECTOR_SIZES if file.has(key)), layers[-1].out_size)
     if size != layers[-1].out_size:
         key = next(key for key in VECTOR_SIZES if file.has(key))
-        raise file.wrong(key, f"{layers[-1].out_size}, as the layer behind the tokens has it")
+        raise file.wrong(key, f"{layers[-1].out_size}, the output size of the layer applied to tokens")
     return replace(settings, only="token_embed", token_dense=layers)
 
 

@@ -50,7 +50,7 @@ class PoolingShape:
 def make_step(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, bucket: Bucket) -> Callable[..., Any]:
     """The function `(parameters, packed) -> (results float32 [R, O], hidden states [T, D])` of one bucket.
 
-    Of a model whose results are of tokens, results are [T, O] and there are no hidden states.
+    For a model with results per token, results are [T, O] and there are no hidden states.
     """
     layout = shape.layout(bucket)
 

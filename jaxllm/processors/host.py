@@ -79,22 +79,21 @@ class HostProcessor:
                 failures = {row: found[index] for row, index in enumerate(indexes) if index in found}
                 for row, error in failures.items():
                     name = requests[row].request_id
-                    logger.error("the logits processor %s has failed for %s", self.name, name, exc_info=error)
+                    logger.error("logits processor %s failed for %s", self.name, name, exc_info=error)
         except Exception as error:
-            logger.exception("the logits processor %s has failed", self.name)
+            logger.exception("logits processor %s failed", self.name)
             changed, failures = logits, dict.fromkeys(range(len(requests)), error)
         seconds, now = time.monotonic() - began, time.monotonic()
         if seconds > SLOW_SECONDS and now - self._last_log >= SECONDS_BETWEEN_LOGS:
             self._last_log = now
             logger.warning(
-                "the logits processor %s took %.0f ms for %d rows: all requests of the engine wait for it",
+                "logits processor %s took %.0f ms for %d rows, and delays all requests of the engine",
                 self.name,
                 1000 * seconds,
                 len(requests),
             )
         return changed, {
-            row: f"the logits processor {self.name} has failed: {type(error).__name__}"
-            for row, error in failures.items()
+            row: f"logits processor {self.name} failed: {type(error).__name__}" for row, error in failures.items()
         }
 
     def forget(self, request: Request) -> None:
@@ -118,7 +117,7 @@ class HostProcessor:
         found = self._processor.apply(given if self._torch is None else self._torch.from_numpy(given))
         changed = np.asarray(found)
         if changed.shape != given.shape or changed.dtype.kind != "f":
-            raise ValueError(f"apply returned {changed.dtype} {changed.shape}, and must return float32 {given.shape}")
+            raise ValueError(f"apply returned {changed.dtype} {changed.shape} but must return float32 {given.shape}")
         changed = changed.astype(np.float32, copy=False)
         return changed if in_order else changed[index]
 

@@ -44,7 +44,7 @@ def _found(name: str) -> Any:
 
 def _hint(module: str, path: str) -> str:
     if module == "__main__" or "<locals>" in path:
-        return "; engines in processes of their own need a class of a module that can be imported"
+        return "; engines in separate processes need a class of an importable module"
     return ""
 
 
@@ -56,10 +56,10 @@ def _entry_point(name: str) -> Any:
         for each in entry_points(group=group, name=name):
             return each.load()
     known = sorted({each.name for group in GROUPS for each in entry_points(group=group)})
-    installed = f"installed are {', '.join(known)}" if known else "none is installed"
+    installed = f"installed: {', '.join(known)}" if known else "none is installed"
     raise ConfigError(
-        f"logits_processors={name!r}: give package.module:Class, or the name of an entry point of the group "
-        f"{GROUPS[0]}; {installed}"
+        f"logits_processors={name!r}: expected package.module:Class, or the name of an entry point of the group "
+        f"{GROUPS[0]} ({installed})"
     )
 
 
@@ -78,6 +78,6 @@ def _checked(name: str, found: Any) -> type:
     lacking = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if lacking:
         raise ConfigError(
-            f"logits_processors={str(name)!r}: has no {', '.join(lacking)}; see jaxllm.v1.sample.logits_processor"
+            f"logits_processors={str(name)!r}: lacks {', '.join(lacking)}; see jaxllm.v1.sample.logits_processor"
         )
     return found

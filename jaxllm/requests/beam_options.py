@@ -68,7 +68,7 @@ class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
         for field in msgspec.structs.fields(type(params)):
             if field.name in _IGNORED and getattr(params, field.name) not in (field.default, [], {}):
                 raise RequestError(
-                    f"{field.name}: is not compatible with beam search, which ranks continuations by the model's own "
+                    f"{field.name} cannot be combined with beam search, which ranks continuations by the model's own "
                     "probabilities",
                     field.name,
                 )

@@ -47,7 +47,7 @@ class CheckedNames(msgspec.StructMeta):
             ours = self.synonyms.get(name, name)
             if ours in self.__struct_fields__:
                 if ours != name and given.get(ours) is not None:
-                    raise RequestError(f"{name}: the same as {ours}, and both are given", name)
+                    raise RequestError(f"{name}: a synonym of {ours}; give only one of them", name)
                 found[ours] = value
             elif name not in self.neutral:
                 raise RequestError(self._unknown(name, self.__struct_fields__), name)

@@ -14,4 +14,4 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 NOBODY = Owner()
-"""Of requests that all have the same owner, as in a script."""
+"""Owner of requests that all have the same owner, as in a script."""

@@ -60,7 +60,7 @@ class Request:
     kept_ends: tuple[int, ...] = ()
     """In pages: where others are likely to go on from it, in order."""
     group: "SequenceGroup | None" = None
-    """Of a sequence that runs together with others."""
+    """The group of a sequence that runs together with others."""
     constraint: "Constraint | None" = None
     grammar_bytes: int = 0
     """Memory that its grammar takes when compiled, where that is known."""

@@ -30,7 +30,7 @@ MAX_EXTRA_BYTES: Final = 2**16
 """Most bytes of a request's `extra_args`, as they are sent."""
 
 MAX_EXTRA_BYTES_OF_ALL: Final = 2**22
-"""The same times the request's sequences: each of them is sent its own."""
+"""The limit times the request's sequences: each of them is sent its own copy."""
 
 MAX_LISTED_TOKENS: Final = 2**19
 """Most token ids in the lists of a request times its sequences: each of them is sent the lists, and keeps them."""

@@ -53,7 +53,7 @@ class _Names(CheckedNames):
     synonyms: ClassVar[dict[str, str]] = {"guided_decoding": "structured_outputs"}
     reasons: ClassVar[dict[str, str]] = {
         "logits_processors": "give classes to LLM(logits_processors=[...]), and extra_args to requests",
-        "flat_logprobs": "logprobs are a dictionary for each token",
+        "flat_logprobs": "logprobs are always a dictionary per token",
     }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "flat_logprobs": (False,),
@@ -77,50 +77,50 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """
 
     n: int = 1
-    """Sequences to return. Greedy decoding gives the same one every time."""
+    """Number of sequences to return. With greedy decoding all are equal."""
     best_of: int | None = None
-    """Sequences to generate, of which the `n` most likely are returned. None: `n`."""
+    """Number of sequences to generate, of which the `n` most likely are returned. None: `n`."""
     presence_penalty: float = 0.0
-    """Subtracted from the logit of every token the output already holds, in [-2, 2]."""
+    """Subtracted from the logit of every token that occurs in the output, in [-2, 2]."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit once for every time the output holds it, in [-2, 2]."""
+    """Subtracted from a token's logit once for every occurrence in the output, in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides the positive and multiplies the negative logits of tokens in prompt or output; greater than 0."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output; greater than 0."""
     temperature: float = 1.0
     """Divides the logits; 0 means greedy decoding."""
     top_p: float = 1.0
-    """Keep the smallest set of most likely tokens whose probability reaches this, in (0, 1]."""
+    """Keep the smallest set of most likely tokens whose total probability reaches this value, in (0, 1]."""
     top_k: int = 0
     """Keep this many of the most likely tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
     """Keep tokens at least this likely relative to the most likely one, in [0, 1]."""
     seed: int | None = None
-    """Same seed, same tokens, whatever else runs. 64-bit signed; None or -1: the engine chooses."""
+    """Equal seeds give equal tokens, whatever else runs. 64-bit signed; None or -1: the engine chooses."""
     stop: str | list[str] | None = None
     """Strings that end the output; kept as a list once checked."""
     stop_token_ids: list[int] | None = None
-    """Tokens that end the output, besides the model's end tokens."""
+    """Tokens that end the output, in addition to the model's end tokens."""
     bad_words: list[str] | None = None
-    """Texts that may not be generated."""
+    """Strings that must not be generated."""
     include_stop_str_in_output: bool = False
-    """Leave the stop string in the text."""
+    """Keep the stop string in the text."""
     ignore_eos: bool = False
-    """Go on after the model's end token."""
+    """Continue after the model's end token."""
     max_tokens: int | None = 16
-    """Most tokens to generate; None: up to the model's length."""
+    """Maximum number of tokens to generate; None: up to the model's length."""
     min_tokens: int = 0
     """End and stop tokens are forbidden until this many tokens are generated."""
     logprobs: int | None = None
-    """Alternatives per output token to return besides the chosen one; -1: the whole vocabulary."""
+    """Number of alternatives to return per output token, in addition to the chosen one; -1: the whole vocabulary."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for the prompt's tokens."""
+    """Number of alternatives to return per prompt token, as `logprobs` for the output."""
     logprob_token_ids: list[int] | None = None
-    """Tokens, at most 128, whose log-probabilities are returned alongside that of the chosen one at each place of the
-    output, in this order and without ranks. They take the place of the most likely ones: `logprobs` becomes 0."""
+    """Tokens, at most 128, whose log-probabilities are returned in addition to the chosen one's at each position of the
+    output, in this order and without ranks. They replace the most likely tokens: `logprobs` becomes 0."""
     detokenize: bool = True
     """Turn the tokens into text."""
     skip_special_tokens: bool = True
-    """Leave special tokens out of the text."""
+    """Omit special tokens from the text."""
     spaces_between_special_tokens: bool = True
     """Put spaces between special tokens in the text."""
     truncate_prompt_tokens: int | None = None
@@ -130,20 +130,20 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     allowed_token_ids: list[int] | None = None
     """Only these tokens may be generated."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The form of the output, as an object of one field such as regex or json; see docs/structured_outputs.md."""
+    """Constraint on the output, as an object with one field such as regex or json; see docs/structured_outputs.md."""
     thinking_token_budget: int | None = None
-    """Most tokens of reasoning, then it is ended; only where the model's reasoning has an end that is known."""
+    """Maximum number of reasoning tokens, after which reasoning ends; only for models with a known end of reasoning."""
     repetition_detection: RepetitionDetectionParams | None = None
-    """Ends an output that goes in circles, with the finish reason "repetition": a pattern of `min_pattern_size` to
+    """End an output that repeats itself, with the finish reason "repetition": a pattern of `min_pattern_size` to
     `max_pattern_size` tokens, `min_count` times in a row."""
     stream_interval: int | None = None
-    """Tokens that a stream brings at a time, after the first; None, or less than the engine's: that of the engine."""
+    """Number of tokens per chunk of a stream, after the first; the engine's value is the default and the minimum."""
     skip_reading_prefix_cache: bool | None = None
-    """Compute the whole prompt, though its beginning may be cached; others still find it."""
+    """Compute the whole prompt, even if its beginning is cached; later requests can still reuse it."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    """What each result of `AsyncLLM.generate` or `LLMEngine.step` has. `LLM` and servers have ways of their own."""
+    """Content of each result of `AsyncLLM.generate` or `LLMEngine.step`. `LLM` and servers ignore it."""
     extra_args: dict[str, Any] | None = None
-    """Goes along with the request, for an operator's extensions; values are those of JSON, at most 64 KiB."""
+    """JSON values passed along with the request for custom extensions, at most 64 KiB."""
     beam_search: BeamOptions | None = None
     """Internal: what `LLM.beam_search` and `use_beam_search` ask for."""
     bad_words_token_ids: list[list[int]] | None = None
@@ -216,9 +216,9 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     def check_streamable(self) -> None:
         """Raise `RequestError` where it is known only at the end what is returned."""
         if self.beam_search is not None:
-            raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
+            raise RequestError("beam search cannot be streamed: the best beams are known only at the end", "stream")
         if self.best_of is not None and self.best_of > self.n:
-            message = f"best_of={self.best_of} cannot be streamed: which {self.n} are best is known at the end"
+            message = f"best_of={self.best_of} cannot be streamed: the best {self.n} are known only at the end"
             raise RequestError(message, "best_of")
 
     def end_token_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
@@ -252,14 +252,14 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
 def _stop(name: str, value: Any) -> Any:
     texts = list_of(text, "a string or a list of strings")(name, [value] if isinstance(value, str) else value)
     check_at_most(name, len(texts), MAX_STOPS, "different strings")
-    check_at_most(name, sum(map(len, texts)), MAX_STOP_CHARACTERS, "characters in all")
+    check_at_most(name, sum(map(len, texts)), MAX_STOP_CHARACTERS, "characters in total")
     return texts
 
 
 def _bad_words(name: str, value: Any) -> list[str]:
     texts: list[str] = list_of(text, "a list of strings")(name, value)
     check_at_most(name, len(texts), MAX_BAD_WORDS, "different strings")
-    check_at_most(name, sum(map(len, texts)), MAX_BAD_WORD_CHARACTERS, "characters in all")
+    check_at_most(name, sum(map(len, texts)), MAX_BAD_WORD_CHARACTERS, "characters in total")
     return texts
 
 
@@ -267,7 +267,9 @@ def _bad_words_token_ids(name: str, value: Any) -> list[list[int]]:
     """What is wrong here came from `bad_words`, which is what its sender knows."""
     words: list[list[int]] = list_of(_word_ids, "a list of lists of token ids", unique=False)(name, value)
     check_at_most("bad_words", len(words), 2 * MAX_BAD_WORDS, "sequences of tokens")
-    check_at_most("bad_words", sum(map(len, words)), MAX_BAD_WORD_TOKENS, "tokens in all, with and without a space")
+    check_at_most(
+        "bad_words", sum(map(len, words)), MAX_BAD_WORD_TOKENS, "tokens in total, with and without a leading space"
+    )
     return words
 
 
@@ -286,7 +288,7 @@ def _logprob_token_ids(name: str, value: Any) -> list[int]:
 
 
 _MOST_DIGITS: Final = len(str(2**31))
-"""Of a token id."""
+"""Maximum number of digits of a token ID."""
 
 
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
@@ -306,7 +308,7 @@ def _logit_bias(name: str, value: Any) -> dict[int, float]:
 
 def _beam_search(name: str, value: Any) -> BeamOptions:
     if not isinstance(value, BeamOptions):
-        raise wrong(name, value, "left out: LLM.beam_search and use_beam_search ask for beams")
+        raise wrong(name, value, "omitted: use LLM.beam_search or use_beam_search instead")
     return value
 
 
@@ -329,7 +331,7 @@ def _encoded_size(name: str, value: Mapping[str, Any]) -> int:
     except RecursionError:
         raise RequestError(f"{name}: values are nested too deeply", name) from None
     except (TypeError, ValueError, OverflowError):
-        raise wrong(name, value, "a dictionary of values that JSON has") from None
+        raise wrong(name, value, "a dictionary of JSON values") from None
 
 
 _token_id = integer("token ids: integers of at least 0", 0, 2**31 - 1)
@@ -389,7 +391,7 @@ def _check_together(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise wrong("min_tokens", params.min_tokens, f"at most max_tokens={params.max_tokens}")
     if params.stop and not params.detokenize:
-        raise wrong("stop", params.stop, "left out with detokenize=False: stop strings are found in the text")
+        raise wrong("stop", params.stop, "omitted with detokenize=False, since stop strings are matched against text")
     if params.truncate_prompt_tokens == 0:
         raise wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
@@ -401,9 +403,11 @@ def _check_together(params: SamplingParams) -> None:
     )  # fmt: skip
     if params.extra_args is not None and params.num_sequences > 1:
         size = params.num_sequences * _encoded_size("extra_args", params.extra_args)
-        check_at_most("extra_args", size, MAX_EXTRA_BYTES_OF_ALL, f"bytes in all n={params.num_sequences} sequences")
+        check_at_most(
+            "extra_args", size, MAX_EXTRA_BYTES_OF_ALL, f"bytes in total over n={params.num_sequences} sequences"
+        )
     if params.beam_search is not None and params.structured_outputs is not None:
-        raise RequestError("structured_outputs: not compatible with beam search", "structured_outputs")
+        raise RequestError("structured_outputs cannot be combined with beam search", "structured_outputs")
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:
         raise wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
     if params.beam_search is not None:
@@ -417,7 +421,7 @@ def _check_listed_tokens(num_sequences: int, *lists: Sized | None) -> None:
     listed = sum(len(each) for each in lists if each is not None)
     if listed * num_sequences > MAX_LISTED_TOKENS:
         raise RequestError(
-            f"n={num_sequences} with {listed} token ids in allowed_token_ids, logit_bias, logprob_token_ids, "
+            f"n={num_sequences} with {listed} token IDs in allowed_token_ids, logit_bias, logprob_token_ids, "
             f"stop_token_ids and bad_words: n times their number must be at most {MAX_LISTED_TOKENS}",
             "n",
         )

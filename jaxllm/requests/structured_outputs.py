@@ -25,7 +25,9 @@ KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural
 
 class _Names(CheckedNames):
     noun: ClassVar[str] = "field of structured_outputs"
-    reasons: ClassVar[dict[str, str]] = {"backend": "the engine's --structured-outputs-backend is for all requests"}
+    reasons: ClassVar[dict[str, str]] = {
+        "backend": "it is set for all requests, with the engine's --structured-outputs-backend"
+    }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "backend": (None, "auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"),
         "backend_was_auto": (False, True),
@@ -82,7 +84,7 @@ class StructuredOutputsParams(
         given = [name for name in KINDS if self._given(name)]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
-            raise RequestError(f"structured_outputs: exactly one of {', '.join(KINDS)} is needed, not {found}", None)
+            raise RequestError(f"structured_outputs: exactly one of {', '.join(KINDS)} is required, not {found}", None)
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise wrong(name, getattr(self, name), "true or false")
@@ -140,9 +142,9 @@ def _check_size(name: str, text: str) -> None:
 
 def _check_choice(value: Any) -> None:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
-        raise wrong("choice", value, "a list of non-empty strings, with at least one")
+        raise wrong("choice", value, "a non-empty list of non-empty strings")
     if len(value) > MAX_CHOICES:
-        raise RequestError(f"choice: has {len(value)} texts; at most {MAX_CHOICES} are allowed", "choice")
+        raise RequestError(f"choice: has {len(value)} strings; at most {MAX_CHOICES} are allowed", "choice")
     _check_size("choice", "".join(value))
 
 
@@ -150,7 +152,7 @@ def _check_schema(value: Any) -> None:
     if value is True:
         return
     if value is False:
-        raise wrong("json", value, "a JSON schema; false is one that nothing fulfils")
+        raise wrong("json", value, "a JSON schema other than false, which no value satisfies")
     _check_object("json", value, or_true=True)
 
 

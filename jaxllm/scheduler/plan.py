@@ -29,10 +29,10 @@ class StepPlan:
     whose rows of the page table have changed. `grouped`, int [g], is filled in by `Scheduler.update`: rows that
     sampled for a group, whose tokens nobody takes.
 
-    Of recurrent layers: `states_before` and `states_behind`, slots of states to copy (from, to) before the step and
+    For recurrent layers: `states_before` and `states_behind`, slots of states to copy (from, to) before the step and
     after it.
 
-    Of several data shards: `parts`, a plan for each, or None where it does nothing. The rows are theirs, one part's
+    For several data shards: `parts`, a plan for each, or None where it does nothing. The rows are theirs, one part's
     after the other's, and so are `samples` and `generations`; decodes are first in each part, not in the whole.
     """
 

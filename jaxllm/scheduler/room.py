@@ -14,7 +14,7 @@ from jaxllm.scheduler.table import RequestTable
 Floats = npt.NDArray[np.float64]
 
 RECOMPUTED_SHARE = 0.01
-"""Of the tokens computed, what may be computed again because somebody had to make room."""
+"""Share of the computed tokens that may be recomputed to make room for others."""
 
 
 class Room:
@@ -95,7 +95,7 @@ class Room:
     def yields(self) -> Request:
         """The one to give up its pages when they run out: of the owner with most pages, the last in order.
 
-        Of least urgent requests only.
+        Only least urgent requests are considered.
         """
         last = self._running.last
         lowest = self._table.priorities[last.slot]

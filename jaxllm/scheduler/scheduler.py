@@ -68,8 +68,8 @@ class Scheduler:
         usable, needed = pages.num_pages - 1, pages.groups.most_pages(max_model_len)
         if needed > usable:
             raise CapacityError(
-                f"max_model_len={max_model_len} needs {needed} pages of {pages.block_size} tokens, but only "
-                f"{usable} are available: at most max_model_len={pages.groups.longest(usable)}"
+                f"max_model_len={max_model_len} needs {needed} pages of {pages.block_size} tokens, but only {usable} "
+                f"are available; lower max_model_len to {pages.groups.longest(usable)} or less"
             )
         self.table = table or RequestTable(
             max_num_seqs,
@@ -119,7 +119,7 @@ class Scheduler:
 
     @property
     def num_held(self) -> int:
-        """Those of them that may not run yet."""
+        """Number of waiting requests that may not run yet."""
         return len(self._holds)
 
     @property
@@ -391,7 +391,7 @@ class Scheduler:
         """Take the tokens of a step, row after row. Returns the requests that end with it.
 
         `counts`, int32 [n], says how many each of the plan's rows has: the sampled one, and those that follow it
-        without being sampled; None: one each. `tokens` is int32 [sum of counts]. Of those after a token that ends the
+        without being sampled; None: one each. `tokens` is int32 [sum of counts]. For those after a token that ends the
         request none is taken, see `StepPlan.num_taken`.
 
         Steps are taken in the order in which they were scheduled; some may be left out when no request is unfinished.

@@ -61,7 +61,7 @@ class ShardedScheduler:
 
     @property
     def num_held(self) -> int:
-        """Those of them that may not run yet."""
+        """Number of waiting requests that may not run yet."""
         return sum(part.num_held for part in self.parts)
 
     @property

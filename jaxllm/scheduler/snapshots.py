@@ -5,7 +5,7 @@ end where a snapshot is worth having:
 
 - at the last full page of what is known when a request starts, from which the same prompt, or one that goes on, starts;
 - where the pages of another request end that began with the same tokens, such as the same system prompt;
-- every `interval` tokens, in outputs as well. Of a long prompt these are many, and only the last of a request that
+- every `interval` tokens, in outputs as well. A long prompt has many of these, and only the last of a request that
   leaves is likely to be found: so they make way before others, unless `KVManager.retention` wants them.
 """
 

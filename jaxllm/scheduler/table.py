@@ -21,7 +21,7 @@ class RequestTable:
     num_pending: int32 [S], tokens that follow the known ones and are sampled by steps still under way.
     num_computed: int32 [S], tokens whose keys and values are in the cache, or will be after the steps scheduled so far.
     block_table: int32 [S, G * W], the pages of each table in order, one table after the other; 0 after the last, and
-    where a page was given back. Of G groups of them, begins, ends: int32 [groups, S], the first page that a slot holds
+    where a page was given back. For G groups of them, begins, ends: int32 [groups, S], the first page that a slot holds
     in each table of a group, and the end of the last; num_pages: int32 [S], `ends` of the first group.
     max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.
     cuts: int32 [S], where a slot's chunk ends at the latest, for `StateSnapshots`; 0: nowhere.
@@ -175,7 +175,7 @@ class RequestTable:
         return self.block_table[slot].reshape(-1, self.width)
 
     def pages(self, slot: int) -> Int32Array:
-        """The pages of this slot in order, int32 [num_pages]: a view. Of several tables as `KVManager` has them."""
+        """The pages of this slot in order, int32 [num_pages]: a view. Several tables lie as in `KVManager`."""
         if self.groups.num_tables == 1:
             return self.block_table[slot, : self.num_pages[slot]]
         return self.tables(slot)[:, : self.ends[:, slot].max()].ravel()

@@ -17,7 +17,7 @@ THREADS: Final = 2
 thread holds now and then, would wait for all that is more important."""
 
 STACK_BYTES: Final = 16 << 20
-"""Of a thread that compiles: twice what a grammar may need in the canary process (`canary.messages.Budget`)."""
+"""Stack of a compiling thread: twice what a grammar may need in the canary process (`canary.messages.Budget`)."""
 
 MOST_BYTES: Final = 256 << 20
 """Memory of the compiled grammars that are kept."""

@@ -28,7 +28,7 @@ LIMITS: Final[dict[str, Any]] = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-"""Of work and memory, counted so that the same request always gets the same answer: by llguidance's figures about 20 ms
+"""Limits of work and memory, counted so that equal requests get equal answers: by llguidance's figures, about 20 ms
 to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
 
 SLOW_SECONDS: Final = 0.5
@@ -40,17 +40,17 @@ SLOW_FORCED_SECONDS: Final = 0.1
 FILLS_ALONE: Final = 100
 """After a slow one so many masks are computed one after the other, to find the next slow one."""
 
-_SLOW: Final = "the grammar is too complex: following it takes too long"
+_SLOW: Final = "the grammar is too complex: computing the allowed tokens takes too long"
 
 _CORES: Final = os.cpu_count() or 1
 _REWRITTEN: Final = (
     (
         re.compile(r"oneOf constraints are not supported\. Enable 'coerce_one_of'.*"),
-        "oneOf needs schemas that differ in type, or in a constant of a required property: or write anyOf",
+        "oneOf needs schemas that differ in type or in a constant of a required property; otherwise use anyOf",
     ),
     (
         re.compile(r"Resource '([^']{0,80})[^']*' is not present in a registry.*"),
-        r"$ref leads to another document, '\1', and none is fetched: put what it refers to into this schema",
+        r"$ref points to another document, '\1', which is not fetched: copy the definition into this schema",
     ),
     (
         re.compile(r"Unimplemented keys: \[(.*)\]"),
@@ -59,7 +59,7 @@ _REWRITTEN: Final = (
     (re.compile(r"(Unsatisfiable schema: Regex is empty):.*"), r"\1"),
     (
         re.compile(r"(Too many items [^)]*\)); try avoiding single-byte/short lexemes"),
-        r"\1; rules that can be read in fewer ways, or are regular expressions, need less",
+        r"\1; less ambiguous rules, or regular expressions, need fewer",
     ),
     (re.compile(r"; consider making your grammar left-recursive if it's right-recursive"), ""),
 )
@@ -189,7 +189,7 @@ def _source(form: StructuredOutputsParams, is_special: Any) -> str:
     try:
         return source_of(form, is_special)
     except RecursionError:
-        raise _error(form, "its parts are too deep inside one another") from None
+        raise _error(form, "it is nested too deeply") from None
     except ValueError as error:
         if isinstance(error, RequestError):
             raise
@@ -206,7 +206,7 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
-            f"structured outputs need the tokenizer's tokenizer.json, and there is none in {vocabulary.folder}",
+            f"structured outputs need a tokenizer.json, which is missing in {vocabulary.folder}",
             "structured_outputs",
         ) from error
     if not vocabulary.end_token_ids:
@@ -233,9 +233,9 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
 def first_line(message: str) -> str:
     """What llguidance says, without its state and without pages of grammar."""
     if message.startswith("panic"):
-        return "the grammar is too complex, or a defect of llguidance"
+        return "the grammar is too complex, or llguidance has a bug"
     message = message.split("\n<state>", maxsplit=1)[0].replace("\n<non-verbose/>", "").strip()
-    message = re.sub(r"\s*\n\s*", " | ", message or "the grammar cannot be followed any further")
+    message = re.sub(r"\s*\n\s*", " | ", message or "the grammar allows no further token")
     for pattern, better in _REWRITTEN:
         message = pattern.sub(better, message)
     return shortened(message)

@@ -100,7 +100,7 @@ def _lark_of_regex(regex: str) -> str:
 def _grammar_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     assert form.grammar is not None
     if form.grammar.lstrip().startswith("{"):
-        raise RequestError("grammar: must be in Lark's form or in GBNF, not JSON", "grammar")
+        raise RequestError("grammar: must be in Lark or GBNF syntax, not JSON", "grammar")
     lark = form.grammar
     if not is_lark_syntax(lark) and not _MARKED_RULE.search(lark):
         try:
@@ -118,7 +118,7 @@ def _tag_source(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     for begin, schema, end in structures:
         trigger = next((each for each in triggers if begin.startswith(each)), None)
         if trigger is None:
-            raise _tag_error(f"begin {quoted(begin)} starts with none of the triggers {quoted(triggers)}")
+            raise _tag_error(f"begin {quoted(begin)} does not start with any of the triggers {quoted(triggers)}")
         tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=_inner(schema, form), end=end))
     special = all(is_special(each) for each in triggers if each.startswith("<") and each.endswith(">"))
     made: str = llguidance.StructTag.to_grammar(tags, assume_special=special)
@@ -134,12 +134,12 @@ def _tag_parts(tag: Any) -> tuple[list[tuple[str, dict[str, Any], str]], list[st
     """(begin, schema, end) of each structure, and the triggers."""
     if set(tag) - {"type"} != {"structures", "triggers"}:
         found = ", ".join(sorted(set(tag) - {"type"})) or "nothing"
-        raise _tag_error(f"needs the fields structures and triggers; there is {shortened(found)}")
+        raise _tag_error(f"needs the fields structures and triggers; got {shortened(found)}")
     triggers, structures = tag["triggers"], tag["structures"]
     if not isinstance(triggers, list) or not triggers or not all(isinstance(each, str) and each for each in triggers):
-        raise _tag_error("triggers: must be a list of non-empty strings, with at least one")
+        raise _tag_error("triggers: must be a non-empty list of non-empty strings")
     if not isinstance(structures, list) or not structures:
-        raise _tag_error("structures: must be a list of objects with begin, schema and end, with at least one")
+        raise _tag_error("structures: must be a non-empty list of objects with begin, schema and end")
     parts = []
     for place, item in enumerate(structures):
         fits = isinstance(item, dict) and set(item) == {"begin", "schema", "end"}
@@ -147,7 +147,7 @@ def _tag_parts(tag: Any) -> tuple[list[tuple[str, dict[str, Any], str]], list[st
         schema = {} if schema is True else schema
         if not fits or not isinstance(schema, dict) or not all(isinstance(item[key], str) for key in ("begin", "end")):
             raise _tag_error(
-                f"structures[{place}]: must be an object with begin (text), schema (object) and end (text)"
+                f"structures[{place}]: must be an object with begin (string), schema (object) and end (string)"
             )
         parts.append((item["begin"], schema, item["end"]))
     return parts, triggers

@@ -90,7 +90,7 @@ def _on_host(array: Any) -> np.ndarray:
     if not isinstance(array, jax.Array):
         return np.asarray(array)
     if not array.is_fully_addressable:
-        raise ModelError("an array is on devices of other hosts: gather it first")
+        raise ModelError("the array is on devices of other hosts: gather it first")
     shards = array.addressable_shards
     if array.is_fully_replicated:
         return np.asarray(shards[0].data)

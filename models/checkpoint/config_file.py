@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.models.errors import ModelError
 
 MAX_BYTES = 256 * 2**20
-"""Of a file; the index of a checkpoint with many experts has tens of megabytes."""
+"""Maximum size of a file; the index of a checkpoint with many experts has tens of megabytes."""
 MOST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000, "group_size": 65_536}
 """Bounds of options that say how long something becomes."""
 
@@ -37,16 +37,16 @@ class ConfigFile:
         try:
             size = path.stat().st_size
             if size > MAX_BYTES:
-                raise ModelError(f"{path}: {size} bytes; at most {MAX_BYTES} are read")
+                raise ModelError(f"{path}: {size} bytes; at most {MAX_BYTES} are supported")
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+            raise ModelError(f"{path}: cannot read it ({error.strerror})") from None
         except UnicodeDecodeError as error:
             raise ModelError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
         except ModelError:
             raise
         except json.JSONDecodeError as error:
-            raise ModelError(f"{path}: broken JSON at line {error.lineno}: {error.msg}") from None
+            raise ModelError(f"{path}: invalid JSON at line {error.lineno}: {error.msg}") from None
         except ValueError:
             raise ModelError(f"{path}: a number has too many digits") from None
         except RecursionError:
@@ -92,8 +92,8 @@ class ConfigFile:
         for key, value in self._own.values.items():
             if value and key not in self._used and not _is_like(key, irrelevant):
                 raise ModelError(
-                    f"{self.source}: option {key!r} = {json.dumps(value)[:80]} is not known for this architecture, and "
-                    f"may change what the model computes; remove it from the file if it does not"
+                    f"{self.source}: option {key!r} = {json.dumps(value)[:80]} is unknown for this architecture, and "
+                    "may change what the model computes; if it does not, remove it from the file"
                 )
         for section in self._sections.values():
             section.check_all_used(irrelevant)

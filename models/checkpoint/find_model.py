@@ -33,15 +33,15 @@ def find_model(
         is_folder, is_there = folder.is_dir(), folder.exists()
     # A name that is too long, or another user's home that is not there.
     except (OSError, RuntimeError):
-        raise ModelError(f"model {shown!r}: there is no such folder, and no such model on the hub") from None
+        raise ModelError(f"model {shown!r}: no such local folder, and no such model on the Hub") from None
     if model and is_folder:
         return _with_config(folder)
     if model and is_there:
         if is_gguf(folder):
             return _folder_of_gguf(folder)
-        raise ModelError(f"model {shown!r} is a file; give the folder that holds config.json and the weights")
+        raise ModelError(f"model {shown!r} is a file; give the folder that contains config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
-        raise ModelError(f"model {shown!r}: there is no such folder")
+        raise ModelError(f"model {shown!r}: no such folder")
     return download_model(model, revision, download_dir, token, weights)
 
 

@@ -66,7 +66,7 @@ class HostParameter:
 
 
 def one_layer(spec: ParameterSpec) -> ParameterSpec:
-    """Of a parameter of all layers what one of them has, without a place."""
+    """One layer's part of a parameter of all layers, without a placement."""
     return replace(spec, array=jax.ShapeDtypeStruct(spec.array.shape[1:], spec.array.dtype))
 
 

@@ -49,20 +49,20 @@ def download_model(
     except ModelError:
         raise
     except errors.HFValidationError:
-        reason = "it is not a valid hub id (name or organisation/name)"
+        reason = "it is not a valid Hub ID (name or organization/name)"
     except errors.GatedRepoError:
-        reason = "access on the hub is restricted: accept its terms there and set HF_TOKEN"
+        reason = "access on the Hub is restricted: accept the terms there and set HF_TOKEN"
     except errors.RevisionNotFoundError:
-        reason = f"the hub has it, but not revision {revision!r}"
+        reason = f"the Hub has it, but not revision {revision!r}"
     except errors.RepositoryNotFoundError:
-        reason = "the hub has no such model (for a private one set HF_TOKEN)"
+        reason = "the Hub has no such model (for a private one, set HF_TOKEN)"
     except errors.LocalEntryNotFoundError:
-        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-        reason = f"it is not in the local hub cache, and {offline}"
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
+        reason = f"it is not in the local Hub cache, and {offline}"
     except Exception as error:  # noqa: BLE001 - the client's transport, and with it the type, changed with every version
-        reason = f"downloading it from the hub failed: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+        reason = f"downloading it from the Hub failed: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
     where = f" (revision {revision})" if revision else ""
-    raise ModelError(f"model {model[:200]!r}{where}: there is no such local folder, and {reason}")
+    raise ModelError(f"model {model[:200]!r}{where}: no such local folder, and {reason}")
 
 
 def _check_formats(model: str, list_files: Callable[[], list[str]]) -> None:
@@ -74,4 +74,4 @@ def _check_formats(model: str, list_files: Callable[[], list[str]]) -> None:
     if not any(name.endswith(".safetensors") and "/" not in name for name in files):
         advice = advice_for_names(name for name in files if "/" not in name)
         if advice:
-            raise ModelError(f"model {model!r}: its weights on the hub are not safetensors{advice}")
+            raise ModelError(f"model {model!r}: its weights on the Hub are not safetensors{advice}")

@@ -24,7 +24,7 @@ ENDINGS = (
     ".k_proj.output_scale",
     ".v_proj.output_scale",
 )
-"""Of names of tensors that are no weights."""
+"""Patterns of names of tensors that are not weights."""
 
 _NAME = re.compile(r"\.(?P<layer>\d+)\.(?:.*\.)?(?P<what>k_scale|v_scale|kv_scale|[kv]_proj\.output_scale)$")
 _PARTS = {
@@ -59,8 +59,8 @@ def read_kv_scales(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[int, n
         for part, name in enumerate("kv"):
             if (layer, part) not in found:
                 raise ModelError(
-                    f"{checkpoint.folder}: scale '{name}_scale' of layer {layer} is missing from the checkpoint, which "
-                    f"has such scales of other layers"
+                    f"{checkpoint.folder}: scale '{name}_scale' of layer {layer} is missing from the checkpoint, "
+                    "which has scales of other layers"
                 )
         scales[layer] = np.array([found[layer, 0], found[layer, 1]], np.float32)
     return scales
@@ -69,11 +69,13 @@ def read_kv_scales(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[int, n
 def _scale(tensor: Tensor) -> float:
     where = f"{tensor.path}: tensor {tensor.name!r}"
     if tensor.shape not in ((), (1,)) or tensor.dtype not in DTYPES:
-        raise ModelError(f"{where} is {list(tensor.shape)} of {tensor.dtype}; a scale of the KV cache is one number")
+        raise ModelError(
+            f"{where} is {list(tensor.shape)} of {tensor.dtype}; a scale of the KV cache must be a single number"
+        )
     value = float(tensor.read(np.dtype(np.float32)).reshape(()))
     # Written so that NaN fails.
     if not 0 < value < float("inf"):
-        raise ModelError(f"{where} is {value}; a scale of the KV cache must be finite and above 0")
+        raise ModelError(f"{where} is {value}; a scale of the KV cache must be finite and greater than 0")
     return value
 
 
@@ -92,7 +94,7 @@ def kv_cache_scheme(folder: Path) -> str | None:
     if scheme.text("strategy", "tensor") != "tensor":
         raise scheme.wrong("strategy", "'tensor'")
     if scheme.boolean("dynamic", False) or not scheme.boolean("symmetric", True):
-        raise scheme.wrong("dynamic" if scheme.boolean("dynamic", False) else "symmetric", "as in static scales")
+        raise scheme.wrong("dynamic" if scheme.boolean("dynamic", False) else "symmetric", "the value of static scales")
     kind = scheme.text("type")
     if kind not in ("float", "int"):
         raise scheme.wrong("type", "'float' or 'int'")

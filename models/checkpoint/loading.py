@@ -34,7 +34,7 @@ def open_weights(folder: Path, load_format: str = "auto", seed: int = 0) -> "Wei
 
         return RandomWeights(seed)
     if load_format == "sharded_state":
-        raise ModelError("load format 'sharded_state' is for models that generate; read this one from its checkpoint")
+        raise ModelError("load format 'sharded_state' requires a generative model; load this one from its checkpoint")
     if load_format not in ("auto", "safetensors", "gguf"):
         raise ModelError(f"unknown load format {load_format!r} (known: auto, safetensors, gguf, dummy)")
     return Checkpoint(folder, load_format)

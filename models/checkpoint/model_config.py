@@ -86,7 +86,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(
-            f"{folder}: config.json is not there, so this is not a model folder{advice_for_other_weights(folder)}"
+            f"{folder}: not a model folder, because it has no config.json{advice_for_other_weights(folder)}"
         )
     file = config_file(folder, overrides)
     architecture = architecture_of(file)
@@ -96,7 +96,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
     section = file.section("quantization_config") or file.section("compression_config")
     if section is not None:
         if family.make_encoder is not None:
-            raise ModelError(f"{file.source}: 'quantization_config' is set, and quantised encoders are not supported")
+            raise ModelError(f"{file.source}: 'quantization_config' is set, but quantized encoders are not supported")
         # Most checkpoints are not quantised: starts are faster without the import.
         from jaxllm.models.quantization.registry import as_quantized
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 GGUF = ".gguf"
-NO_GGUF = "give one GGUF file, downloaded to a local folder, by its path"
+NO_GGUF = "download one GGUF file and give its local path"
 STATE_FILE = "sharded_state.json"
 """Says of a folder that it has an engine's parameters as they lay on its devices."""
 TOKENIZER_PROBLEM = "tokenizer_problem.txt"
 """Says, in a folder that stands for a GGUF file, why there is no tokenizer."""
 NO_PICKLES = (
-    "of PyTorch's files only pytorch_model.bin is read, or those of its index; save the model as safetensors (where "
-    "torch is installed: "
-    "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), and the tokenizer likewise)"
+    "the only PyTorch files supported are pytorch_model.bin and those in its index; save the model as safetensors "
+    "(with torch installed: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), and likewise "
+    "the tokenizer)"
 )
 
 
@@ -47,5 +47,5 @@ def advice_for_names(files: Iterable[str]) -> str:
     if all(is_gguf(name) for name in names):
         return f"{found}: {NO_GGUF}"
     if all(name.lower().endswith((".safetensors", GGUF)) for name in names):
-        return f"{found}: a single file is called model.safetensors, and several need the index they came with"
+        return f"{found}: a single file must be named model.safetensors, and several files need their index"
     return f"{found}: {NO_PICKLES}"

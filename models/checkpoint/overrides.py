@@ -37,7 +37,7 @@ def _ropes(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
     if _is_by_layer(old) or _is_by_layer(new):
         if theta is not None or scaling or (new and not _is_by_layer(new)):
             raise ModelError(
-                "hf_overrides: rope options of this model are per kind of layer; override them as "
+                "hf_overrides: this model has rope options per layer type; override them as "
                 'rope_parameters={"full_attention": {...}, ...}'
             )
         kinds = {kind: _changed(old.get(kind), each) for kind, each in (new or {}).items()}

@@ -39,7 +39,7 @@ def load_arrays(
 ) -> dict[ParameterPath, jax.Array]:
     """Read a checkpoint, tensor by tensor, each to its parameter's type and straight to the devices.
 
-    Of a parameter that is split over devices each gets its part and never more. Where devices are those of several
+    Each device gets only its part of a parameter that is split over devices. Where devices are those of several
     hosts, rows that are only for others are not read. Host memory beyond the result is the
     tensors of one parameter, and what `read_ahead` has read beyond them. `filling` takes them, if one has begun
     already. Raises `ModelError`.
@@ -84,7 +84,7 @@ def _rows_here(tensor: "Found", own: Sequence[WeightTarget], specs: Specs) -> np
         held[index[axis]] = True
     if slot.part is not None:
         held = held.reshape(slot.blocks, -1)[:, slot.part.start : slot.part.start + slot.part.size].reshape(-1)
-    # Of each row of the parameter, the number of the tensor's row that it is made of.
+    # For each row of the parameter, the index of the tensor's row that it is made of.
     made_of = slot.rows.expand(np.arange(tensor.shape[0]))
     rows = np.zeros(tensor.shape[0], np.bool_)
     rows[made_of[held]] = True
@@ -123,7 +123,10 @@ class ParameterLoader:
         """Whether a matrix has no order of inputs yet. Raises `ModelError` where it has another one."""
         known = self._orders.setdefault((slot.path, slot.layer), order)
         if known is not order and not np.array_equal(known, order):
-            raise ModelError(f"tensor {name!r}: its inputs are in another order than those of the matrices beside it")
+            raise ModelError(
+                f"tensor {name!r}: the order of its inputs differs from that of the matrices multiplied together with "
+                "it"
+            )
         return known is order
 
     def add(self, slot: WeightTarget, values: np.ndarray) -> None:

@@ -22,13 +22,13 @@ def check_matrix(tensor: MatrixTensor, slot: WeightTarget, spec: ParameterSpec) 
     if rows is None or in_size is None or tensor.shape != (rows, in_size):
         wanted = list(slot.shape) if rows is None or in_size is None else [rows, in_size]
         raise ModelError(
-            f"{tensor.path}: matrix {tensor.name!r} has shape {list(tensor.shape)}, expected {wanted}"
-            f"{'' if rows is not None else ', which is no matrix of few bits here'}"
+            f"{tensor.path}: matrix {tensor.name!r} has shape {list(tensor.shape)}, expected "
+            f"{wanted}{'' if rows is not None else ', which is not quantized here'}"
         )
     if spec.matrix is not None and common_type((tensor.kind, spec.matrix.kind)) != spec.matrix.kind:
         raise ModelError(
-            f"{tensor.path}: matrix {tensor.name!r} is {tensor.kind}, and cannot be brought to {spec.matrix.kind}, "
-            f"which the configuration says, without loss"
+            f"{tensor.path}: matrix {tensor.name!r} is {tensor.kind}, which cannot be converted without loss to "
+            f"{spec.matrix.kind}, as the configuration declares"
         )
 
 
@@ -50,7 +50,7 @@ def rows_of_all(take: TensorTransform, rows: int) -> int | None:
 
 
 def taken_rows(take: TensorTransform, array: np.ndarray, rows: int) -> np.ndarray:
-    """The same of an array whose first axis is the matrix's; the matrix is [out, in], however the checkpoint has it."""
+    """As above, for an array whose first axis is the matrix's; the matrix is [out, in] in any checkpoint."""
     match take:
         case Transposed(then=then):
             return taken_rows(then, array, rows)
@@ -87,7 +87,7 @@ def arrays_of(
         found = converted(_taken(slot, tensor), kind)
         assert found is not None, "checked before reading"
     elif not can_round_to(kind):
-        raise ModelError(f"tensor {name!r} is an ordinary one, and nothing here rounds to {kind}")
+        raise ModelError(f"tensor {name!r} is not quantized, and cannot be quantized to {kind} here")
     else:
         found = rounded(np.asarray(slot.take(tensor, slot.shape), np.float32), kind)
     for array in ("values", "scales", "offsets"):
@@ -95,7 +95,7 @@ def arrays_of(
         if values is None:
             continue
         if array != "values" and not np.isfinite(values.astype(np.float32)).all():
-            raise ModelError(f"tensor {name!r} has {array}, or numbers to make them of, that are not finite")
+            raise ModelError(f"tensor {name!r} has {array}, or values they are computed from, that are not finite")
         yield replace(slot, path=sibling(slot.path, array)), slot.rows.expand(values)
     if found.order is not None:
         yield replace(slot, path=sibling(slot.path, "order"), part=None, rows=Rows()), found.order

@@ -28,7 +28,7 @@ Job = tuple[int, Callable[[ThreadPoolExecutor], Callable[[], T]]]
 
 THREADS = 4
 AHEAD_BYTES = 128 * 2**20
-"""Of tensors that nobody has taken yet. One tensor is read ahead however large it is."""
+"""Bytes of tensors that nobody has taken yet. One tensor is read ahead however large it is."""
 PIECE_BYTES = 16 * 2**20
 """What a thread reads at a time, so that all of them read a large tensor."""
 

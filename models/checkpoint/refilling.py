@@ -39,7 +39,7 @@ class Refilling(ParameterLoader):
     def take(self, name: str, slot: WeightTarget, tensor: "np.ndarray | QuantizedMatrix") -> None:
         """See `ParameterLoader`. Raises `ModelError` for numbers that are not finite."""
         if isinstance(tensor, np.ndarray) and not all_finite(tensor):
-            raise ModelError(f"tensor {name!r} has numbers that are not finite")
+            raise ModelError(f"tensor {name!r} has values that are not finite")
         super().take(name, slot, tensor)
 
     def replace(self, path: ParameterPath, make: Callable[[], jax.Array]) -> None:
@@ -89,7 +89,7 @@ class Refilling(ParameterLoader):
         """
         for path in dict.fromkeys(path for path, _ in self._pieces):
             if path not in self.arrays:
-                raise ModelError(f"only some of the tensors of {shown(path)} were given, and it had no values before")
+                raise ModelError(f"only some of the tensors of {shown(path)} were given, but it has no previous values")
             keys = [key for key in self._pieces if key[0] == path]
             pieces = [piece for key in keys for piece in self._pieces.pop(key)]
             spec = self._specs[path]
@@ -121,7 +121,7 @@ def _patch(whole: np.ndarray, spec: ParameterSpec, pieces: Sequence[_Piece]) -> 
         by_layer.setdefault(piece[0].layer, []).append(piece)
     for layer, own in by_layer.items():
         into = whole if layer is None else whole[layer]
-        # Of the tensors' type: codes of 4 bits come two in a byte.
+        # In the tensors' type: codes of 4 bits come two in a byte.
         rows, is_new = (np.zeros(spec.layout.shape, own[0][1].dtype) for _ in range(2))
         packed, marks, unmarked = (np.zeros_like(into) for _ in range(3))
         spec.layout.pack_into(unmarked, is_new)  # A code of 0 may be kept as another number.

@@ -71,7 +71,7 @@ class Tensor:
         """Row `index` of a matrix, in its own type. Raises `ModelError` when there is none."""
         rows, *rest = self.shape
         if index >= rows:
-            raise ModelError(f"{self.path}: {self.name} has {rows} rows, and none number {index}")
+            raise ModelError(f"{self.path}: {self.name} has {rows} rows, but row {index} is needed")
         dtype = DTYPES[self.dtype]
         size = math.prod(rest) * dtype.itemsize
         start = self.start + index * size
@@ -111,7 +111,7 @@ class Tensor:
                 file.seek(self.start + begin)
                 yield file
         except OSError as error:
-            raise ModelError(f"{self.path}: cannot be read ({error.strerror})") from None
+            raise ModelError(f"{self.path}: cannot read it ({error.strerror})") from None
 
     def _convert(self, file: Any, flat: np.ndarray, source: np.dtype[Any]) -> None:
         chunk = np.empty(CHUNK_BYTES // source.itemsize, source)
@@ -135,7 +135,7 @@ class Tensor:
         while done < target.size:
             count = file.readinto(target[done:])
             if not count:
-                raise ModelError(f"{self.path}: file ended within tensor {self.name!r}")
+                raise ModelError(f"{self.path}: the file ends within tensor {self.name!r}")
             done += count
 
 
@@ -160,7 +160,7 @@ def read_header(path: Path) -> list[Tensor]:
                 raise ModelError(f"{path}: not a safetensors file, or truncated ({size} bytes, header of {length})")
             header = json.loads(file.read(length).decode("utf-8"))
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ModelError(f"{path}: cannot read it ({error.strerror})") from None
     except RecursionError:
         raise ModelError(f"{path}: corrupt safetensors header (nested too deeply)") from None
     except ValueError as error:

@@ -36,7 +36,7 @@ class Entry:
 def write_file(path: Path, entries: Sequence[Entry], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write a file of these tensors, whose arrays come in any order. Raises `OSError`.
 
-    That of a tensor may come in pieces, one after another.
+    A tensor's bytes may come in pieces, one after another.
 
     `path` must not be there yet. When this returns, all is on the disk.
     """

@@ -86,7 +86,7 @@ class Interleaved:
 
 @dataclass(frozen=True)
 class OfExpert:
-    """That of an expert in a tensor of all `count`, (count, ...), or, `in_rows`, (count * rows, ...)."""
+    """The source of an expert in a tensor of all `count`, (count, ...), or, `in_rows`, (count * rows, ...)."""
 
     count: int
     then: TensorTransform = Whole()
@@ -108,7 +108,7 @@ class AsRow:
     """A tensor that is one row of a matrix."""
 
     def shape_of(self, wanted: Shape) -> Shape:
-        """That of the row."""
+        """Shape of the row."""
         return wanted[1:]
 
     def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
@@ -121,7 +121,7 @@ class VectorAsRow:
     """The tensor itself, where it is a matrix; of a vector a matrix with one row."""
 
     def shape_of(self, wanted: Shape) -> Shape:
-        """That of the matrix."""
+        """Shape of the matrix."""
         return wanted if len(wanted) > 1 else (1, *wanted)
 
     def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
@@ -172,7 +172,7 @@ class Source:
 
 
 def source_of(name: str | Source) -> Source:
-    """Of a module whose tensors may be its own, called `name`."""
+    """The source of a module whose tensors may be its own, called `name`."""
     return name if isinstance(name, Source) else Source(name)
 
 

@@ -39,7 +39,7 @@ class StridedTensor(Tensor):
         """See `Tensor`."""
         rows, *rest = self.shape
         if index >= rows:
-            raise ModelError(f"{self.path}: {self.name} has {rows} rows, and none number {index}")
+            raise ModelError(f"{self.path}: {self.name} has {rows} rows, but row {index} is needed")
         dtype = DTYPES[self.dtype]
         start = self.start + index * self.strides[0] * dtype.itemsize
         return replace(self, shape=tuple(rest), strides=self.strides[1:], start=start).read(dtype)
@@ -66,7 +66,7 @@ def read_torch_file(path: Path) -> list[Tensor]:
         with path.open("rb") as file:
             views, starts = _read(file, path.stat().st_size, read_state_dict)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ModelError(f"{path}: cannot read it ({error.strerror})") from None
     except PickleError as error:
         raise ModelError(f"{path}: {error}") from None
     tensors = [_tensor(path, name, view, starts[view.storage.key]) for name, view in views.items()]
@@ -86,7 +86,7 @@ def read_torch_tensor(data: bytes) -> np.ndarray:
     view = views[""]
     dtype = DTYPES.get(view.storage.dtype)
     if dtype is None:
-        raise ModelError(f"a tensor of type {view.storage.dtype}, which is none of weights")
+        raise ModelError(f"a tensor of type {view.storage.dtype}, which is not supported for weights")
     if math.prod(view.shape) > view.storage.size:
         raise ModelError(f"a tensor of shape {list(view.shape)[:8]} repeats its {view.storage.size} values")
     values = np.frombuffer(data, dtype, view.storage.size, starts[view.storage.key])[view.offset :]
@@ -102,7 +102,7 @@ def _read(
     prefix = _prefix(entries)
     views = read(_pickle(file, entries[f"{prefix}/data.pkl"], size))
     if _text(file, entries.get(f"{prefix}/byteorder"), size) not in ("", "little"):
-        raise PickleError("its bytes are in big-endian order")
+        raise PickleError("big-endian byte order is not supported")
     return views, _storages(file, entries, prefix, views.values(), size)
 
 
@@ -112,8 +112,8 @@ def _entries(file: BinaryIO) -> Mapping[str, zipfile.ZipInfo]:
     if begin == _LEGACY or not begin.startswith(b"PK"):
         old = "the format of PyTorch before 1.6" if begin == _LEGACY else "not a zip archive"
         raise PickleError(
-            f"{old}, which is not read; where torch is installed, "
-            f"torch.save(torch.load(FILE, weights_only=True), NEW_FILE) converts it"
+            f"{old}, which is not supported; convert it with torch installed: torch.save(torch.load(FILE, "
+            "weights_only=True), NEW_FILE)"
         )
     try:
         with zipfile.ZipFile(_Limited(file)) as archive:
@@ -149,7 +149,7 @@ def _prefix(entries: Iterable[str]) -> str:
     """The folder inside the archive that all is in."""
     found = [name.removesuffix("/data.pkl") for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(found) != 1:
-        raise PickleError("an archive without data.pkl, so it holds no state dict of PyTorch")
+        raise PickleError("the archive has no data.pkl, so it is not a PyTorch state dict")
     return found[0]
 
 
@@ -158,15 +158,15 @@ def _place(file: BinaryIO, info: zipfile.ZipInfo, size: int) -> int:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
         raise PickleError(f"entry {info.filename[:80]!r} is compressed or encrypted")
     if info.header_offset < 0:
-        raise PickleError(f"entry {info.filename[:80]!r} begins before the file")
+        raise PickleError(f"entry {info.filename[:80]!r} begins before the start of the file")
     file.seek(info.header_offset)
     header = file.read(_LOCAL_HEADER.size)
     if len(header) != _LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
-        raise PickleError(f"entry {info.filename[:80]!r} is not where the archive's directory says")
+        raise PickleError(f"entry {info.filename[:80]!r} is not at the place given in the archive's directory")
     _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
     start = info.header_offset + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
     if start + info.file_size > size:
-        raise PickleError(f"truncated: entry {info.filename[:80]!r} ends behind the file")
+        raise PickleError(f"truncated: entry {info.filename[:80]!r} ends after the end of the file")
     return start
 
 
@@ -201,7 +201,7 @@ def _storages(
     end = 0
     for start, stop in sorted(places.values()):
         if start < end:
-            raise PickleError("two of its storages overlap")
+            raise PickleError("two storages overlap")
         end = stop
     return {key: start for key, (start, _) in places.items()}
 

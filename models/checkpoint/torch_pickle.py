@@ -58,7 +58,7 @@ def read_state_dict(data: bytes) -> dict[str, View]:
     """Tensors by name. Raises `PickleError` for anything else, and for what is not a pickle."""
     found = _run(data)
     if not isinstance(found, dict):
-        raise PickleError("it holds no dictionary of tensors")
+        raise PickleError("it does not contain a dictionary of tensors")
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, View):
             raise PickleError(f"{str(name)[:80]!r} is not a tensor")
@@ -69,7 +69,7 @@ def read_tensor(data: bytes) -> View:
     """The one tensor of a pickle. Raises `PickleError` for anything else, and for what is not a pickle."""
     found = _run(data)
     if not isinstance(found, View):
-        raise PickleError("it holds something else than one tensor")
+        raise PickleError("it does not contain exactly one tensor")
     return found
 
 
@@ -80,12 +80,12 @@ def _run(data: bytes) -> Any:
         for opcode, argument, _ in genops(data):
             step = _STEPS.get(opcode.name)
             if step is None:
-                raise PickleError(f"instruction {opcode.name} is not one of a state dict")
+                raise PickleError(f"instruction {opcode.name} does not belong in a state dict")
             step(machine, argument)
     except PickleError:
         raise
     except (ValueError, IndexError, struct.error) as error:
-        raise PickleError(f"broken pickle ({error})") from None
+        raise PickleError(f"invalid pickle ({error})") from None
     return machine.pop()
 
 
@@ -109,7 +109,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self.stack:
-            raise PickleError("broken pickle (nothing on the stack)")
+            raise PickleError("invalid pickle (nothing on the stack)")
         return self.stack.pop()
 
     def mark(self, _: Any) -> None:
@@ -118,7 +118,7 @@ class _Machine:
 
     def pop_mark(self) -> list[Any]:
         if not self.below:
-            raise PickleError("broken pickle (no mark on the stack)")
+            raise PickleError("invalid pickle (no mark on the stack)")
         items, self.stack = self.stack, self.below.pop()
         return items
 
@@ -129,7 +129,7 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index not in self.memo:
-            raise PickleError(f"broken pickle (no {index} in the memo)")
+            raise PickleError(f"invalid pickle (no {index} in the memo)")
         self.push(self.memo[index])
 
     def set_items(self, items: list[Any]) -> None:
@@ -137,21 +137,21 @@ class _Machine:
         keys, values = items[::2], items[1::2]
         # Only keys that are hashed without looking at what else is on the stack.
         if not isinstance(target, dict) or len(keys) != len(values) or not all(type(key) in (str, int) for key in keys):
-            raise PickleError("a dictionary has keys that are neither text nor numbers")
+            raise PickleError("a dictionary has keys that are neither strings nor numbers")
         target.update(zip(keys, values, strict=True))
         self.push(target)
 
     def name(self, module: Any, name: Any) -> None:
         full = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "something without a name"
         if full not in STORAGES and full not in _CALLS:
-            raise PickleError(f"{full[:200]!r} is not part of a state dict of tensors, and is not run")
+            raise PickleError(f"{full[:200]!r} does not belong in a state dict of tensors, and is not run")
         self.push(_Named(full))
 
     def reduce(self, _: Any) -> None:
         arguments, function = self.pop(), self.pop()
         call = _CALLS.get(function.name) if isinstance(function, _Named) else None
         if call is None or not isinstance(arguments, tuple):
-            raise PickleError("broken pickle (a call of something else than a function)")
+            raise PickleError("invalid pickle (a call of something that is not a function)")
         self.push(call(*arguments))
 
     def storage(self, _: Any) -> None:
@@ -159,17 +159,17 @@ class _Machine:
             case ("storage", _Named(name), str(key), _, int(size)) if name in STORAGES and size >= 0:
                 self.push(Storage(key, STORAGES[name], size))
             case _:
-                raise PickleError("broken pickle (not a storage)")
+                raise PickleError("invalid pickle (not a storage)")
 
     def ignore_state(self, _: Any) -> None:
         # What PyTorch notes about modules, as an attribute of the dictionary.
         if not isinstance(self.pop(), dict) or not self.stack or not isinstance(self.stack[-1], dict):
-            raise PickleError("an object has a state of its own")
+            raise PickleError("an object has custom state")
 
 
 def _ordered_dict(*arguments: Any) -> dict[Any, Any]:
     if arguments:
-        raise PickleError("a dictionary is made of something else than its items")
+        raise PickleError("a dictionary is built from something other than its items")
     return {}
 
 
@@ -178,14 +178,14 @@ def _tensor(*arguments: Any) -> View:
     counts = (offset, *shape, *strides) if isinstance(shape, tuple) and isinstance(strides, tuple) else (None,)
     is_count = all(type(count) is int and 0 <= count < 2**63 for count in counts)
     if not isinstance(storage, Storage) or not is_count or len(counts) > 1 + 2 * MAX_AXES:
-        raise PickleError("broken pickle (not a tensor)")
+        raise PickleError("invalid pickle (not a tensor)")
     if len(shape) != len(strides):
-        raise PickleError("broken pickle (a tensor with other strides than axes)")
+        raise PickleError("invalid pickle (a tensor whose strides do not match its axes)")
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if all(shape) and offset + last >= storage.size:
-        raise PickleError(f"a tensor of shape {list(shape)[:8]} goes beyond its storage of {storage.size} values")
+        raise PickleError(f"a tensor of shape {list(shape)[:8]} exceeds its storage of {storage.size} values")
     if math.prod(size for size in shape if size) > MAX_VALUES:
-        raise PickleError(f"a tensor of shape {list(shape)[:8]}, which no array can have")
+        raise PickleError(f"a tensor of shape {list(shape)[:8]}, which is not a valid array shape")
     # PyTorch allows any stride where nothing follows. NumPy counts in bytes, and a large one would be none.
     strides = tuple(stride if size > 1 and all(shape) else 0 for size, stride in zip(shape, strides, strict=True))
     return View(storage, offset, shape, strides)
@@ -193,7 +193,7 @@ def _tensor(*arguments: Any) -> View:
 
 def _parameter(*arguments: Any) -> View:
     if not arguments or not isinstance(arguments[0], View):
-        raise PickleError("broken pickle (a parameter without a tensor)")
+        raise PickleError("invalid pickle (a parameter without a tensor)")
     return arguments[0]
 
 

@@ -25,7 +25,7 @@ def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
     if found and (load_format == "gguf" or not has_others):
         return found
     if load_format == "gguf":
-        raise ModelError(f"{folder}: no .gguf file is there, which load format 'gguf' asks for")
+        raise ModelError(f"{folder}: no .gguf file, which load format 'gguf' requires")
     kinds = [(SINGLE_FILE, INDEX_FILE), (TORCH_FILE, TORCH_INDEX)][: 1 if load_format == "safetensors" else 2]
     for single, index in kinds:
         if (folder / index).is_file():
@@ -34,7 +34,7 @@ def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
             return [folder / single]
     is_torch = load_format == "safetensors" and any((folder / name).is_file() for name in (TORCH_FILE, TORCH_INDEX))
     advice = f"; load format 'auto' reads {TORCH_FILE}" if is_torch else advice_for_other_weights(folder)
-    raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there{advice}")
+    raise ModelError(f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{advice}")
 
 
 def gguf_files(folder: Path) -> list[Path]:
@@ -45,9 +45,7 @@ def gguf_files(folder: Path) -> list[Path]:
     parts = parts_of(found[0])
     others = sorted(set(found) - set(parts))
     if others:
-        raise ModelError(
-            f"{folder}: there are several models in it ({found[0].name}, {others[0].name}, ...): give one file"
-        )
+        raise ModelError(f"{folder}: contains several models ({found[0].name}, {others[0].name}, ...): give one file")
     return parts
 
 
@@ -73,7 +71,7 @@ def _indexed(folder: Path, index: ConfigFile) -> list[Path]:
     names = sorted({where.text(key) for key in where.values})
     for name in names:
         if Path(name).name != name or "\\" in name:
-            raise ModelError(f"{index.source}: {name[:200]!r} is not the name of a file beside it")
+            raise ModelError(f"{index.source}: {name[:200]!r} is not the name of a file in the same folder")
     lost = [name[:200] for name in names if not is_file(folder / name)]
     if lost:
         some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")

@@ -33,7 +33,7 @@ class WeightTarget:
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """That of the checkpoint's tensor."""
+        """Shape of the checkpoint's tensor."""
         return self.take.shape_of(self.shape)
 
 

@@ -14,7 +14,7 @@ ROTARY_SIZE = 4096
 """Hidden size of the models with rotary positions, 7B: their configurations do not say it otherwise."""
 
 NORMALISED_VOCABULARY = 125_696
-"""That of Baichuan 2, whose output layer normalises its rows; nothing else in a configuration tells it from 1."""
+"""Vocabulary size of Baichuan 2, whose output layer normalizes its rows; nothing else distinguishes it from 1."""
 
 
 def reader(*, has_rotary: bool) -> Callable[[ConfigFile, str], ModelConfig]:

@@ -92,7 +92,7 @@ def _expect(file: ConfigFile, **expected: str | bool | int) -> None:
 
 
 def weight_names(config: ModelConfig) -> Names:
-    """Those of layers with experts, too."""
+    """Weight names, including those of layers with experts."""
     return {
         **latent_names(config),
         **expert_names("mlp"),

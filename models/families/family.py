@@ -53,7 +53,7 @@ SANDWICH_NAMES: Names = {
     "layers.*.mlp_norm": "model.layers.*.pre_feedforward_layernorm",
     "layers.*.mlp_output_norm": "model.layers.*.post_feedforward_layernorm",
 }
-"""Those of layers with norms after their blocks, as Gemma 2 and OLMo 2 call them."""
+"""Names of layers with norms after their blocks, as Gemma 2 and OLMo 2 call them."""
 
 TEXT_PARTS: Mapping[str, str] = {
     "language_model.model.": "model.",
@@ -111,7 +111,7 @@ class Family:
 
     `read_config` gets the configuration file and the architecture's name. `weight_names` and `other_parts` may follow
     from the configuration. Checkpoint tensors whose name ends with one of `ignored_tensors`, or begins with one of
-    `other_parts`, may be there without being used. Of names in the checkpoint the beginnings in `renamed` are replaced
+    `other_parts`, may be there without being used. The prefixes in `renamed` of names in the checkpoint are replaced
     first, longest first.
 
     A family that transformers does not have is compared with one there that computes the same: `like`.

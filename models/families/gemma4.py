@@ -59,7 +59,7 @@ def read_gemma4(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_unified(file: ConfigFile, architecture: str) -> ModelConfig:
-    """That of Gemma 4 12B, which sees and hears without towers, and has no inputs by token."""
+    """The configuration of Gemma 4 12B, which sees and hears without towers, and has no inputs by token."""
     file = text_part(file).reading(
         {"hidden_act": "hidden_activation"}, **(_DEFAULTS | {"max_position_embeddings": 262_144})
     )
@@ -132,8 +132,8 @@ def _with_heads(
             raise file.wrong("per_layer_config", f"the same for all layers of type {kind!r}")
         if found[0][1] % 2 or options["num_heads"] % found[0][0]:
             raise ModelError(
-                f"{file.source}: layers of type {kind!r} have {found[0][0]} KV heads of size {found[0][1]}: an even "
-                f"size is needed, and a divisor of {options['num_heads']} attention heads"
+                f"{file.source}: layers of type {kind!r} have {found[0][0]} KV heads of size {found[0][1]}: the size "
+                f"must be even, and the number must divide the {options['num_heads']} attention heads"
             )
     return [_with_own_heads(layer, *heads) for layer, heads in zip(layers, own, strict=True)]
 
@@ -211,7 +211,7 @@ def with_token_inputs(
 
 
 def weight_names(config: ModelConfig) -> Names:
-    """Those of layers with norms after their blocks, and what Gemma 4 adds."""
+    """Weight names of layers with norms after their blocks, and Gemma 4's additions."""
     layer = "model.layers.*"
     names: dict[str, str | Source] = {
         **SANDWICH_NAMES,

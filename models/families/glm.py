@@ -15,7 +15,7 @@ def read_glm(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_glm4(file: ConfigFile, architecture: str) -> ModelConfig:
-    """That of GLM-4-0414."""
+    """The configuration of GLM-4-0414."""
     options = _options(file)
     norm = options["norm"]
     options["layers"] = with_norms(options["layers"], attention_output_norm=norm, mlp_output_norm=norm)

@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""Those of transformers' configuration."""
+"""Names in transformers' configuration."""
 
 
 def read_lfm2(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -37,7 +37,7 @@ def read_lfm2(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_lfm2_moe(file: ConfigFile, architecture: str) -> ModelConfig:
-    """That of LFM2 with experts, but for the first layers."""
+    """The configuration of LFM2 with experts, except in the first layers."""
     options = _options(file)
     layers = options["layers"]
     options["layers"] = with_experts(

@@ -11,7 +11,7 @@ _OLD: Final = {
     "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
 }
-"""Names in published files that have others by now. That of Aquila has its head for tokens all the same."""
+"""Names in published files that have others by now. Aquila's has its head for tokens all the same."""
 
 _TYPES: Final = {
     "baichuan": "BaichuanForCausalLM",
@@ -51,7 +51,9 @@ def architecture_of(file: ConfigFile) -> str:
 
 def _of_type(file: ConfigFile) -> str:
     if not file.has("model_type"):
-        raise ModelError(f"{file.source}: 'architectures' is missing, and so is 'model_type': one must name the model")
+        raise ModelError(
+            f"{file.source}: both 'architectures' and 'model_type' are missing: one of them must name the model"
+        )
     kind = file.text("model_type")
     # The language model of a larger one.
     wanted = _plain(kind.removesuffix("_text"))
@@ -62,8 +64,8 @@ def _of_type(file: ConfigFile) -> str:
     found = next((uses[use] for use in order if use in uses), None)
     if found is None:
         raise ModelError(
-            f"{file.source}: 'architectures' is missing, and no architecture is known for 'model_type' {kind[:200]!r}; "
-            f"`jaxllm models` lists all"
+            f"{file.source}: 'architectures' is missing, and no architecture is known for 'model_type' "
+            f"{kind[:200]!r}; `jaxllm models` lists all"
         )
     return found
 

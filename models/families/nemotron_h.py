@@ -71,7 +71,8 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
             feed_forwards.append(-1)
         elif not layers or feed_forwards[-1] >= 0:
             raise ModelError(
-                f"{file.source}: 'layers_block_type' has {kind!r} at {number} behind no mixer: unsupported"
+                f"{file.source}: 'layers_block_type' has {kind!r} at {number} without a mixer before it, which is not "
+                "supported"
             )
         else:
             layers[-1] = replace(layers[-1], **blocks[kind], has_mlp=True, mlp_norm=norm)

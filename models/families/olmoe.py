@@ -16,7 +16,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     names = {"num_experts": "num_local_experts"}
     file = file.reading(names, max_position_embeddings=4096, rms_norm_eps=1e-5, eos_token_id=50279)
     if file.has("clip_qkv"):
-        raise ModelError(f"{file.source}: 'clip_qkv' behind the norms of queries and keys is not supported")
+        raise ModelError(f"{file.source}: 'clip_qkv' after the norms of queries and keys is not supported")
     options, bias = read_llama(file), file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
     options["layers"] = with_experts(

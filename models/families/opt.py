@@ -11,7 +11,7 @@ from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.plan import EmbeddingPlan, LayerPlan
 
 UNUSED_ROWS = 2
-"""Of the table of positions, which was made for texts with padding."""
+"""Unused rows of the position table, which was made for texts with padding."""
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:

@@ -32,13 +32,13 @@ def read_qwen3_next(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_qwen3_5(file: ConfigFile, architecture: str) -> ModelConfig:
-    """That of Qwen3.5, or of the language model of one that also sees."""
+    """The configuration of Qwen3.5, or of the language model of a multimodal one."""
     file = text_part(file).reading(**DEFAULTS, num_key_value_heads=4)
     return ModelConfig(architecture=architecture, **_options(file))
 
 
 def read_qwen3_5_moe(file: ConfigFile, architecture: str) -> ModelConfig:
-    """That of Qwen3.5 with experts."""
+    """The configuration of Qwen3.5 with experts."""
     names = {"num_experts": "num_local_experts"}
     # There is no other MLP whose size would be needed.
     file = text_part(file).reading(names, **DEFAULTS, num_key_value_heads=2, intermediate_size=512)
@@ -124,7 +124,7 @@ BLOCK = "model.layers.*.linear_attn"
 
 
 def _names(config: ModelConfig) -> dict[str, str | Source]:
-    """Those of both but for the products before the recurrence."""
+    """Weight names of both, except the products before the recurrence."""
     plan = config.recurrences[0] if config.recurrences else None
     gated = {
         f"layers.*.attention.{name}": Source("model.layers.*.self_attn.q_proj", Fused(sizes, part, config.num_heads))

@@ -277,11 +277,11 @@ def _unknown(architecture: str) -> str:
     families = known_families()
     if family in families:
         known = [name for name in known_architectures() if split(name)[0] == family]
-        return f"unknown architecture {architecture!r}: of {family} there are {', '.join(known)}"
+        return f"unknown architecture {architecture!r}: supported architectures of {family} are {', '.join(known)}"
     # Neighbours in name only, such as Qwen3 for Qwen3Moe, are different models: they are not offered in its place.
     nearest = get_close_matches(architecture, known_architectures(), n=3)
     named = f"; the nearest names are {', '.join(nearest)}" if nearest else ""
     return (
-        f"unknown architecture {architecture!r}: {family} is not supported{named}; `jaxllm models` lists all, and "
-        f"docs/add-a-model.md says how to add one"
+        f"unknown architecture {architecture!r}: {family} is not supported{named}; `jaxllm models` lists all "
+        "supported ones, and docs/add-a-model.md explains how to add one"
     )

@@ -45,7 +45,7 @@ def _nomic_mlp(file: ConfigFile) -> MLPPlan:
     """With gates, or of two products."""
     wide, narrow = file.boolean("mlp_fc1_bias", False), file.boolean("mlp_fc2_bias", False)
     if wide and not narrow:
-        raise file.wrong("mlp_fc2_bias", "true where 'mlp_fc1_bias' is")
+        raise file.wrong("mlp_fc2_bias", "true if 'mlp_fc1_bias' is")
     activation = file.text("hidden_act", "silu")
     if activation == "gelu":
         return MLPPlan(activation="gelu", is_gated=False, bias=wide, down_bias=narrow)

@@ -107,7 +107,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def _kinds(file: ConfigFile) -> list[str]:
-    """Of all layers of the checkpoint."""
+    """Kinds of all layers of the checkpoint."""
     count = file.integer("num_hidden_layers", 54)
     kinds = [OLD_KINDS.get(kind, kind) for kind in file.texts("layers_block_type")]
     if len(kinds) != count:
@@ -267,7 +267,7 @@ def weight_names(config: ModelConfig) -> Names:
 def _adapter_names(
     config: Zamba2Config, numbers: Sequence[tuple[int, LayerPlan]], both: dict[str, int]
 ) -> dict[str, Source]:
-    """Of every use of a block, in a list with a place for each use of any."""
+    """Sources of every use of a block, in a list with an entry for each use."""
     found: dict[str, Source] = {}
     kinds = {"gate_up": "feed_forward.gate_up_proj_adapter_list"}
     kinds |= {name: f"self_attn.linear_{name[0]}_adapter_list" for name in ("query", "key", "value")}

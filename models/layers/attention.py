@@ -101,7 +101,7 @@ class Attention(nnx.Module):
     def _heads(self, parts: tuple[jax.Array, ...], context: LayerContext) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [T, N, H], keys and values [T, K, H], as attention takes them, from what products give.
 
-        Those of a layer that reads the keys and values of another one are zeros, which go nowhere.
+        New keys and values of a layer that reads those of another one are zeros, which go nowhere.
         """
         plan = self.plan
         if plan.clip is not None:

@@ -223,7 +223,7 @@ class _Groups(NamedTuple):
 
     @classmethod
     def of(cls, experts: jax.Array, count: int) -> "_Groups":
-        """Of `experts` int32 [T, k]; choices of number `count` come last, and are in no group."""
+        """Groups of `experts` int32 [T, k]; choices of number `count` come last, and are in no group."""
         flat = experts.reshape(-1)
         order = jnp.argsort(flat, stable=True).astype(jnp.int32)
         numbers = jnp.arange(len(flat), dtype=jnp.int32)

@@ -25,7 +25,7 @@ class RMSNorm(nnx.Module):
 
     @property
     def norm(self) -> Norm:
-        """The same as an operand of a product that takes it over."""
+        """The norm as an operand of a product that takes it over."""
         if self.weight is None:
             return Norm(jnp.float32(1.0), self.eps)
         weight = self.weight[...]

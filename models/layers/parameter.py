@@ -65,7 +65,7 @@ AS_THEY_ARE = Rows()
 class Part:
     """A tensor of the checkpoint, named after a module `name` of its own, in a parameter that holds several.
 
-    Of every block of the parameter it has `size` rows from row `start` on. It may be one of `expert`'s.
+    It has, of every block of the parameter, `size` rows from row `start` on. It may be one of `expert`'s.
     """
 
     name: str
@@ -162,20 +162,20 @@ class ParameterSpec:
     """As it lies in memory, that of all layers if they are stacked."""
     rows: Rows | Merged
     layout: WeightLayout
-    """Of one layer."""
+    """Layout of one layer."""
     matrix: "QuantizedLayout | None" = None
-    """Of the matrix of few bits that this is an array of, if it is."""
+    """Layout of the quantized matrix that this is an array of, if any."""
     name: str = "values"
     """Which of its arrays."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one layer, as ordinary checkpoints have it."""
+        """Shape of one layer, as in unquantized checkpoints."""
         return self.layout.shape if self.matrix is None else self.matrix.shape
 
     @staticmethod
     def of(variable: Any) -> "ParameterSpec":
-        """Of a variable that `parameter` has made."""
+        """The specification of a variable made by `parameter`."""
         about = variable.get_metadata()
         matrix, name = about.get("matrix"), about.get("array", "values")
         return ParameterSpec(variable.get_raw_value(), about["rows"], about["layout"], matrix, name)

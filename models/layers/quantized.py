@@ -25,7 +25,7 @@ def array_axes(layout: QuantizedLayout, axes: tuple[str | None, str | None], mes
     devices = devices_along(mesh, in_axis)
     own = in_size // devices
     if kind.values == Values.CODES and devices > 1 and own % 2:
-        raise ModelError(f"a matrix of 4 bits with {in_size} inputs cannot be split over {devices} devices")
+        raise ModelError(f"a 4-bit matrix with {in_size} inputs cannot be split over {devices} devices")
     is_whole_groups = kind.group is not None and own % kind.group == 0
     scales = (out_axis, in_axis if is_whole_groups else None)
     found = {"values": axes, "scales": scales, "offsets": scales, "order": (None,), "input_scale": (None,)}
@@ -37,8 +37,8 @@ def check_shares_inputs(in_size: int, kind: WeightType, devices: int) -> None:
     problem = kind.split_problem(in_size, devices)
     if problem:
         raise ModelError(
-            f"experts' matrices {problem} cannot be split over {devices} devices inside of an expert; "
-            "give --enable-expert-parallel, or fewer devices"
+            f"experts' matrices {problem} cannot be split over {devices} devices within an expert; give "
+            "--enable-expert-parallel, or use fewer devices"
         )
 
 

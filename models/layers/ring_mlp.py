@@ -20,7 +20,7 @@ Block = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """What a device makes of rows [T, D] with its parts of the two matrices: its part of a sum [T, D]."""
 
 FEWEST_ROWS = 512
-"""Of each device. With fewer, reading the matrices for every part of the tokens takes longer than what is hidden."""
+"""Minimum rows per device. With fewer, reading the matrices for every part of the tokens costs more than is hidden."""
 
 
 def fits_ring(tokens: int, devices: int) -> bool:

@@ -18,7 +18,7 @@ from jaxllm.models.plan import EmbeddingPlan, TokenInputPlan, TokenInputsPlan
 
 
 class TokenInputs(nnx.Module):
-    """Those of all layers: one table and one product, see `TokenInputsPlan`."""
+    """Token inputs of all layers: one table and one product, see `TokenInputsPlan`."""
 
     def __init__(
         self, config: ModelConfig, plan: TokenInputsPlan, options: ForwardOptions, *, dtype: jnp.dtype

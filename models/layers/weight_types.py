@@ -47,10 +47,10 @@ def _shared_type(names: Sequence[str], kinds: Sequence[WeightType | None]) -> We
         return None
     if len(known) < len(kinds):
         ordinary = ", ".join(name for name, kind in zip(names, kinds, strict=True) if kind is None)
-        logger.warning("%s: not quantised, because %s of them is not, and they are one product", names, ordinary)
+        logger.warning("%s: not quantized, because %s is not, and they are multiplied together", names, ordinary)
         return None
     found = common_type(known)
     if found is None:
         given = "; ".join(f"{name}: {kind}" for name, kind in zip(names, known, strict=True))
-        raise ModelError(f"matrices of one product have types that cannot be brought to one without loss: {given}")
+        raise ModelError(f"matrices that are multiplied together have types without a lossless common type: {given}")
     return found

@@ -1,6 +1,6 @@
 """Matrices as AWQ checkpoints of version 'gemm' have them (arXiv 2306.00978): four bits, packed along the outputs.
 
-`qweight` int32 [in, out / 8], `qzeros` int32 [G, out / 8], `scales` [G, out]. Of eight outputs in a word, number
+`qweight` int32 [in, out / 8], `qzeros` int32 [G, out / 8], `scales` [G, out]. Among the eight outputs in a word, number
 `_PLACES[i]` is in bits 4 i to 4 i + 3. Format: https://github.com/casper-hansen/AutoAWQ, awq/utils/packing_utils.py.
 """
 
@@ -95,7 +95,7 @@ def read_format(section: ConfigFile) -> Awq:
     if version.lower() != "gemm":
         raise section.wrong("version", "'gemm'")
     if section.values.get("backend") == "llm-awq":
-        raise section.wrong("backend", "'autoawq': the layout of llm-awq is another one")
+        raise section.wrong("backend", "'autoawq', since llm-awq has a different layout")
     if section.integer("bits", 4) != 4:
         raise section.wrong("bits", "4")
     if not section.boolean("zero_point", True):

@@ -71,7 +71,7 @@ class CodesMatrix(MatrixTensor):
         tensors, (rows, columns) = self.tensors, self.shape
         assert self.kind.code is not None
         if not np.allclose(tensors.read_scales("weight.quant_map"), self.kind.code, rtol=1e-6, atol=1e-6):
-            raise tensors.error("weight.quant_map", "is not the code that the configuration names")
+            raise tensors.error("weight.quant_map", "is not the code given in the configuration")
         packed = tensors.read("weight").reshape(rows, columns // 2)
         values = packed >> np.uint8(4) | packed << np.uint8(4)  # The first one is in the upper half.
         return QuantizedMatrix(self.shape, self.kind, values, self._scales().reshape(rows, -1))
@@ -130,7 +130,7 @@ def read_format(section: ConfigFile) -> BitsAndBytes:
     )
     four, eight = section.boolean("load_in_4bit", False), section.boolean("load_in_8bit", False)
     if four == eight:
-        raise section.wrong("load_in_4bit", "true, or 'load_in_8bit', and not both")
+        raise section.wrong("load_in_4bit", "true, or else 'load_in_8bit', but not both")
     if section.boolean("llm_int8_has_fp16_weight", False):
         raise section.wrong("llm_int8_has_fp16_weight", "false")
     if section.text("bnb_4bit_quant_storage", "uint8") != "uint8":
@@ -150,7 +150,7 @@ def _int8(name: str, tensors: ModuleTensors) -> Int8Matrix:
     formats = Needed(("weight_format",), ((), (1,)), ("U8",), is_optional=True)
     tensors.check([Needed(("weight",), (shape,), ("I8",)), Needed(("SCB",), ((shape[0],),), ("F32",)), formats])
     if "weight_format" in tensors.tensors and tensors.read("weight_format").reshape(-1)[0] != 0:
-        raise tensors.error("weight_format", "is not 0, rows one behind another")
+        raise tensors.error("weight_format", "is not 0 (row-major order)")
     return Int8Matrix(name, tensors.tensors["weight"].path, shape, INT8, *_rest(tensors), tensors)
 
 
@@ -159,7 +159,7 @@ def _four_bits(name: str, tensors: ModuleTensors, code: str) -> CodesMatrix:
     rows, columns = state.shape
     block, nested_block = state.integer("blocksize"), 1
     if columns % block or block % 2:
-        raise tensors.error("weight", f"has rows of {columns}, which are not of whole blocks of {block}")
+        raise tensors.error("weight", f"has rows of {columns}, which is not a multiple of the block size {block}")
     count = rows * columns // block
     needed = [
         Needed(("weight",), ((rows * columns // 2, 1), (rows * columns // 2,)), ("U8",)),
@@ -193,17 +193,17 @@ class _State:
     def __init__(self, tensors: ModuleTensors, code: str) -> None:
         self._tensors, self.ending = tensors, _STATE + code
         if self.ending not in tensors.tensors:
-            raise ModelError(f"quantised matrix {tensors.module!r}: tensor {tensors.module}.{self.ending} is missing")
+            raise ModelError(f"quantized matrix {tensors.module!r}: tensor {tensors.module}.{self.ending} is missing")
         tensor = tensors.tensors[self.ending]
         self.size = tensor.size
         if tensor.dtype != "U8" or len(tensor.shape) != 1 or tensor.size > MAX_STATE_BYTES:
-            raise tensors.error(self.ending, f"is {list(tensor.shape)} of {tensor.dtype}, no short text")
+            raise tensors.error(self.ending, f"is {list(tensor.shape)} of {tensor.dtype}, not a short text")
         try:
             self._values: Any = json.loads(tensors.read(self.ending).tobytes())
         except (ValueError, RecursionError):
-            raise tensors.error(self.ending, "is no JSON") from None
+            raise tensors.error(self.ending, "is not JSON") from None
         if not isinstance(self._values, dict) or self._values.get("quant_type") != code:
-            raise tensors.error(self.ending, f"does not say 'quant_type': {code!r}")
+            raise tensors.error(self.ending, f"does not have the 'quant_type' {code!r}")
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -82,8 +82,8 @@ class ByModule(Format):
                 continue
             if is_ordinary(own):
                 raise ModelError(
-                    f"{own['weight'].path}: tensor {name!r} is an ordinary one of {own['weight'].dtype}, but the "
-                    f"configuration says that it is quantised, as {form.kind}"
+                    f"{own['weight'].path}: tensor {name!r} has type {own['weight'].dtype}, but the configuration "
+                    f"declares it as quantized, as {form.kind}"
                 )
             found[name] = _matrix(name, ModuleTensors(module, own), form)
         return found

@@ -25,7 +25,7 @@ FORMATS = {
     "fp8": "float-quantized",
     "int8_w8a8": "int-quantized",
 }
-"""Of compressed-tensors, by the method; those of other methods are not written."""
+"""Schemes of compressed-tensors, by method; those of other methods are not written."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Scheme:
 
     @property
     def bits(self) -> int:
-        """Of a number."""
+        """Bits of a value."""
         return 4 if self.kind.values == Values.CODES else 8
 
     @property
@@ -60,7 +60,7 @@ class Scheme:
 
     @property
     def plain_type(self) -> str | None:
-        """Of the tensor of values, safetensors' name; None: they are packed to words."""
+        """Type of the tensor of values, as in safetensors; None if they are packed into words."""
         if self.kind.values == Values.FLOAT8_E4M3:
             return "F8_E4M3"
         return None if self.kind.activations == Activations.AS_THEY_ARE else "I8"
@@ -95,7 +95,7 @@ def can_write(method: str, in_size: int) -> bool:
 
 
 def scheme_for(method: str, in_sizes: Collection[int]) -> Scheme:
-    """That of matrices with so many inputs, each of which `can_write` allows: one for all.
+    """The scheme of matrices with so many inputs, each of which `can_write` allows: one for all.
 
     vLLM finds the scheme of its merged matrices by their class, so schemes of single modules would be overlooked.
     """

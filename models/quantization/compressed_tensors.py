@@ -83,7 +83,7 @@ def read_format(section: ConfigFile) -> CompressedTensors:
     for key in ("sparsity_config", "transform_config", "moe_sparsity_config"):
         other = section.section(key)
         if other is not None and not (key == "sparsity_config" and other.text("format", "") == "dense"):
-            raise section.wrong(key, "empty: matrices are read as they are")
+            raise section.wrong(key, "empty: transforms are not supported")
         if other is not None:
             other.ignore("*")
     groups = section.section("config_groups")
@@ -99,10 +99,10 @@ def _read_rule(group: ConfigFile, common: str) -> Rule:
     if name not in FORMATS:
         raise ModelError(f"{group.source}: 'format' must be one of {', '.join(FORMATS)}, found {name[:80]!r}")
     if group.section("output_activations"):
-        raise group.wrong("output_activations", "null: outputs are not quantised")
+        raise group.wrong("output_activations", "null: quantized outputs are not supported")
     weights = group.section("weights")
     if weights is None:
-        raise ModelError(f"{group.source}: 'weights' is missing; activations alone are not quantised")
+        raise ModelError(f"{group.source}: 'weights' is missing; quantizing activations alone is not supported")
     weights.ignore("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     if weights.has("dynamic") and weights.boolean("dynamic", False):
         raise weights.wrong("dynamic", "false")

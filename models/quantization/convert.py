@@ -46,7 +46,7 @@ def _is_integer(kind: WeightType) -> bool:
 
 
 def converted(matrix: QuantizedMatrix, kind: WeightType) -> QuantizedMatrix | None:
-    """The same matrix of another type, every number the same; None where that cannot be."""
+    """The matrix in another type with equal values; None if that is impossible."""
     if matrix.kind == kind:
         return matrix
     if common_type((matrix.kind, kind)) != kind:

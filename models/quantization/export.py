@@ -16,10 +16,10 @@ from jaxllm.models.quantization.export_plan import Copied, ExportPlan
 from jaxllm.models.quantization.rounding import rounded
 
 SHARD_BYTES = 5 * 10**9
-"""Of a file of weights, unless one tensor has more."""
+"""Size of a weight file, unless a single tensor is larger."""
 
 PIECE_BYTES = 16 * 2**20
-"""Of a tensor that is copied, what is in memory at a time."""
+"""Bytes of a copied tensor that are in memory at a time."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".ot", ".index.json")
 
@@ -28,9 +28,9 @@ def check_target(target: Path) -> None:
     """Raise `ModelError` unless nothing is there, or an empty folder."""
     if target.is_dir():
         if any(target.iterdir()):
-            raise ModelError(f"{target}: the folder is not empty; give a new one, nothing is overwritten")
+            raise ModelError(f"{target}: the folder is not empty; give a new one, since nothing is overwritten")
     elif target.exists() or target.is_symlink():
-        raise ModelError(f"{target}: a file is there; give a new folder")
+        raise ModelError(f"{target}: is a file; give a new folder")
 
 
 def write_export(
@@ -57,7 +57,7 @@ def write_export(
         _write_json(temporary / "config.json", plan.config)
         temporary.rename(target)
     except OSError as error:
-        raise ModelError(f"{target}: cannot be written ({error.strerror or error}); nothing is left of it") from None
+        raise ModelError(f"{target}: cannot write it ({error.strerror or error}); partial output was removed") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -76,7 +76,7 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
-            f"{folder.parent}: the quantised weights take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there"
+            f"{folder.parent}: the quantized weights take {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free"
         )
 
 
@@ -122,7 +122,7 @@ def _arrays(copied: Copied) -> Iterator[tuple[str, np.ndarray]]:
     if scheme is not None:
         matrix = rounded(tensor.read(np.dtype(np.float32)), scheme.kind)
         if not np.isfinite(matrix.scales.astype(np.float32)).all():
-            raise ModelError(f"{tensor.path}: tensor {tensor.name!r} has numbers that are not finite")
+            raise ModelError(f"{tensor.path}: tensor {tensor.name!r} has values that are not finite")
         yield from scheme.arrays(copied.module, matrix)
     elif type(tensor) is not Tensor:
         # One whose values do not lie one after another in its file.

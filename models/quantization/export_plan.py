@@ -56,7 +56,7 @@ class Copied:
 
     @property
     def num_bytes(self) -> int:
-        """Of what it becomes."""
+        """Bytes after the conversion."""
         return sum(entry.num_bytes for entry in self.entries)
 
 
@@ -73,14 +73,14 @@ class ExportPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors of the copy."""
+        """Bytes of all tensors of the copy."""
         return sum(each.num_bytes for each in self.tensors)
 
 
 def plan_export(folder: Path, method: str) -> ExportPlan:
     """How the checkpoint in `folder` becomes one of compressed-tensors. Nothing but headers is read.
 
-    The embedding, the output layer, routers, norms, and biases are copied. Of layers those matrices are quantised that
+    The embedding, the output layer, routers, norms, and biases are copied. Those matrices of layers are quantized that
     are linear layers' in the checkpoint: 2-D, [out, in], those of experts only if each expert has its own.
 
     Raises `ModelError` for a checkpoint that cannot be read, is quantised already, or is that of no generating model.
@@ -88,16 +88,18 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
     config = read_config(folder)
     family = registry.lookup(config.architecture)
     if family.use != "generate" or family.make_encoder is not None:
-        raise ModelError(f"{folder}: {config.architecture} does not generate text; only models that do are quantised")
+        raise ModelError(f"{folder}: {config.architecture} is not a generative model; only these can be quantized")
     if config.weight_method is not None:
-        raise ModelError(f"{folder}: the checkpoint is quantised already, by {config.weight_method!r}; give another")
+        raise ModelError(
+            f"{folder}: the checkpoint is already quantized, with {config.weight_method!r}; give an unquantized one"
+        )
     names = checkpoint_names(config, ForwardOptions())
     slots, specs = _places(config, names, method)
     tensors = Checkpoint(folder).tensors
     # What loading would refuse.
     match(tensors, names, specs, slots, str(folder))
     if any(is_gguf(tensor.path) for tensor in tensors):
-        raise ModelError(f"{folder}: GGUF files are not copied; give the checkpoint that they were made from")
+        raise ModelError(f"{folder}: GGUF files are not supported; give the checkpoint they were made from")
     found = {names.new_name(tensor.name): tensor for tensor in tensors}
     meant = [name for name, own in slots.items() if any(specs[slot.path].matrix is not None for slot in own)]
     linear = {name for name in meant if name in found and _is_linear(found[name], slots[name], specs)}
@@ -106,7 +108,7 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
         # vLLM has one scheme for all of an expert.
         done = {name for name in done if not _is_of_expert(slots[name])}
     if not done:
-        raise ModelError(f"{folder}: nothing in it is a matrix [out, in] of a linear layer that can be quantised")
+        raise ModelError(f"{folder}: contains no matrix [out, in] of a linear layer that can be quantized")
     scheme = scheme_for(method, {found[name].shape[1] for name in done})
     copied = [Copied(tensor, scheme if name in done else None) for name, tensor in found.items()]
     left = [name for name in meant if name not in done]
@@ -133,7 +135,7 @@ def _is_linear(tensor: Tensor, own: Sequence[WeightTarget], specs: Specs) -> boo
 def _ignored(copied: Sequence[Copied], slots: Slots, done: set[str], left: Sequence[str]) -> list[str]:
     """Modules that 'Linear' would mean, and that are none of the matrices of few bits.
 
-    Those of parts that are not read here, such as towers for images, are among them.
+    They include tensors of parts that are not read here, such as vision towers.
     """
     names = {each.tensor.name for each in copied if each.scheme is None and len(each.tensor.shape) == 2}
     names |= {name for name, own in slots.items() if name not in done and len(own[0].shape) == 2}

@@ -18,7 +18,7 @@ from jaxllm.models.errors import ModelError
 MAX_LENGTH = 4096
 """Characters of an expression."""
 MAX_STEPS = 10_000
-"""Of one match; those of checkpoints need less than a hundred."""
+"""Maximum steps of one match; those of checkpoints need less than a hundred."""
 
 Node = tuple[Any, Any]
 """What Python's parser makes of a part: its kind, and what belongs to it."""
@@ -33,13 +33,13 @@ class Expression:
         """Raises `ModelError`, which has the expression, where it is none, or one of those that are not read."""
         self.text = text
         if len(text) > MAX_LENGTH:
-            self._refuse(f"has {len(text)} characters; at most {MAX_LENGTH} are read")
+            self._refuse(f"has {len(text)} characters; at most {MAX_LENGTH} are supported")
         try:
             tree = _parser.parse(text)
         except (re.error, RecursionError, OverflowError) as problem:
             self._refuse(f"is not a regular expression ({problem})")
         if tree.state.flags & ~_UNICODE:
-            self._refuse("has flags, which are not read")
+            self._refuse("has flags, which are not supported")
         self._nodes: Sequence[Node] = tree.data
         try:
             self._check(self._nodes)
@@ -58,17 +58,17 @@ class Expression:
         try:
             return _Match(text).after(self._nodes, 1)
         except (_TooLongError, RecursionError):
-            self._refuse(f"takes too long to be compared with {text!r}: write it with fewer repeats in one another")
+            self._refuse(f"takes too long to match {text!r}: use fewer nested repetitions")
 
     def _check(self, nodes: Sequence[Node]) -> None:
         """Raise `ModelError` for parts that are not followed here."""
         for kind, of in nodes:
             if kind not in _STEPS or (kind is op.SUBPATTERN and (of[1] or of[2])):
-                self._refuse(f"has a part that is not read ({str(kind).lower()}, or flags)")
+                self._refuse(f"has an unsupported part ({str(kind).lower()}, or flags)")
             if kind in (op.ASSERT, op.ASSERT_NOT) and of[0] != 1:
-                self._refuse("looks back, which is not read")
+                self._refuse("has a lookbehind, which is not supported")
             if kind is op.AT and of not in _PLACES:
-                self._refuse(f"has a part that is not read ({str(of).lower()})")
+                self._refuse(f"has an unsupported part ({str(of).lower()})")
             for inner in _inner(kind, of):
                 self._check(inner)
 
@@ -162,7 +162,7 @@ class _Match:
         return found
 
     def ahead(self, of: tuple[int, Any], at: int) -> int:
-        """Those of the places `at` where the nodes begin."""
+        """The positions before `at` where the nodes begin."""
         found = 0
         while at:
             place = at & -at

@@ -55,7 +55,7 @@ class Format(ABC):
 
     @abstractmethod
     def matrices(self, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Mapping[str, MatrixTensor]:
-        """Those of the `wanted` names that are matrices of few bits in this checkpoint, whose tensors have these names.
+        """The `wanted` names that are quantized matrices in this checkpoint, whose tensors have these names.
 
         Their parts disappear from the checkpoint's names. Raises `ModelError`, which names the tensor, where one is
         missing, or has another type or shape than the others ask for. A matrix whose parameter is an ordinary one

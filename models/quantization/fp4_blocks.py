@@ -66,12 +66,12 @@ class Fp4Blocks:
             with np.errstate(over="ignore"):
                 scales = scales / whole if self.divided else scales * whole
         elif scales.size and scales.max() > 2.0**125:
-            raise tensors.error("weight_scale", "has scales so large that numbers are not finite")
+            raise tensors.error("weight_scale", "has scales so large that values are not finite")
         dtype = self.kind.scales
         if dtype == "bfloat16":
             return QuantizedMatrix(shape, self.kind, tensors.read(self.codes), scales.astype(ml_dtypes.bfloat16))
         if not np.isfinite(scales).all():
-            raise tensors.error("weight_scale", "has scales that are not finite with that of the matrix")
+            raise tensors.error("weight_scale", "has scales that are not finite when multiplied by the matrix's scale")
         return QuantizedMatrix(shape, self.kind, tensors.read(self.codes), scales)
 
 

@@ -23,7 +23,7 @@ from jaxllm.pallas_kernels.linear.weight_type import INT4, UINT4, QuantizedMatri
 
 @dataclass(frozen=True)
 class GptqMatrix:
-    """Of `bits` 4 or 8; symmetric ones have all zeros in the middle of the range."""
+    """A matrix of `bits` 4 or 8; symmetric ones have all zero points in the middle of the range."""
 
     bits: int
     group: int | None
@@ -74,7 +74,7 @@ class GptqMatrix:
         zeros = unpacked((words + ones).view(np.int32), self.bits).T.astype(np.int32)
         if self.is_symmetric:
             if (zeros != middle).any():
-                raise tensors.error("qzeros", f"has zeros other than {middle}, but the configuration says 'sym'")
+                raise tensors.error("qzeros", f"has zero points other than {middle}, but the configuration sets 'sym'")
             return None
         # Codes of four bits stand for 0 to 15, those of eight are kept with the middle taken from them.
         kept = middle if self.bits == 8 else 0
@@ -87,7 +87,7 @@ class GptqMatrix:
         if self.is_reordered:
             return order
         if not np.array_equal(order, np.arange(in_size)):
-            raise tensors.error("g_idx", "puts inputs into another order, but the configuration has no 'desc_act'")
+            raise tensors.error("g_idx", "reorders inputs, but the configuration does not set 'desc_act'")
         return None
 
 

@@ -11,11 +11,11 @@ from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix, WeightType
 
 
 class MatrixFormat(Protocol):
-    """Of matrices [out, in]; equal formats give matrices of one type."""
+    """A format of matrices [out, in]; equal formats give matrices of one type."""
 
     @property
     def kind(self) -> WeightType:
-        """Of what type they are once they are read."""
+        """Type of the matrices once they are read."""
         ...
 
     def shape_of(self, tensors: ModuleTensors) -> tuple[int, int]:
@@ -59,8 +59,8 @@ def order_of_groups(tensors: ModuleTensors, ending: str, group: int | None, in_s
     size = in_size if group is None else group
     count = -(-in_size // size)
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < count):
-        raise tensors.error(ending, f"has numbers of groups outside 0 to {count - 1}")
+        raise tensors.error(ending, f"has group indices outside 0 to {count - 1}")
     expected = np.bincount(np.arange(in_size) // size, minlength=count)
     if not np.array_equal(np.bincount(numbers, minlength=count), expected):
-        raise tensors.error(ending, f"does not put {size} inputs into every group")
+        raise tensors.error(ending, f"does not assign {size} inputs to every group")
     return np.argsort(numbers, kind="stable").astype(np.int32)

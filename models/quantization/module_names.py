@@ -16,7 +16,7 @@ _TOWER = re.compile(r"language_model(?:\\?\.(?![*+?{])|(?=\.[*+?{]))")
 """That part in names and in expressions, where the dot may be one of a repeat: `language_model.*`."""
 
 MAX_NAMES = 8192
-"""Of a list in a configuration."""
+"""Maximum names in a list of a configuration."""
 
 
 def read_names(section: ConfigFile, *keys: str, prefix: str = "") -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def read_names(section: ConfigFile, *keys: str, prefix: str = "") -> tuple[str, 
 def check_names(section: ConfigFile, key: str, texts: Collection[str], prefix: str = "") -> None:
     """Raise `ModelError` as `read_names` does."""
     if len(texts) > MAX_NAMES:
-        raise ModelError(f"{section.source}: {key!r} has {len(texts)} names; at most {MAX_NAMES} are read")
+        raise ModelError(f"{section.source}: {key!r} has {len(texts)} names; at most {MAX_NAMES} are supported")
     for text in texts:
         if text.startswith(prefix):
             try:

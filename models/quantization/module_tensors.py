@@ -61,15 +61,15 @@ class ModuleTensors:
             found = [ending for ending in each.endings if ending in self.tensors]
             known.update(found)
             if len(found) > 1:
-                raise self.error(found[1], f"says again what {self.module + '.' + found[0]!r} says")
+                raise self.error(found[1], f"repeats {self.module + '.' + found[0]!r}")
             if found:
                 self._check(self.tensors[found[0]], each)
             elif not each.is_optional:
-                raise ModelError(f"quantised matrix {self.module!r}: tensor {self.module + '.' + each.endings[0]!r} "
-                                 f"is missing")  # fmt: skip
+                name = f"{self.module}.{each.endings[0]}"
+                raise ModelError(f"quantized matrix {self.module!r}: tensor {name!r} is missing")
         for ending in self.tensors:
             if ending not in known and not only:
-                raise self.error(ending, "does not belong to a matrix that is quantised so")
+                raise self.error(ending, "does not belong to a matrix quantized this way")
 
     def _check(self, tensor: Tensor, needed: Needed) -> None:
         where = f"{tensor.path}: tensor {tensor.name!r}"
@@ -87,7 +87,7 @@ class ModuleTensors:
         """Rows and columns of a tensor. Raises `ModelError` unless it is there, and a matrix."""
         tensor = self.tensors.get(ending)
         if tensor is None:
-            raise ModelError(f"quantised matrix {self.module!r}: tensor {self.module + '.' + ending!r} is missing")
+            raise ModelError(f"quantized matrix {self.module!r}: tensor {self.module + '.' + ending!r} is missing")
         if len(tensor.shape) != 2:
             raise self.error(ending, f"is {list(tensor.shape)}; it must be a matrix")
         return tensor.shape[0], tensor.shape[1]

@@ -21,7 +21,7 @@ from jaxllm.pallas_kernels.linear.weight_type import FP4, QuantizedMatrix, Value
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK, BIAS = 32, 127
 LARGEST_SCALE = 252
-"""Of a scale above, the largest number overflows float32 and bfloat16; 255 stands for NaN."""
+"""With a larger scale, the largest value overflows float32 and bfloat16; 255 stands for NaN."""
 
 KIND = WeightType(Values.CODES, BLOCK, code=FP4, scales="bfloat16")
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
@@ -84,7 +84,7 @@ def read_format(section: ConfigFile) -> Mxfp4:
 def _matrix(name: str, blocks: Tensor, scales: Tensor) -> Mxfp4Matrix:
     for tensor in (blocks, scales):
         if tensor.dtype != "U8" or type(tensor) is not Tensor or tensor.end - tensor.start != tensor.size:
-            raise ModelError(f"{tensor.path}: tensor {tensor.name!r} of type {tensor.dtype} is not of bytes (U8)")
+            raise ModelError(f"{tensor.path}: tensor {tensor.name!r} of type {tensor.dtype} does not hold bytes (U8)")
     if len(blocks.shape) != 4 or blocks.shape[-1] != BLOCK // 2:
         raise ModelError(
             f"{blocks.path}: tensor {blocks.name!r} has shape {list(blocks.shape)}, expected blocks of "

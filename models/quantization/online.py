@@ -20,7 +20,7 @@ METHODS: Mapping[str, WeightType] = {
 """Types of layers' matrices, by the name of the option."""
 
 TABLES = WeightType(Values.INT8)
-"""Of the embedding and of the output layer, whatever layers have: 8 bits a number are most of a small model, and with
+"""Type of the embedding and the output layer, whatever layers have: 8 bits a number are most of a small model, and with
 a scale for each token they are more exact as int8 than as float8; in 4 bits the output layer costs more than it saves.
 Its activations stay as they are, for no later layer makes up for what logits lose.
 """

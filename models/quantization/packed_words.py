@@ -1,6 +1,6 @@
 """Matrices of integers packed into words of 32 bits, as compressed-tensors has them in 'pack-quantized'.
 
-Of every row of `weight_packed` int32 [out, in * bits / 32], the lowest bits of the first word are input 0's. Numbers
+In every row of `weight_packed` int32 [out, in * bits / 32], the lowest bits of the first word are input 0's. Numbers
 have half of their range added; zero points `weight_zero_point` int32 [out * bits / 32, G] are packed likewise, along
 the outputs. `weight_g_idx` int32 [in] is the group of each input, where groups are not neighbours.
 Format: https://github.com/vllm-project/compressed-tensors, compressors/pack_quantized.
@@ -21,7 +21,7 @@ _SHAPE = Needed(("weight_shape",), ((2,),), ("I64", "I32"))
 
 @dataclass(frozen=True)
 class PackedWords:
-    """Of `bits` 4 or 8, with a scale for each `group` of inputs, or for all of an output."""
+    """Values of `bits` 4 or 8, with a scale for each `group` of inputs, or for all of an output."""
 
     bits: int
     group: int | None

@@ -42,9 +42,9 @@ def method_of(section: ConfigFile) -> str:
     if method not in FORMATS:
         why = _REASONS.get(method, "")
         raise ModelError(
-            f"{section.source}: checkpoints quantised by {method[:80]!r} cannot be read{why}; supported methods are "
-            f"{', '.join(sorted(FORMATS))}. An unquantised checkpoint of the model can be rounded while it is read, or "
-            f"by `jaxllm quantize`"
+            f"{section.source}: checkpoints quantized with {method[:80]!r} cannot be read{why}; supported methods are "
+            f"{', '.join(sorted(FORMATS))}. Use an unquantized checkpoint of the model, and quantize it while loading "
+            "or with `jaxllm quantize`"
         )
     return method
 

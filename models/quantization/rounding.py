@@ -13,7 +13,7 @@ CHUNK = 2**18
 """Numbers that are rounded at a time, so that they stay in a processor's cache."""
 
 SHARES = (1.0, 0.92, 0.84)
-"""Of a group's largest number, what the largest code of four bits may stand for: the best of these is taken."""
+"""Shares of a group's largest value that the largest 4-bit code may stand for: the best of these is taken."""
 
 
 def can_round_to(kind: WeightType) -> bool:

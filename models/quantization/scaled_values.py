@@ -25,7 +25,7 @@ Sharing = Literal["tensor", "channel", "group", "block"]
 
 @dataclass(frozen=True)
 class ScaledValues:
-    """Of these `values`, whose scales are shared as said; `block` are the rows and columns of a group or a block.
+    """A format of these `values`with shared scales; `block` are the rows and columns of a group or a block.
 
     What follows the module's name in that of a tensor is one of `scale`, or of `input_scale`.
     """
@@ -104,7 +104,7 @@ def read_input_scale(tensors: ModuleTensors, ending: str) -> npt.NDArray[np.floa
     """What activations are divided by, float32 []. Raises `ModelError` unless it is positive."""
     scale = tensors.read_scales(ending).reshape(())
     if scale <= 0:
-        raise tensors.error(ending, f"is {scale}; what activations are divided by must be positive")
+        raise tensors.error(ending, f"is {scale}; the scale of activations must be positive")
     return scale
 
 

@@ -18,7 +18,7 @@ TypeOf = Callable[[str, int], WeightType | None]
 def with_types(config: ModelConfig, names: Mapping[str, str | Source], type_of: TypeOf) -> ModelConfig:
     """The model whose modules called `names` have matrices of the types that `type_of` says.
 
-    Of names of what is no matrix nothing is used. Layers with other types than their neighbours' are of another plan.
+    Names of tensors that are not matrices are ignored. Layers with other types than their neighbours get another plan.
     """
     inside = [name for name in names if name.startswith(LAYERS)]
 

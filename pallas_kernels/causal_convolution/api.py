@@ -48,7 +48,7 @@ def causal_convolution(
 
     Returns:
         [T, D] in the type of `x`, computed in float32, of padding unspecified but finite; and the rows' states after
-        these tokens, [R, X - 1, D] in the type of `states`. Those of rows without tokens are unchanged.
+        these tokens, [R, X - 1, D] in the type of `states`. States of rows without tokens are unchanged.
 
     Raises:
         KeyError: no implementation of that name.

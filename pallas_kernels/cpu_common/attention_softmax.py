@@ -38,7 +38,7 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 MOST = np.float32(30)
 """The hyperbolic tangent of more is 1."""
 SMALLEST = np.float32(1e-30)
-"""Of a sum of weights, which is a divisor."""
+"""Minimum of a sum of weights, which is a divisor."""
 
 
 @compiled

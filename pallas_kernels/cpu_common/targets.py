@@ -83,7 +83,7 @@ def _open(trampoline: "Trampoline", target: Target, folder: Path | None) -> "Tra
     if cached is not None:
         trampoline.open(bytes(cached))
         return trampoline
-    logger.info("compiling the kernel %s for this processor", target.name)
+    logger.info("compiling kernel %s for this CPU", target.name)
     code = target.build()
     if artifacts is not None:
         artifacts.put(name, code)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 
-# Of madvise(2).
+# Constants of madvise(2).
 _DONTNEED, _HUGEPAGE = 4, 14
 
 # A handler as `trampoline` calls it. Its argument says how many bytes an element has; places of fields are those of

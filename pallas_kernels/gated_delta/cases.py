@@ -27,7 +27,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """That of the rows, and what else is special."""
+        """Name of the rows, and of other special features."""
         return "-".join((self.rows.name, self.dtype, *(("repeated",) if self.repeated else ())))
 
 

@@ -24,7 +24,7 @@ class GatedDeltaInputs(NamedTuple):
     """float32 [T, V] how much of the difference is corrected (beta)."""
 
     def repeat_for_value_heads(self) -> "GatedDeltaInputs":
-        """The same with queries and keys for every value head, all in float32."""
+        """A copy with queries and keys for every value head, all in float32."""
         times = self.value.shape[1] // self.key.shape[1]
         query, key = (jnp.repeat(each, times, axis=1).astype(jnp.float32) for each in (self.query, self.key))
         return GatedDeltaInputs(query, key, self.value.astype(jnp.float32), self.decay, self.rate)

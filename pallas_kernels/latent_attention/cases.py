@@ -33,7 +33,7 @@ class Case:
     prefix: int = 0
     """Rows with at least so many computed tokens begin with the same ones, and share the pages that these fill."""
     dtype: str = "float32"
-    """Of queries, new latents, the cache and the result."""
+    """Data type of queries, new latents, the cache and the result."""
     layers: int = 2
     seed: int = 0
 

@@ -28,10 +28,10 @@ def cache_shape(geometry: LatentGeometry) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Latents(Pages):
-    """Those of a cache [L, P, C, S]."""
+    """Pages of a cache [L, P, C, S]."""
 
     size: int
-    """Of a latent."""
+    """Size of a latent."""
 
     def keys(self, tables: jax.Array) -> Part:
         """See `Pages`."""

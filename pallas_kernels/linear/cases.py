@@ -21,7 +21,7 @@ class Case:
     in_size: int
     out_size: int
     dtype: str = "float32"
-    """Of the weights."""
+    """Data type of the weights."""
     padding: int = 0
     """Rows after those that count."""
     norm: bool = False

@@ -141,7 +141,7 @@ def quantize_like(x: np.ndarray, matrix: QuantizedMatrix) -> np.ndarray:
 
 
 def _largest(kind: WeightType) -> float:
-    """Of rounded activations."""
+    """Largest value of rounded activations."""
     return 127.0 if kind.row_type == np.int8 else float(ml_dtypes.finfo(kind.row_type).max)
 
 

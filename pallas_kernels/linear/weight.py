@@ -87,7 +87,7 @@ class Weight:
     """float32 [M], one for each of the matrices that this one is made of; the largest counts."""
 
     def own(self) -> "Weight":
-        """The same without other layers."""
+        """A copy without other layers."""
         if self.layer is None:
             return self
 

@@ -42,7 +42,7 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 
 @dataclass(frozen=True)
 class WeightType:
-    """Of what type a matrix [out, in] is, beyond its shape. What cannot be is a `ValueError`."""
+    """The type of a matrix [out, in], beyond its shape. An impossible combination is a `ValueError`."""
 
     values: Values
     group: int | None = None
@@ -59,14 +59,14 @@ class WeightType:
 
     def __post_init__(self) -> None:
         if (self.code is not None) != (self.values == Values.CODES):
-            raise ValueError(f"{self.values} with code {self.code}: codes, and nothing else, have a table")
+            raise ValueError(f"{self.values} with code {self.code}: codes need a table, and no other type has one")
         if self.code is not None and len(self.code) != 16:
-            raise ValueError(f"a table of {len(self.code)} numbers: codes of four bits have 16")
+            raise ValueError(f"a table of {len(self.code)} numbers: 4-bit codes have 16")
         if self.group is not None and self.group < 1:
             raise ValueError(f"groups of {self.group} inputs")
         is_whole = all(number == int(number) for number in self.code or ())
         if self.activations != Activations.AS_THEY_ARE and not is_whole:
-            raise ValueError("activations of int8 are multiplied with whole numbers, and the code has others")
+            raise ValueError("int8 activations require integer weights, but the code has other values")
 
     @property
     def array_type(self) -> np.dtype[np.generic]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 LARGEST = 127
-"""Of a stored number: -128 would make the largest value of either sign another one."""
+"""Largest stored value: -128 would make the largest value of either sign another one."""
 INVERSE = 1 / LARGEST
 """Factor of the largest value of a head that gives its scale. XLA would make one of a division, or not."""
 SMALLEST = 1e-36

@@ -42,13 +42,13 @@ class Case:
     sinks: bool = False
     alibi: bool = False
     dtype: str = "float32"
-    """Of queries, new keys and values, and the result."""
+    """Data type of queries, new keys and values, and the result."""
     kv_dtype: str | None = None
-    """Of the cache; None means `dtype`."""
+    """Data type of the cache; None means `dtype`."""
     k_scale: float | None = None
     v_scale: float | None = None
     scale_bytes: int = 0
-    """Of a scale for each token and head, see `AttentionOptions`."""
+    """Bytes of a scale per token and head, see `AttentionOptions`."""
     traced: bool = False
     """Window and scales are arrays, as a scan over layers gives them, not Python numbers."""
     layers: int = 2

@@ -25,7 +25,7 @@ def chunked_batch(batch: RaggedBatch, chunk: int, page_size: int) -> RaggedBatch
     over it must have no window. Raises `ValueError` unless chunks are whole pages.
     """
     if chunk % page_size:
-        raise ValueError(f"attention within chunks of {chunk} tokens needs pages that divide them, not of {page_size}")
+        raise ValueError(f"the page size {page_size} must divide the attention chunk of {chunk} tokens")
     tokens, width = len(batch.positions), chunk // page_size
     rows = max_rows(tokens, len(batch.kv_lens), chunk)
     number, local = jax.lax.div(batch.positions, jnp.int32(chunk)), jax.lax.rem(batch.positions, jnp.int32(chunk))

@@ -49,7 +49,7 @@ def largest(values: Array, count: int) -> tuple[Array, Array]:
     candidates = jnp.take_along_axis(blocks, chosen[:, :, None], axis=1).reshape(values.shape[0], -1)
     found, places = _pick(candidates, count)
     index = jnp.take_along_axis(chosen, places // BLOCK, axis=1) * BLOCK + places % BLOCK
-    # Of a row with less than `count` finite values the padding could be among the rest.
+    # If a row has fewer than `count` finite values, the rest could include padding.
     return found, jnp.minimum(index, values.shape[1] - 1)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 class RelativeScores:
     """What is added to the product of a query and a key, before both are scaled.
 
-    Of a query at position p and a key at position s it is `by_query` of the query and `by_key` of the key, each in
+    For a query at position p and a key at position s it is `by_query` of the query and `by_key` of the key, each in
     bucket `buckets[p - s + D]`. Distances beyond +-D count as these.
     """
 
@@ -23,7 +23,7 @@ class RelativeScores:
     """int32 [2 * D + 1]"""
 
     def bucket(self, distance: jax.Array) -> jax.Array:
-        """Of distances, int32 of any shape."""
+        """Buckets of distances, int32 of any shape."""
         reach = (len(self.buckets) - 1) // 2
         return self.buckets[jnp.clip(distance, -reach, reach) + reach]
 

@@ -23,7 +23,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """That of the rows."""
+        """Name of the rows."""
         return self.rows.name
 
 

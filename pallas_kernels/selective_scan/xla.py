@@ -20,7 +20,7 @@ UNROLLED = 8
 
 
 class _Tokens(NamedTuple):
-    """Of tokens, float32: step sizes and what is written [T, D], B and C [T, B]."""
+    """Inputs of tokens, float32: step sizes and what is written [T, D], B and C [T, B]."""
 
     rate: jax.Array
     written: jax.Array

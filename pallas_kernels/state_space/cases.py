@@ -26,7 +26,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """That of the rows, and what else is special."""
+        """Name of the rows, and of other special features."""
         return f"{self.rows.name}-{self.groups}-{self.dtype}"
 
 

@@ -15,7 +15,7 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element
 
 
 class _Tokens(NamedTuple):
-    """Of tokens, float32 but for the last two: what is written [T, G, N / G, H], log decays [T, G, N / G], B and C."""
+    """Inputs of tokens, float32 but for B and C: written [T, G, N / G, H], log decays [T, G, N / G], B and C."""
 
     written: jax.Array
     decay: jax.Array

@@ -17,7 +17,7 @@ class Target:
     """Name in `chips.CHIPS`."""
     vmem_bytes: int
     device_kind: str | None = None
-    """Of which measured block sizes count."""
+    """Device kind whose measured block sizes are used."""
 
 
 def target() -> Target:

@@ -27,7 +27,7 @@ class Heads:
     value_size: int
     """Numbers of a value, and of a result; a key may have others."""
     scale: float | jax.Array
-    """Of queries times stored keys."""
+    """Scale of queries times stored keys."""
     soft_cap: float | None
     sinks: jax.Array | None
     alibi_slopes: jax.Array | None

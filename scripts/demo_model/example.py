@@ -39,7 +39,7 @@ class Example:
         return [*system, {"role": "user", "content": self.prompt}]
 
     def under(self, system: str | None) -> Example:
-        """The same request under a system prompt, the answer changed as that prompt asks."""
+        """This request under a system prompt, the answer changed as that prompt asks."""
         return replace(self, system=system, answer=styled(system, self))
 
 

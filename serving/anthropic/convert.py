@@ -135,7 +135,7 @@ def _block(block: Mapping[str, Any], path: str, allowed: tuple[str, ...]) -> Any
     kind = block.get("type")
     if kind not in allowed:
         expected = " or ".join(map(repr, allowed))
-        reason = "this model reads text only" if kind in ("image", "document") else f"must be {expected} here"
+        reason = "this model accepts text only" if kind in ("image", "document") else f"must be {expected}"
         hint = nearest(kind, BLOCK_KINDS) if isinstance(kind, str) else ""
         raise UnsupportedError(f"{path}.type={quoted(kind)}: {reason}{hint}", f"{path}.type")
     return as_body(block, BLOCK_KINDS[kind], path)
@@ -198,8 +198,8 @@ def _tools(body: MessagesRequest | CountTokensRequest) -> list[Tool]:
         kind = tool.get("type")
         if kind not in (None, "custom"):
             raise UnsupportedError(
-                f"tools[{index}].type={quoted(kind)}: only tools of type 'custom' are supported; this server "
-                "runs none of its own",
+                f"tools[{index}].type={quoted(kind)}: only tools of type 'custom' are supported; this server runs no "
+                "built-in tools",
                 f"tools[{index}].type",
             )
         given = as_body(tool, MessagesTool, f"tools[{index}]")

@@ -31,7 +31,7 @@ class MessagesErrors(ErrorForm):
     body = MessagesError
     documented: ClassVar[Mapping[int, str]] = {
         **DOCUMENTED,
-        _OVERLOADED: "Too many requests wait; Retry-After says when to try again.",
+        _OVERLOADED: "Too many requests are waiting; Retry-After says when to try again.",
     }
 
     def answer(self, error: HttpError, request_id: str) -> MessagesError:

@@ -19,12 +19,12 @@ from jaxllm.serving.http.body.bounds import (
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.responses import any_of, any_of_or_ignored
 
-_ONE = "a message has one answer"
-_NO_TOOLS = "no tools run on this server"
-_NOT_BILLED = "nobody is billed"
-_NOT_COMPACTED = "nothing is compacted: ask for a summary in words"
-_NOT_EDITED = "nothing is edited or compacted"
-_OTHER = "a field of OpenAI's; the Messages API has "
+_ONE = "a message has exactly one answer"
+_NO_TOOLS = "this server runs no tools"
+_NOT_BILLED = "this server does not bill"
+_NOT_COMPACTED = "compaction is not supported: ask for a summary in a message"
+_NOT_EDITED = "context editing and compaction are not supported"
+_OTHER = "this is a field of OpenAI's API; the Messages API has "
 
 
 class _Cached(Body, kw_only=True):
@@ -58,7 +58,7 @@ class MessagesToolUse(_Cached, kw_only=True):
     input: Any = None
     """The arguments, an object; what is none counts as no arguments."""
     caller: Annotated[Any, Ignored("only the model itself calls tools", ({"type": "direct"},))] = None
-    toolset_name: Annotated[Any, Ignored("there are no toolsets")] = None
+    toolset_name: Annotated[Any, Ignored("toolsets are not supported")] = None
 
 
 class MessagesToolResult(_Cached, kw_only=True):
@@ -70,7 +70,7 @@ class MessagesToolResult(_Cached, kw_only=True):
     content: str | list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]] | None = None
     is_error: bool | None = None
     """Accepted, without effect: the model reads what content says."""
-    toolset_name: Annotated[Any, Ignored("there are no toolsets")] = None
+    toolset_name: Annotated[Any, Ignored("toolsets are not supported")] = None
 
 
 class MessagesThinking(Body, kw_only=True):
@@ -123,7 +123,7 @@ class MessagesTool(_Cached, kw_only=True):
     """Accepted, without effect."""
     eager_input_streaming: bool | None = None
     """Accepted, without effect: arguments are always sent as they come."""
-    defer_loading: Annotated[Any, Ignored("there is no search for tools", (False,))] = None
+    defer_loading: Annotated[Any, Ignored("tool search is not supported", (False,))] = None
     allowed_callers: Annotated[Any, Ignored("only the model itself calls tools", (["direct"],))] = None
 
 
@@ -215,22 +215,22 @@ class MessagesRequest(GenerationRequest, kw_only=True):
 
     n: Annotated[Any, Refused(_ONE, (1,))] = None
     stop: Annotated[Any, Refused(f"{_OTHER}stop_sequences", ([],))] = None
-    stream_options: Annotated[Any, Ignored("streams always tell the usage")] = None
+    stream_options: Annotated[Any, Ignored("streams always include usage")] = None
     response_format: Annotated[Any, Refused(f"{_OTHER}output_config.format", ({"type": "text"},))] = None
     thinking_token_budget: Annotated[Any, Refused(f"{_OTHER}thinking.budget_tokens", (-1,))] = None
     prompt_logprobs: Annotated[Any, Ignored("messages have no logprobs; see /v1/chat/completions")] = None
     logprob_token_ids: Annotated[Any, Ignored("messages have no logprobs; see /v1/chat/completions")] = None
-    return_token_ids: Annotated[Any, Ignored("messages have no token ids; see /v1/chat/completions", (False,))] = None
+    return_token_ids: Annotated[Any, Ignored("messages have no token IDs; see /v1/chat/completions", (False,))] = None
     return_tokens_as_token_ids: Annotated[Any, Ignored("messages have no logprobs", (False,))] = None
     container: Annotated[Any, Ignored(_NO_TOOLS)] = None
     mcp_servers: Annotated[Any, Ignored(_NO_TOOLS, ([],))] = None
     context_management: Annotated[Any, Ignored(_NOT_EDITED)] = None
     diagnostics: Annotated[Any, Ignored("there are none")] = None
     billing_policy: Annotated[Any, Ignored(_NOT_BILLED)] = None
-    fallbacks: Annotated[Any, Ignored("no other model takes over", ([],))] = None
+    fallbacks: Annotated[Any, Ignored("fallback models are not supported", ([],))] = None
     fallback_credit_token: Annotated[Any, Ignored(_NOT_BILLED)] = None
     compaction: Annotated[Any, Refused(_NOT_COMPACTED)] = None
-    thread: Annotated[Any, Refused("conversations are not kept: send all messages", ({"type": "create"},))] = None
+    thread: Annotated[Any, Refused("conversations are not stored: send all messages", ({"type": "create"},))] = None
 
 
 class CountTokensRequest(Body, kw_only=True):

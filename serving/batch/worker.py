@@ -103,7 +103,7 @@ class BatchRun:
             try:
                 if not await before(signals.first, working):
                     self._stopping = True
-                    bar.say("finishing the requests that run; Ctrl-C again drops them")
+                    bar.say("finishing running requests; press Ctrl-C again to drop them")
                     await before(signals.second, working)
                 if working.done():
                     working.result()
@@ -148,12 +148,12 @@ class BatchRun:
 
     def _report(self, left: int) -> None:
         total, done = len(self._batch.ids), len(self._record.done)
-        before_this = f", {done} were there already" if done else ""
+        before_this = f", {done} were answered before" if done else ""
         failed = f", {self._failed} of them with an error" if self._failed else ""
         sys.stderr.write(f"jaxllm: {self._written} of {left} requests answered{failed}{before_this}\n")
         if self._written < left:
             sys.stderr.write(
-                f"jaxllm: {left - self._written} of {total} requests are open; the same command goes on with them\n"
+                f"jaxllm: {left - self._written} of {total} requests remain; run the same command again to continue\n"
             )
 
 

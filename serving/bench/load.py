@@ -122,7 +122,7 @@ class Profile:
             async with open_session(self._target) as session, session.post(self._base_url + path) as response:
                 if response.status != 200:
                     text = " ".join((await response.text()).split())
-                    raise EngineError(f"--profile: {path} says {response.status}: {text[:300]}")
+                    raise EngineError(f"--profile: {path} returned {response.status}: {text[:300]}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"--profile: {path} failed: {error}") from None
 

@@ -1,6 +1,6 @@
 """What a load test keeps of its answers.
 
-Of a request it keeps seven numbers, of the gaps between tokens at most `MOST_GAPS`, and of the output a count for every
+It keeps seven numbers per request, at most `MOST_GAPS` gaps between tokens, and a count of output tokens for every
 quarter of a second, so that a test of days fits the memory. Texts and single gaps are kept on request only.
 """
 

@@ -39,8 +39,8 @@ def check_length(most: int, input_len: int, output_len: int) -> None:
     """Raise `ConfigError` unless so many tokens fit the model."""
     if input_len + output_len > most:
         raise ConfigError(
-            f"{input_len} tokens in and {output_len} out are more than max_model_len={most}: ask for less, or for a "
-            "larger --max-model-len"
+            f"{input_len} tokens in and {output_len} out exceed max_model_len={most}: reduce them or raise "
+            "--max-model-len"
         )
 
 

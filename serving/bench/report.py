@@ -58,7 +58,7 @@ def read_goodput(limits: Sequence[str]) -> dict[str, float]:
         name, _, value = limit.partition(":")
         if name not in GOODPUT_METRICS:
             raise ConfigError(
-                f"goodput={limit!r}: expected {', '.join(GOODPUT_METRICS)} and a limit in ms, such as ttft:500"
+                f"goodput={limit!r}: expected one of {', '.join(GOODPUT_METRICS)} and a limit in ms, such as ttft:500"
             )
         try:
             found[name] = float(value)
@@ -74,7 +74,7 @@ def read_metrics(names: str) -> list[str]:
     found = [part.strip() for part in names.split(",") if part.strip()]
     for name in found:
         if name not in METRICS:
-            raise ConfigError(f"percentile_metrics: no metric {name!r}{nearest(name, METRICS)}")
+            raise ConfigError(f"percentile_metrics: unknown metric {name!r}{nearest(name, METRICS)}")
     return found
 
 
@@ -122,7 +122,7 @@ def summarise_embeddings(
     metrics: Sequence[str] = OF_EMBEDDINGS,
     percentiles: Sequence[float] = (99,),
 ) -> dict[str, Any]:
-    """The same of requests that bring no tokens."""
+    """The report of requests without output tokens."""
     inputs = sum(measured.inputs)
     return {
         **_counts(measured, duration),

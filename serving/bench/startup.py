@@ -41,7 +41,7 @@ def _start(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[s
     command = [sys.executable, "-m", "jaxllm.serving.bench.startup", json.dumps(dict(options))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         raise EngineError(f"the engine did not start: {reason[-500:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

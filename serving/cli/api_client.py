@@ -23,10 +23,12 @@ def add_client_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any
     """Declare where the server is, and how it shall sample; `defaults` are those of sampling."""
     group = parser.add_argument_group("server")
     group.add_argument(
-        "--url", default=DEFAULT_URL, help="Its address, or unix:PATH of its socket (default: %(default)s)."
+        "--url", default=DEFAULT_URL, help="Address of the server, or unix:PATH of its socket (default: %(default)s)."
     )
-    group.add_argument("--api-key", metavar="TEXT", help="Its key (or $JAXLLM_API_KEY, or $OPENAI_API_KEY).")
-    group.add_argument("--model-name", metavar="TEXT", help="Which of its models (default: the first).")
+    group.add_argument(
+        "--api-key", metavar="TEXT", help="API key of the server (or $JAXLLM_API_KEY, or $OPENAI_API_KEY)."
+    )
+    group.add_argument("--model-name", metavar="TEXT", help="Name of the server's model to use (default: the first).")
     add_tls_flags(group)
     add_sampling_flags(parser, defaults, without=_NOT_FOR_CLIENTS)
 
@@ -104,9 +106,9 @@ class ApiClient:
             message = response.reason_phrase
         status = response.status_code
         if status == httpx.codes.UNAUTHORIZED:
-            raise ConfigError(f"the server at {self.url} refuses the key (--api-key): {message}")
+            raise ConfigError(f"the server at {self.url} rejects the API key (--api-key): {message}")
         kind = RequestError if response.is_client_error else EngineError
-        raise kind(f"the server says: {message} ({status})")
+        raise kind(f"the server returned {status}: {message}")
 
     def close(self) -> None:
         """Close the connections."""
@@ -130,12 +132,12 @@ def _errors(url: str) -> Iterator[None]:
         about_tls = tls_error(url, error)
         if about_tls is not None:
             raise about_tls from None
-        raise EngineError(f"no server answers at {url}: start one with `jaxllm serve`, or give its --url") from None
+        raise EngineError(f"no server is listening at {url}: start one with `jaxllm serve`, or pass --url") from None
     except (SSEError, ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"what answers at {url} is no server of OpenAI's API") from error
+        raise EngineError(f"{url} is not a server of OpenAI's API") from error
     except httpx.HTTPError as error:
-        hint = "; does it speak TLS (https://)?" if url.startswith("http:") else ""
-        raise EngineError(f"the connection to {url} broke: {error or type(error).__name__}{hint}") from None
+        hint = "; does the server expect TLS (https://)?" if url.startswith("http:") else ""
+        raise EngineError(f"the connection to {url} was lost: {error or type(error).__name__}{hint}") from None
 
 
 def _address(url: str) -> tuple[str, httpx.BaseTransport | None]:
@@ -148,7 +150,7 @@ def _address(url: str) -> tuple[str, httpx.BaseTransport | None]:
     except httpx.InvalidURL as error:
         raise ConfigError(f"url={url!r}: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"url={url!r}: expected one like {DEFAULT_URL}")
+        raise ConfigError(f"url={url!r}: expected a URL such as {DEFAULT_URL}")
     if parsed.path in ("", "/"):
         parsed = parsed.copy_with(path="/v1")
     return str(parsed).rstrip("/") + "/", None

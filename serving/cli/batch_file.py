@@ -48,7 +48,7 @@ def read_lines(lines: Iterable[str], *, as_json: bool, sampling: Mapping[str, An
         except RequestError as error:
             raise RequestError(f"line {number}: {error}", error.parameter) from None
     if not found:
-        raise RequestError("the file holds no prompts", "prompt")
+        raise RequestError("the file contains no prompts", "prompt")
     return found
 
 
@@ -64,7 +64,7 @@ def _read_object(number: int, text: str, sampling: Mapping[str, Any]) -> BatchLi
         if key not in known:
             raise RequestError(f"unknown key {key!r}{nearest(key, known)}", key)
     if ("prompt" in given) == ("messages" in given):
-        raise RequestError("give either 'prompt' or 'messages'", "prompt")
+        raise RequestError("give exactly one of 'prompt' and 'messages'", "prompt")
     if "messages" in given:
         normalise_messages(given["messages"])
     own = {**sampling, **{key: value for key, value in given.items() if key not in _OWN_KEYS}}

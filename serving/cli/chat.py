@@ -15,27 +15,29 @@ if TYPE_CHECKING:
     from jaxllm.serving.cli.local_model import LocalModel
 
 HELP = (
-    "Chat in the terminal: with MODEL, which is loaded here and needs no server, or else with a model that a server "
-    "runs, jaxllm's or any of OpenAI's API."
+    "Chat in the terminal. MODEL is loaded in this process; without it, chat with a server, jaxllm's or any other "
+    "with OpenAI's API."
 )
 USAGE = "[MODEL | --url URL] [flags]"
 EXAMPLES = """examples:
-  jaxllm chat demo                                  with a model loaded here: a folder or hub id; demo is shipped
-  jaxllm chat                                       with the server on this machine
-  jaxllm chat -q "What is 17 plus 25?"              one answer, and that is all
+  jaxllm chat demo                                  load a model here: a folder or Hub ID; demo comes with jaxllm
+  jaxllm chat                                       use the server on this machine
+  jaxllm chat -q "What is 17 plus 25?"              print one answer and exit
   jaxllm chat --url http://gpu-box:8000/v1 --system-prompt "Be brief." --temperature 0.2
 
-In a chat, /reset forgets it, /system TEXT sets the system prompt, and Ctrl-C stops an answer."""
+In a chat, /reset clears the conversation, /system TEXT sets the system prompt, and Ctrl-C stops an answer."""
 
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the server, the messages, and sampling parameters."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="Load this model here, and ask no server.")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="Load this model in this process instead of using a server."
+    )
     group = parser.add_argument_group("messages")
-    group.add_argument("-q", "--quick", metavar="TEXT", help="Send this one message, print the answer, and end.")
-    group.add_argument("--system-prompt", metavar="TEXT", help="The system message before all others.")
+    group.add_argument("-q", "--quick", metavar="TEXT", help="Send this message, print the answer and exit.")
+    group.add_argument("--system-prompt", metavar="TEXT", help="System message at the start of the conversation.")
     add_client_flags(parser, {"max_tokens": None})
 
 
@@ -52,8 +54,11 @@ def run(args: argparse.Namespace) -> int:
         Terminal(
             chat.answer,
             {
-                "reset": ("forget the conversation", chat.reset),
-                "system": ("set the system prompt and forget the conversation; alone: show it", chat.set_system),
+                "reset": ("clear the conversation", chat.reset),
+                "system": (
+                    "set the system prompt and clear the conversation; without TEXT, show the prompt",
+                    chat.set_system,
+                ),
             },
         ).run()
     return 0
@@ -64,7 +69,10 @@ def _open(args: argparse.Namespace) -> "ApiClient | LocalModel":
     if args.model is None:
         return ApiClient.from_flags(args)
     if args.url != DEFAULT_URL or args.model_name is not None:
-        raise ConfigError("MODEL is loaded here: leave it out to chat with a server's (--url, --model-name)")
+        raise ConfigError(
+            "MODEL is loaded in this process, so it cannot be combined with --url or --model-name; omit it to use a "
+            "server"
+        )
     SamplingParams(**client_sampling(args))
     # JAX is loaded only for what needs it.
     from jaxllm.serving.cli.local_model import LocalModel

@@ -8,7 +8,7 @@ from typing import Any
 from jaxllm.flags import FlagParser
 from jaxllm.serving.server.machine import machine
 
-HELP = "Print what a bug report needs: versions, devices, memory, caches."
+HELP = "Print the information a bug report needs: versions, devices, memory, caches."
 
 
 def add_arguments(parser: FlagParser) -> None:

@@ -8,23 +8,23 @@ from pathlib import Path
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_config
 
-HELP = "Compile all executables of an engine into a folder, from which it starts without compiling."
+HELP = "Compile all executables of an engine into a folder, so that the engine starts without compiling."
 USAGE = "[MODEL] --output FOLDER [flags]"
 EXAMPLES = """examples:
   jaxllm compile Qwen/Qwen3-0.6B --output bundle
   jaxllm serve Qwen/Qwen3-0.6B --executables bundle
   jaxllm compile path/to/model --device v6e --topology 2x4 --tp 8 --output bundle      (no TPU needed)
 
-Give the same options to both commands: those that shape the executables must agree, and a bundle for another model,
-chip, or version of jaxllm or JAX is refused. Of the model only config.json is needed. The executables are machine
-code: a bundle is to be trusted like a program."""
+Give both commands the same options: those that affect the executables must match, and a bundle for another model,
+chip, or version of jaxllm or JAX is rejected. Only config.json of the model is needed. Load only bundles you trust:
+they contain native code."""
 
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the devices, the folder and every engine option."""
     add_target_flags(parser, "compile")
     parser.epilog = EXAMPLES
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="Where the bundle goes.")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="Folder to write the bundle to.")
     add_engine_flags_of_target(parser)
 
 

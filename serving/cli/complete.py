@@ -7,9 +7,9 @@ from jaxllm.flags import FlagParser
 from jaxllm.serving.cli.api_client import ApiClient, add_client_flags, client_sampling
 from jaxllm.serving.cli.terminal import Terminal, say, show_answer
 
-HELP = "Continue texts in the terminal with a model that a server runs: jaxllm's, or any of OpenAI's API."
+HELP = "Complete texts in the terminal with a server's model: jaxllm's, or any other with OpenAI's API."
 EXAMPLES = """examples:
-  jaxllm complete                                   each line is continued
+  jaxllm complete                                   complete each line
   jaxllm complete -q "Once upon a time" --max-tokens 50
   jaxllm complete < prompts.txt                     one prompt per line"""
 
@@ -22,7 +22,7 @@ def add_arguments(parser: FlagParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     group = parser.add_argument_group("texts")
-    group.add_argument("-q", "--quick", metavar="TEXT", help="Continue this one text, and end.")
+    group.add_argument("-q", "--quick", metavar="TEXT", help="Complete this text and exit.")
     add_client_flags(parser, {"max_tokens": MAX_TOKENS})
 
 

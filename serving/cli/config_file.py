@@ -73,7 +73,7 @@ def _read_yaml(name: str) -> dict[Any, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{name}: expected lines of 'flag: value', got a {type(found).__name__}")
+        raise ConfigError(f"{name}: expected a mapping with lines 'flag: value', got a {type(found).__name__}")
     return found
 
 

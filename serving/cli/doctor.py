@@ -16,32 +16,43 @@ from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 from jaxllm.version import __version__
 
-HELP = "Check this machine: devices, their speed, kernels, a model on them. Takes about two minutes."
+HELP = "Check this machine: devices, their speed, kernels, and a small run of a model. Takes about two minutes."
 USAGE = "[--model MODEL] [--stage NAME] [flags]"
 
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the stages and how to print."""
     names = [stage.name for stage in STAGES]
-    parser.add_argument("--model", default="demo", help="The model to check with: 'demo', a folder or a hub id.")
+    parser.add_argument("--model", default="demo", help="Model to check with: 'demo', a folder or a Hub ID.")
     parser.add_argument(
         "--load-format",
         default="auto",
         choices=("auto", "safetensors", "dummy"),
-        help="'dummy': random weights, of a model folder with nothing but config.json.",
+        help="'dummy': random weights, for a model folder that has only config.json.",
     )
     parser.add_argument(
-        "--stage", action="append", default=[], choices=names, metavar="NAME", help=f"Only this: {', '.join(names)}."
+        "--stage",
+        action="append",
+        default=[],
+        choices=names,
+        metavar="NAME",
+        help=f"Run only this stage: {', '.join(names)}.",
     )
-    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="Of each stage. Default: 120.")
-    parser.add_argument("--json", action="store_true", help="Print JSON: sizes in bytes, times in seconds.")
-    parser.add_argument("--report", metavar="FILE", help="Write the JSON to a file as well.")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="Time limit of each stage in seconds. Default: 120.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON, with sizes in bytes and times in seconds.")
+    parser.add_argument("--report", metavar="FILE", help="Also write the JSON to this file.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the stages: 0 when all is well, 1 when something is broken. Raises `ConfigError` for wrong arguments."""
     if args.timeout <= 0:
-        raise ConfigError(f"--timeout {args.timeout:g}: a stage needs some seconds")
+        raise ConfigError(f"--timeout {args.timeout:g}: must be greater than 0")
     # Its children are in sessions of their own, and end only if it lives to end them.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings(args.model, args.load_format, args.timeout)

@@ -59,9 +59,9 @@ flags are also accepted as keywords of `LLM`.
 
 {meaningless}
 
-## Accepted where they ask for nothing
+## Accepted with a neutral value
 
-These flags of vLLM's are accepted with a value that changes nothing; any other is an error.
+These flags of vLLM are accepted with a value that changes nothing; any other value is an error.
 
 {neutral}
 """
@@ -100,8 +100,8 @@ def _flag(flag: Flag) -> str:
         f" `{theirs}` is the default." if ours is None else f" `{ours}` may be written `{theirs}`."
         for theirs, ours in flag.info.synonyms.items()
     )
-    synonyms += " vLLM's values are accepted with a warning, and change nothing." if flag.info.hints else ""
-    environment = f" Or `{flag.info.environment}` in the environment." if flag.info.environment else ""
+    synonyms += " vLLM's values are accepted with a warning and have no effect." if flag.info.hints else ""
+    environment = f" Environment variable: `{flag.info.environment}`." if flag.info.environment else ""
     return f"{shown} ({flag.values}{default}): {flag.info.help}{synonyms}{environment}"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxllm.serving.llm.llm_engine import LLMEngine
     from jaxllm.serving.text.input_processor import TextRequest
 
-HELP = "Generate text from one prompt, as it comes, or from a file of prompts."
+HELP = "Generate text from one prompt, streamed to the terminal, or from a file of prompts."
 USAGE = "(--prompt TEXT | --prompts-file FILE) [flags]"
 EXAMPLES = """examples:
   jaxllm generate --prompt "Once upon a time"
@@ -36,9 +36,9 @@ EXAMPLES = """examples:
   echo '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}' > chats.jsonl
   jaxllm generate --prompts-file chats.jsonl
 
-A file named *.jsonl holds one JSON object per line: "prompt" (text or token ids) or "messages" (with "tools" if need
-be), any sampling parameter, and "id", which is copied to the result. Any other file holds one prompt per line. Results
-are JSON lines in the same order. With Ctrl-C, what is finished is kept."""
+A file named *.jsonl holds one JSON object per line: "prompt" (text or token IDs) or "messages" (with optional
+"tools"), sampling parameters, and "id", which is copied to the result. Any other file holds one prompt per line.
+Results are JSON lines in the same order. After Ctrl-C, finished results are kept."""
 
 # vLLM's 16 tokens are too few to see anything.
 MAX_TOKENS = 256
@@ -50,14 +50,20 @@ def add_arguments(parser: FlagParser) -> None:
     parser.epilog = EXAMPLES
     group = parser.add_argument_group("prompts and results")
     source = group.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="One prompt; its text is printed as it is generated.")
+    source.add_argument("--prompt", metavar="TEXT", help="A single prompt; the output is printed as it is generated.")
     source.add_argument(
         "--prompts-file", metavar="FILE", help="A file of prompts, one per line; '-' reads standard input."
     )
-    group.add_argument("--output", metavar="FILE", help="Write results here as JSON lines, instead of to the terminal.")
-    group.add_argument("--chat", action="store_true", help="Prompts are a user's messages: use the chat template.")
-    group.add_argument("--system", metavar="TEXT", help="The system message before each prompt; implies --chat.")
-    group.add_argument("--chat-template", metavar="FILE", help="A chat template (file or Jinja text) to use instead.")
+    group.add_argument(
+        "--output", metavar="FILE", help="Write results to this file as JSON lines instead of to the terminal."
+    )
+    group.add_argument(
+        "--chat", action="store_true", help="Treat prompts as user messages and apply the chat template."
+    )
+    group.add_argument("--system", metavar="TEXT", help="System message before each prompt; implies --chat.")
+    group.add_argument(
+        "--chat-template", metavar="FILE", help="Chat template to use instead of the model's: a file or Jinja text."
+    )
     add_sampling_flags(parser, {"max_tokens": MAX_TOKENS})
     add_engine_flags(parser)
 

@@ -48,32 +48,40 @@ class SubCommand(Protocol):
 
 
 SWEEP = {
-    "serve": Entry("jaxllm.serving.cli.bench.sweep_serve", "Load-test servers under many settings."),
-    "plot": Entry("jaxllm.serving.cli.bench.sweep_plot", "Draw curves of what `sweep serve` measured."),
+    "serve": Entry("jaxllm.serving.cli.bench.sweep_serve", "Load-test servers with many combinations of settings."),
+    "plot": Entry("jaxllm.serving.cli.bench.sweep_plot", "Plot the results of `sweep serve`."),
 }
 
 BENCH = {
-    "serve": Entry("jaxllm.serving.cli.bench.serve", "Throughput and latency of a server under load."),
-    "latency": Entry("jaxllm.serving.cli.bench.latency", "How long a batch takes, offline."),
-    "throughput": Entry("jaxllm.serving.cli.bench.throughput", "How fast many requests are done, offline."),
-    "startup": Entry("jaxllm.serving.cli.bench.startup", "How long an engine takes to start."),
-    "sweep": Entry("", "Measurements under many settings.", SWEEP),
+    "serve": Entry("jaxllm.serving.cli.bench.serve", "Measure throughput and latency of a server under load."),
+    "latency": Entry("jaxllm.serving.cli.bench.latency", "Measure the latency of a batch, offline."),
+    "throughput": Entry("jaxllm.serving.cli.bench.throughput", "Measure the throughput of many requests, offline."),
+    "startup": Entry("jaxllm.serving.cli.bench.startup", "Measure how long an engine takes to start."),
+    "sweep": Entry("", "Measure many combinations of settings.", SWEEP),
 }
 
 COMMANDS = {
     "serve": Entry("jaxllm.serving.cli.serve", "Serve a model to any OpenAI client."),
-    "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal: with a model loaded here, or with a server's."),
-    "complete": Entry("jaxllm.serving.cli.complete", "Continue texts in the terminal with a model that a server runs."),
-    "bench": Entry("", "Measurements of a server or of an engine.", BENCH),
+    "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal, with a local model or with a server."),
+    "complete": Entry("jaxllm.serving.cli.complete", "Complete texts in the terminal with a server's model."),
+    "bench": Entry("", "Measure a server or an engine.", BENCH),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
-    "run-batch": Entry("jaxllm.serving.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
-    "models": Entry("jaxllm.serving.cli.models", "List the models that are known, and what they are compared with."),
-    "plan": Entry("jaxllm.serving.cli.plan", "Work out whether a model fits some devices, and how fast it may be."),
-    "compile": Entry("jaxllm.serving.cli.compile", "Compile for this machine or another, so that an engine need not."),
-    "quantize": Entry("jaxllm.serving.cli.quantize", "Write a copy of a checkpoint in 8 or 4 bits, for vLLM as well."),
-    "manifest": Entry("jaxllm.serving.cli.manifest", "Write what serves a model on Kubernetes, on what holds it."),
-    "doctor": Entry("jaxllm.serving.cli.doctor", "Check this machine: devices, their speed, kernels, a model on them."),
-    "collect-env": Entry("jaxllm.serving.cli.collect_env", "Print what a bug report needs: versions, devices, memory."),
+    "run-batch": Entry("jaxllm.serving.cli.run_batch", "Run a file of requests in OpenAI's batch format, offline."),
+    "models": Entry(
+        "jaxllm.serving.cli.models", "List supported architectures and the references they are tested against."
+    ),
+    "plan": Entry("jaxllm.serving.cli.plan", "Estimate whether a model fits given devices, and how fast it runs."),
+    "compile": Entry("jaxllm.serving.cli.compile", "Compile executables ahead of time, for this machine or another."),
+    "quantize": Entry(
+        "jaxllm.serving.cli.quantize", "Write an 8-bit or 4-bit copy of a checkpoint, which vLLM can read too."
+    ),
+    "manifest": Entry("jaxllm.serving.cli.manifest", "Write Kubernetes manifests that serve a model."),
+    "doctor": Entry(
+        "jaxllm.serving.cli.doctor", "Check this machine: devices, their speed, kernels, and a small run of a model."
+    ),
+    "collect-env": Entry(
+        "jaxllm.serving.cli.collect_env", "Print the information a bug report needs: versions, devices, memory."
+    ),
 }
 
 

@@ -16,23 +16,23 @@ from jaxllm.serving.deploy.hardware import DEVICES, Choice
 from jaxllm.serving.deploy.installation import GIB, Bucket, Installation
 from jaxllm.version import __version__
 
-HELP = "Write the manifests that serve a model on Kubernetes, on as few accelerators as hold it."
+HELP = "Write Kubernetes manifests that serve a model, on the fewest accelerators that hold it."
 USAGE = "MODEL --device NAME [flags]"
 EXAMPLES = """examples:
-  jaxllm manifest demo --device cpu                                the whole set, on standard output
+  jaxllm manifest demo --device cpu                                all manifests, on standard output
   jaxllm manifest Qwen/Qwen3-8B --device v6e --replicas 2 --output qwen
-  kubectl apply -k qwen                                            brings it up
+  kubectl apply -k qwen                                            deploys them
   jaxllm manifest path/to/llama-3-8b --bucket gs://models/llama-3-8b --device v5e --executables gs://models/bundles
   jaxllm manifest path/to/llama-3-70b --bucket gs://models/llama-3-70b --device v6e --topology 4x4 --max-model-len 8K
   jaxllm manifest Qwen/Qwen3-8B --device l4 --format helm --output chart
 
-Of the model only config.json is read, to find the smallest slice that holds it, as `jaxllm plan` does: pip install
-'jax[tpu]' for TPUs, which need not be here. What it chose is said on standard error. Clients need a key, which a
-Secret holds:
+Only config.json of the model is read, to find the smallest slice that holds it, as `jaxllm plan` does: pip install
+'jax[tpu]' for TPUs, which need not be present. The choice is printed on standard error. Clients need a key from a
+Secret:
 
   kubectl create secret generic NAME-keys --from-literal=keys=$(openssl rand -hex 32)
 
-docs/deploy/ has pages that lead to a first answer, and the container images."""
+docs/deploy/ has step-by-step guides and the container images."""
 
 _OWN = ("model", "tensor_parallel_size", "max_model_len")
 """Engine options that an `Installation` has by name."""
@@ -54,58 +54,80 @@ def add_arguments(parser: FlagParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")
     hardware = parser.add_argument_group("hardware")
-    hardware.add_argument("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")
+    hardware.add_argument("--device", metavar="NAME", help=f"Hardware to serve on: {', '.join(DEVICES)}.")
     hardware.add_argument(
-        "--topology", metavar="2x4", help="TPU chips along each axis. Default: the smallest that holds the model."
+        "--topology",
+        metavar="2x4",
+        help="TPU topology, in chips along each axis. Default: the smallest that holds the model.",
     )
-    hardware.add_argument("--gpus", type=int, metavar="N", help="GPUs of each copy. Default: as few as hold the model.")
+    hardware.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs per replica. Default: the fewest that hold the model."
+    )
     copies = parser.add_argument_group("copies")
-    copies.add_argument("--replicas", type=int, default=1, metavar="N", help="Copies of the server. (default: 1)")
     copies.add_argument(
-        "--max-replicas", type=int, metavar="N", help="With more than --replicas, their number follows the load."
+        "--replicas", type=int, default=1, metavar="N", help="Number of replicas of the server. (default: 1)"
+    )
+    copies.add_argument(
+        "--max-replicas",
+        type=int,
+        metavar="N",
+        help="Maximum number of replicas; if greater than --replicas, the number follows the load.",
     )
     where = parser.add_argument_group("what and where")
-    where.add_argument("--name", help="Name of all objects. Default: the model's.")
-    where.add_argument("--image", help="Container image. Default: jaxllm-cpu, -cuda or -tpu, of this version.")
+    where.add_argument("--name", help="Name of all objects. Default: the model's name.")
     where.add_argument(
-        "--bucket", metavar="gs://BUCKET/FOLDER", help="Where pods find the model, with Cloud Storage FUSE."
+        "--image", help="Container image. Default: jaxllm-cpu, jaxllm-cuda or jaxllm-tpu of this version."
+    )
+    where.add_argument(
+        "--bucket",
+        metavar="gs://BUCKET/FOLDER",
+        help="Bucket from which pods read the model, through Cloud Storage FUSE.",
     )
     where.add_argument(
         "--executables",
         metavar="gs://BUCKET/FOLDER",
-        help="Where a Job puts the compiled programs, and pods find them. Without it each pod compiles at its start.",
+        help="Bucket to which a Job writes compiled programs, and from which pods read them. Without it, each pod "
+        "compiles when it starts.",
     )
-    where.add_argument("--no-api-keys", action="store_true", help="Answer everybody who reaches a pod.")
     where.add_argument(
-        "--drain", type=int, default=60, metavar="SECONDS", help="What requests have when a pod ends. (default: 60)"
+        "--no-api-keys", action="store_true", help="Require no API key: serve every client that can reach a pod."
     )
-    where.add_argument("--metrics-prefix", default="jaxllm", help="Of metrics' names. (default: jaxllm)")
-    where.add_argument("--gateway", action="store_true", help="With a Gateway, an HTTPRoute and an InferencePool.")
+    where.add_argument(
+        "--drain",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="Seconds that running requests get to finish when a pod ends. (default: 60)",
+    )
+    where.add_argument("--metrics-prefix", default="jaxllm", help="Prefix of metric names. (default: jaxllm)")
+    where.add_argument("--gateway", action="store_true", help="Add a Gateway, an HTTPRoute and an InferencePool.")
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=FORMATS, default="kubernetes", help="(default: kubernetes)")
-    output.add_argument("--output", metavar="FOLDER", help="Folder to make. Default: standard output.")
+    output.add_argument("--output", metavar="FOLDER", help="Folder to write to. Default: standard output.")
     add_engine_flags(parser, left_out=_TARGET_FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the manifests; errors are raised, and then nothing is written."""
     if args.device is None:
-        raise ConfigError(f"--device: say what to run on: one of {', '.join(DEVICES)}")
+        raise ConfigError(f"--device is required: one of {', '.join(DEVICES)}")
     if args.replicas < 1 or args.drain < 0:
-        raise ConfigError(f"--replicas {args.replicas}, --drain {args.drain}: expected 1 or more, and 0 or more")
+        raise ConfigError(f"--replicas {args.replicas} must be at least 1, and --drain {args.drain} at least 0")
     given = {name: value for name, value in explicit_options(args).items() if name not in _TARGET_FLAGS}
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
-            raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
+            raise ConfigError(f"the model is given twice: {args.model_tag!r} and --model {given['model']!r}")
         given["model"] = args.model_tag
     if args.output is None and args.format not in STREAMS:
-        raise ConfigError(f"--format {args.format} is several files: give --output FOLDER")
+        raise ConfigError(f"--format {args.format} writes several files: give --output FOLDER")
     config = EngineConfig.from_options(given)
     bucket = None if args.bucket is None else Bucket.parse("--bucket", args.bucket)
     executables = None if args.executables is None else Bucket.parse("--executables", args.executables)
     model = config.model.model
     if bucket is None and Path(model).is_dir() and args.format != "systemd":
-        raise ConfigError(f"{model}: pods do not see this folder; copy it to a bucket, and give --bucket gs://...")
+        raise ConfigError(
+            f"{model}: pods cannot read this local folder; copy it to a bucket and give --bucket gs://..."
+        )
     choice = choose(config, args.device, args.topology, args.gpus)
     installation = Installation(
         name=args.name or name_of(model),
@@ -151,8 +173,8 @@ def _said(choice: Choice, installation: Installation, output: str | None) -> Ite
     engines = "1 engine" if choice.data_parallel_size == 1 else f"{choice.data_parallel_size} engines"
     yield f"{engines} of {choice.tensor_parallel_size}, requests of up to {choice.max_model_len:,} tokens"
     if choice.shortened:
-        yield "that is less than the model allows: a larger --topology or more --gpus hold longer requests"
+        yield "this is below the model's limit: a larger --topology or more --gpus would allow longer requests"
     if hardware.platform == "gpu":
-        yield "memory is estimated: only TPUs can be planned for without one"
+        yield "memory use is an estimate: only TPUs can be planned exactly without the device"
     if output is not None:
         yield f"written to {output}"

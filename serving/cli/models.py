@@ -13,14 +13,14 @@ from jaxllm.flags import FlagParser
 if TYPE_CHECKING:
     from jaxllm.models.families.family import Family
 
-HELP = "List the architectures that are known, what each is for, and how checkpoints may be quantised."
+HELP = "List the supported architectures, their tasks, and the supported quantization formats."
 USAGE = "[NAME ...] [--json]"
 EXAMPLES = """examples:
   jaxllm models               all
-  jaxllm models gemma qwen    those whose names have either word in them
+  jaxllm models gemma qwen    those whose names contain either word
   jaxllm models --json
 
-The name of a checkpoint's architecture stands in its config.json, under "architectures". Installed packages may add
+A checkpoint names its architecture in config.json, under "architectures". Installed packages may add
 architectures: see docs/add-a-model.md."""
 
 USES = {
@@ -44,7 +44,7 @@ class Known(msgspec.Struct):
 def add_arguments(parser: FlagParser) -> None:
     """Declare what to look for, and how to print."""
     parser.epilog = EXAMPLES
-    parser.add_argument("names", metavar="NAME", nargs="*", help="Parts of names to look for.")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="Substrings of names to look for.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
 
 
@@ -78,8 +78,8 @@ def _quantised() -> list[str]:
 
     return [
         "",
-        f"quantised checkpoints: {', '.join(sorted(FORMATS))}",
-        f"quantised while loading, or by `jaxllm quantize`: {', '.join(sorted(METHODS))}",
+        f"quantized checkpoints: {', '.join(sorted(FORMATS))}",
+        f"quantized while loading, or by `jaxllm quantize`: {', '.join(sorted(METHODS))}",
     ]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxllm.planning.report import DeviceMemory, Report, Step
     from jaxllm.planning.roofline import StepEstimate
 
-HELP = "Work out whether a model fits some devices, what it takes of their memory, and how fast it may be."
+HELP = "Estimate whether a model fits given devices, how much memory it needs, and how fast it runs."
 USAGE = "[MODEL] [--device NAME] [flags]"
 EXAMPLES = """examples:
   jaxllm plan path/to/llama-3-8b --device v6e                            one chip
@@ -24,16 +24,16 @@ EXAMPLES = """examples:
   jaxllm plan path/to/llama-3-70b --device v6e --tp 4 --pp 2             two stages of four
   jaxllm plan Qwen/Qwen3-0.6B --device v5e --max-model-len 8K --json
 
-Of the model only config.json is read. The steps are compiled for the chip by its own compiler, which needs no chip
-(pip install 'jax[tpu]'); memory is what that compiler says. Times are estimates."""
+Only config.json of the model is read. Steps are compiled for the chip by its own compiler, which needs no chip
+(pip install 'jax[tpu]') and reports the memory. Times are estimates."""
 
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the devices, how to print, and every engine option."""
     add_target_flags(parser, "plan")
     parser.epilog = EXAMPLES
-    parser.add_argument("--all-buckets", action="store_true", help="Compile every step, not just two of them.")
-    parser.add_argument("--json", action="store_true", help="Print JSON: sizes in bytes, times in seconds.")
+    parser.add_argument("--all-buckets", action="store_true", help="Compile every step shape instead of two.")
+    parser.add_argument("--json", action="store_true", help="Print JSON, with sizes in bytes and times in seconds.")
     add_engine_flags_of_target(parser)
 
 
@@ -65,19 +65,19 @@ def _text(report: "Report") -> Iterator[str]:
     yield f"steps of up to {report.max_num_seqs:,} requests and {report.max_num_batched_tokens:,} tokens"
     if report.stages:
         each = -(-report.max_num_seqs // len(report.stages))
-        yield f"{len(report.stages)} stages, with as many steps under way, each with up to {each:,} of the decodes"
+        yield f"{len(report.stages)} stages and as many steps in flight, each with up to {each:,} of the decodes"
     yield ""
     if report.fits:
         yield (
             f"fits: the KV cache holds {report.kv_tokens:,} tokens, {report.max_concurrency:.1f} requests of "
             f"{report.max_model_len:,} at once"
-            + (f", and {report.state_snapshots:,} snapshots of states" if report.memory.recurrent else "")
+            + (f", and {report.state_snapshots:,} snapshots of recurrent states" if report.memory.recurrent else "")
         )
     else:
         yield f"does not fit: {report.reason}"
-        yield from (f"  would fit: {change}" for change in report.advice)
+        yield from (f"  this would fit: {change}" for change in report.advice)
         if not report.advice:
-            yield "  no single option would make it fit: take a chip with more memory, or a smaller model"
+            yield "  no single option makes it fit: choose a chip with more memory or a smaller model"
     yield ""
     yield from _memory(report)
     yield ""
@@ -115,15 +115,15 @@ def _steps(report: "Report") -> Iterator[str]:
     yield from map(_step, report.steps)
     estimates = [step.estimate for step in report.steps if step.estimate]
     if not estimates:
-        yield "No estimates: the peaks of this device are not known."
+        yield "No estimates: the peak figures of this device are unknown."
         return
     yield (
-        "Estimates, likely too low: bytes and operations against the chip's peaks"
-        f"{_attention(estimates)}{_links(report.num_devices, estimates)}."
+        "Estimates, likely too low: bytes and operations divided by the chip's "
+        f"peaks{_attention(estimates)}{_links(report.num_devices, estimates)}."
     )
     yield (
-        f"Decodes have {report.decode_context:,} tokens before them; prefill is the beginning of one prompt. "
-        "Operations between the matrices are not counted."
+        f"Decodes have {report.decode_context:,} tokens of context; prefill is the beginning of one prompt. "
+        "Operations other than matrix products are not counted."
     )
     yield from _stage_table(report)
     yield from _compiler_table(report)
@@ -139,8 +139,8 @@ def _stage_table(report: "Report") -> Iterator[str]:
         times = [step.estimate.seconds * 1000 for step in steps if step.estimate]
         yield f"  {steps[0].tokens:5} tokens {''.join(f'{time:10.2f}' for time in times)}"
     yield (
-        "A step goes through all stages, which takes the sum and the way from stage to stage. With one under way in "
-        "each, one ends as often as the slowest stage does one: so many tokens/s. The host is not counted."
+        "A step passes all stages: its latency is the sum of their times and of the transfers between them. With one "
+        "step in flight per stage, the slowest stage determines the tokens/s. Time of the host is not counted."
     )
 
 
@@ -160,14 +160,14 @@ def _compiler_table(report: "Report") -> "Iterator[str]":
         times = [f"{part * 1000:{width}.2f}" for part, width in zip(parts, (10, 13, 9, 9, 12), strict=True)]
         yield f"  {step.tokens:5} tokens {''.join(times)} {found.seconds / guess.seconds:19.1f} x"
     yield (
-        "Operations: XLA's own estimate of the same program. Links: what it waits for collectives, at a ring's "
-        "bandwidth and 1 us a hop. Attention as above; other kernels are not counted."
+        "Operations: XLA's own estimate for the same program. Links: time spent waiting for collectives, at a ring's "
+        "bandwidth and 1 us per hop. Attention as above; other kernels are not counted."
     )
 
 
 def _attention(estimates: "Sequence[StepEstimate]") -> str:
     shares = {estimate.work: estimate.attention_share for estimate in estimates}
-    known = [f"{share:.0%} of them ({work})" for work, share in shares.items() if share is not None]
+    known = [f"{share:.0%} of the peaks ({work})" for work, share in shares.items() if share is not None]
     return f"; attention reaches {', '.join(known)} by the static model" if known else ""
 
 
@@ -175,7 +175,7 @@ def _links(devices: int, estimates: "Sequence[StepEstimate]") -> str:
     if devices == 1:
         return ""
     unknown = estimates[0].communication is None
-    return "; what devices send each other is not counted" if unknown else "; two sums per layer travel over the links"
+    return "; communication between devices is not counted" if unknown else "; two all-reduces per layer use the links"
 
 
 def _step(step: "Step") -> str:

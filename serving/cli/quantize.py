@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 
-HELP = "Write a quantised copy of a checkpoint, in the format of compressed-tensors."
+HELP = "Write a quantized copy of a checkpoint in the compressed-tensors format."
 USAGE = "MODEL --output FOLDER [--quantization int8|int4|fp8|int8_w8a8]"
 EXAMPLES = """examples:
   jaxllm quantize Qwen/Qwen3-0.6B --output qwen3-int8
@@ -17,28 +17,38 @@ EXAMPLES = """examples:
   jaxllm serve model-int4
   vllm serve model-int4
 
-int8       8 bits, a scale for each output of a matrix: half of bfloat16's bytes, closest to the original
-int4       4 bits, a scale for each 128 inputs of an output: a quarter of the bytes, the largest error
-fp8        float8 (E4M3), a scale for each output: as large as int8; coarser, but outliers harm it less
-int8_w8a8  int8, and who reads it rounds each token's activations to 8 bits: faster for prompts and batches
+int8       8 bits, one scale per output of a matrix: half the size of bfloat16, closest to the original
+int4       4 bits, one scale per 128 inputs of an output: a quarter of the size, the largest error
+fp8        float8 (E4M3), one scale per output: the size of int8; coarser, but less sensitive to outliers
+int8_w8a8  int8, and activations are quantized to 8 bits per token when it runs: faster for prompts and batches
 
-Matrices of the layers are rounded to the nearest; with other values than int8_w8a8 activations stay as they are. The
-embedding, the output layer, routers, norms and biases are copied, and so are the tokenizer and the other files next to
-the weights. One tensor at a time is in memory, and the folder appears once all is written. `jaxllm serve MODEL
---quantization int8` rounds while loading instead, and writes nothing."""
+Weights of the layers are rounded to nearest; except with int8_w8a8, activations are not quantized. The embedding, the
+output layer, routers, norms and biases are copied unchanged, as are the tokenizer and all other files next to the
+weights. Memory holds one tensor at a time, and the folder appears once it is complete. `jaxllm serve MODEL
+--quantization int8` quantizes while loading instead and writes nothing."""
 
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the folder, and how to round."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("model", metavar="MODEL", help="A hub ID, a local folder, or demo; not quantised yet.")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="Where the copy goes: new, or empty.")
+    parser.add_argument(
+        "model", metavar="MODEL", help="A Hub ID, a local folder, or demo; must not be quantized already."
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", required=True, help="Folder to write to, which must be new or empty."
+    )
     parser.add_argument(
         "--quantization", choices=("int8", "int4", "fp8", "int8_w8a8"), default="int8", help="Default: int8."
     )
-    parser.add_argument("--revision", metavar="NAME", help="Branch, tag or commit on the hub. Default: the main one.")
-    parser.add_argument("--download-dir", metavar="FOLDER", help="The hub's cache. Default: the usual one.")
+    parser.add_argument(
+        "--revision", metavar="NAME", help="Branch, tag or commit on the Hub. Default: the main branch."
+    )
+    parser.add_argument(
+        "--download-dir",
+        metavar="FOLDER",
+        help="Folder for files downloaded from the Hub. Default: Hugging Face's own cache.",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,8 +73,8 @@ def _run(args: argparse.Namespace, target: Path) -> int:
     plan = plan_export(find_model(args.model, args.revision, args.download_dir), args.quantization)
     if plan.left:
         sys.stderr.write(
-            f"not quantised: {len(plan.left)} matrices of layers, such as {plan.left[0]}: experts that share a tensor, "
-            f"matrices [in, out], or with inputs that are no multiple of 32\n"
+            f"not quantized: {len(plan.left)} matrices of layers, such as {plan.left[0]}: experts stored in one "
+            "tensor, matrices of shape [in, out], or inputs that are not a multiple of 32\n"
         )
     with LoadProgress() as progress:
         write_export(plan, target, partial(progress, "Quantizing"))

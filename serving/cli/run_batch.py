@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from jaxllm.serving.openai.batches.input import BatchInput
     from jaxllm.serving.openai.batches.record import BatchRecord
 
-HELP = "Answer a file of requests in OpenAI's batch format, offline."
+HELP = "Run a file of requests in OpenAI's batch format, offline."
 USAGE = "-i FILE -o FILE [flags]"
 EXAMPLES = """examples:
   jaxllm run-batch -i requests.jsonl -o answers.jsonl --model Qwen/Qwen3-0.6B
-  jaxllm run-batch -i requests.jsonl -o answers.jsonl            run again, it resumes where it ended
+  jaxllm run-batch -i requests.jsonl -o answers.jsonl            run again to resume
   jaxllm run-batch --config server.yaml -i requests.jsonl -o answers.jsonl     flags from a file, as for `jaxllm serve`
-  jaxllm run-batch -i requests.jsonl --validate                  only look at the file; no model is loaded
+  jaxllm run-batch -i requests.jsonl --validate                  only check the file; load no model
   make-requests | jaxllm run-batch -i - -o - > answers.jsonl
 
 A line of the input is one request:
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 20}}
-and a line of the output its answer, as a server would have given it:
+and a line of the output is its response, as a server would have sent it:
   {"id": "batch_req_...", "custom_id": "a", "response": {"status_code": 200, "request_id": "...", "body": {...}},
    "error": null}
 
-Answers come as they are ready, not in the order of the requests: custom_id tells which is which, so each must be there
-once. All lines are looked at before the model is loaded, and nothing is run if one is not a request (exit code 2). A
-request whose body is wrong has an answer with status_code 400; the others go on.
+Responses are written as they finish, not in the order of the requests: custom_id identifies them, so each must be
+unique. All lines are checked before the model is loaded, and nothing runs if one is not a request (exit code 2). A
+request with an invalid body gets a response with status_code 400; the others continue.
 
-The output file is the record of what is done. After Ctrl-C (which lets running requests finish; a second one drops
-them), or after anything else that ends the process, the same command answers what is still open, and only that."""
+The output file records what is done. After Ctrl-C (which lets running requests finish; a second one drops
+them), or any other end of the process, the same command runs only the remaining requests."""
 
 WITHOUT_MEANING = frozenset(
     {
@@ -99,19 +99,26 @@ def add_arguments(parser: FlagParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     group = parser.add_argument_group("batch")
-    group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="Requests; '-' is standard input.")
     group.add_argument(
-        "-o", "--output-file", metavar="FILE", help="Answers; what it holds already is not asked again. '-': stdout."
+        "-i", "--input-file", required=True, metavar="FILE", help="File of requests; '-' reads standard input."
+    )
+    group.add_argument(
+        "-o",
+        "--output-file",
+        metavar="FILE",
+        help="File of responses; requests it already answers are skipped. '-' writes to standard output.",
     )
     group.add_argument(
         "--concurrency",
         type=integer,
         metavar="INT",
-        help="Requests in flight at a time; more only take memory (default: twice --max-num-seqs).",
+        help="Number of requests in flight (default: twice --max-num-seqs; larger values only use more memory).",
     )
-    group.add_argument("--validate", action="store_true", help="Only check the input file, then end.")
-    parser.add_argument("--config", metavar="FILE", help="Read flags from a YAML file, which may be a server's.")
-    add_flags(parser, "server", "How requests are answered, as in `jaxllm serve`.", _flags())
+    group.add_argument("--validate", action="store_true", help="Only check the input file, then exit.")
+    parser.add_argument(
+        "--config", metavar="FILE", help="Read flags from a YAML file; one written for `jaxllm serve` works too."
+    )
+    add_flags(parser, "server", "Handling of requests, as in `jaxllm serve`.", _flags())
     add_engine_flags(parser)
 
 
@@ -122,7 +129,7 @@ def _flags() -> list[Flag]:
 def run(args: argparse.Namespace) -> int:
     """Answer the file; 0 when every request has its answer, 130 when interrupted. Errors are raised."""
     if args.output_file is None and not args.validate:
-        raise ConfigError("give --output-file, or --validate to check the input only")
+        raise ConfigError("give --output-file, or --validate to only check the input")
     if args.concurrency is not None and args.concurrency < 1:
         raise ConfigError(f"--concurrency {args.concurrency}: must be at least 1")
     config, options = configuration(args)
@@ -163,7 +170,7 @@ def _answer(
     record: "BatchRecord",
 ) -> int:
     if len(record.done) == len(batch.ids):
-        sys.stderr.write(f"jaxllm: all {len(batch.ids)} requests are answered already\n")
+        sys.stderr.write(f"jaxllm: all {len(batch.ids)} requests already have responses\n")
         return 0
     from jaxllm.serving.batch.worker import run_batch
     from jaxllm.serving.llm.progress import LoadProgress

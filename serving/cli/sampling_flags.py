@@ -30,14 +30,14 @@ def add_sampling_flags(
 
     `defaults` are those that help should name.
     """
-    group = parser.add_argument_group("sampling options", "How tokens are chosen and when a text ends.")
+    group = parser.add_argument_group("sampling options", "Choice of tokens, and end of the output.")
     docs = field_docs(SamplingParams)
     for field in _fields(without):
         default = defaults.get(field.name, field.default)
         is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
         shown = f" (default: {default})" if is_number else ""
         reader = _reader(field.type)
-        repeat = " Give the flag again for more." if reader.get("action") == "append" else ""
+        repeat = " Repeat the flag for several values." if reader.get("action") == "append" else ""
         group.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=field.name,

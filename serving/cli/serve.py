@@ -16,13 +16,13 @@ HELP = "Serve a model to any OpenAI client, over HTTP."
 USAGE = "[MODEL] [flags]"
 EXAMPLES = """examples:
   jaxllm serve                                    the model that ships with jaxllm, on port 8000
-  jaxllm serve Qwen/Qwen3-0.6B --port 9000        a model of the Hugging Face hub, or a local folder
-  JAXLLM_API_KEY=secret jaxllm serve MODEL        only for who knows the key
+  jaxllm serve Qwen/Qwen3-0.6B --port 9000        a model of the Hugging Face Hub, or a local folder
+  JAXLLM_API_KEY=secret jaxllm serve MODEL        require this API key
   jaxllm serve MODEL --served-model-name gpt-4o small --max-model-len 8K --max-num-seqs 128
-  jaxllm serve --config server.yaml --port 9000   flags from a file; those given here come first
-  jaxllm serve MODEL --nnodes 2 --node-rank 1 --master-addr HOST0     the second of two hosts of one engine
+  jaxllm serve --config server.yaml --port 9000   flags from a file; flags on the command line win
+  jaxllm serve MODEL --nnodes 2 --node-rank 1 --master-addr HOST0     second of two hosts that run one engine
 
-and then, from elsewhere:
+Then, from another terminal:
   curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}'
   jaxllm chat --url http://localhost:8000/v1
@@ -34,7 +34,7 @@ A file for --config holds flags as keys:
   served-model-name: [gpt-4o, small]
 
 /docs describes every route, /metrics is for Prometheus, /health and /ready are for probes. SIGTERM or Ctrl-C lets
-running requests finish for --shutdown-timeout seconds; a second one ends at once."""
+running requests finish for --shutdown-timeout seconds; a second one exits at once."""
 
 
 def add_arguments(parser: FlagParser) -> None:
@@ -76,15 +76,15 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     given = explicit_options(args, flags)
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
-            raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
+            raise ConfigError(f"the model is given twice: {args.model_tag!r} and --model {given['model']!r}")
         given["model"] = args.model_tag
     if "api_key" in given:
-        _say("--api-key is visible to everybody on this machine (ps): use --api-key-file or JAXLLM_API_KEY")
+        _say("--api-key is visible to all users of this machine (ps): use --api-key-file or JAXLLM_API_KEY")
     from_file = {} if args.config is None else read_config(args.config, flags, noop_flags(), _say)
     every: dict[str, Any] = {**from_environment(os.environ, _say), **from_file, **given}
     if "api_key" in every and not every["api_key"]:
         # Without a key, everybody would be let in.
-        raise ConfigError("api_key: is given but holds no key; omit it to serve without keys")
+        raise ConfigError("api_key is given but contains no key; omit it to serve without keys")
     of_server = {flag.name for flag in server_flags()}
     engine = {name: value for name, value in every.items() if name not in of_server}
     server = {name: value for name, value in every.items() if name in of_server}

@@ -10,10 +10,10 @@ LEAST_FILES: Final = 64
 """A server without any connection has about 40 files and sockets open while it starts."""
 
 _EXHAUSTED: Final = {
-    errno.EMFILE: "no more files may be open in this process: raise `ulimit -n`",
-    errno.ENFILE: "no more files may be open on this machine (fs.file-max)",
-    errno.ENOMEM: "there is no more memory: see `ulimit -v`, and the limit of the container",
-    errno.EAGAIN: "no more processes or threads may be started: raise `ulimit -u`, or the container's limit of PIDs",
+    errno.EMFILE: "this process cannot open more files: raise `ulimit -n`",
+    errno.ENFILE: "this machine cannot open more files: raise fs.file-max",
+    errno.ENOMEM: "out of memory: check `ulimit -v` and the container's memory limit",
+    errno.EAGAIN: "cannot start more processes or threads: raise `ulimit -u` or the container's PID limit",
 }
 
 
@@ -34,8 +34,8 @@ def raise_file_limit() -> None:
             pass
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
         raise ConfigError(
-            f"only {soft} files may be open at a time (ulimit -n); the server needs at least {LEAST_FILES}, and one "
-            f"more for each connection: raise the limit, to {MOST_WANTED} for instance"
+            f"the limit of open files is {soft} (ulimit -n), but the server needs at least {LEAST_FILES}, plus one "
+            f"per connection: raise the limit, for example to {MOST_WANTED}"
         )
 
 

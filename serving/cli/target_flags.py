@@ -26,11 +26,13 @@ def add_target_flags(parser: FlagParser, purpose: str) -> None:
     group.add_argument(
         "--device",
         metavar="NAME",
-        help=f"The chip to {purpose} for: a TPU, which need not be here (v4, v5e, v5p, v6e, tpu7x), or cpu. Default: "
-        "this machine.",
+        help=f"Chip to {purpose} for: a TPU (v4, v5e, v5p, v6e, tpu7x), which need not be present, or cpu. "
+        "Default: this machine.",
     )
     group.add_argument(
-        "--topology", metavar="2x4", help="TPU chips along each axis. Default: the smallest with enough devices."
+        "--topology",
+        metavar="2x4",
+        help="TPU topology, in chips along each axis. Default: the smallest with enough devices.",
     )
 
 
@@ -44,7 +46,7 @@ def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevice
     given = {name: value for name, value in explicit_options(args).items() if name != DEVICE}
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
-            raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
+            raise ConfigError(f"the model is given twice: {args.model_tag!r} and --model {given['model']!r}")
         given["model"] = args.model_tag
     config = EngineConfig.from_options(given)
     prepare(args.device)

@@ -26,7 +26,7 @@ class Terminal:
         self._commands = {
             **commands,
             "help": ("this list", self._help),
-            "exit": ("leave; Ctrl-D does too", self._leave),
+            "exit": ("exit, like Ctrl-D", self._leave),
         }
         self._interactive = sys.stdin.isatty()
         self._left = False
@@ -64,7 +64,7 @@ class Terminal:
     def _command(self, line: str) -> None:
         name, _, text = line[1:].partition(" ")
         if name not in self._commands:
-            say(f"no command /{name}{nearest(name, self._commands)} (/help lists them)")
+            say(f"unknown command /{name}{nearest(name, self._commands)} (/help lists them)")
             return
         self._commands[name][1](text.strip())
 
@@ -72,7 +72,7 @@ class Terminal:
         width = max(map(len, self._commands))
         for name, (text, _command) in self._commands.items():
             say(f"  /{name:{width}}  {text}")
-        say("  Ctrl-C stops an answer; at the empty prompt it leaves.")
+        say("  Ctrl-C stops an answer; at an empty prompt it exits.")
 
     def _leave(self, _: str) -> None:
         self._left = True

@@ -11,9 +11,13 @@ from jaxllm.errors import ConfigError, EngineError
 def add_tls_flags(group: argparse._ArgumentGroup) -> None:
     """Declare whose certificates are trusted."""
     group.add_argument(
-        "--cacert", metavar="FILE", help="Authority that signs its certificate, or the certificate (or $SSL_CERT_FILE)."
+        "--cacert",
+        metavar="FILE",
+        help="File with the CA certificate, or the server's own certificate (or $SSL_CERT_FILE).",
     )
-    group.add_argument("--insecure", action="store_true", help="Trust any certificate; for tests.")
+    group.add_argument(
+        "--insecure", action="store_true", help="Do not verify the server's certificate; for tests only."
+    )
 
 
 def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:
@@ -24,7 +28,10 @@ def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSL
     if insecure:
         if cacert is not None:
             raise ConfigError("--cacert and --insecure cannot be combined")
-        sys.stderr.write("jaxllm: --insecure: whoever answers could read and change everything, and take the key\n")
+        sys.stderr.write(
+            "jaxllm: --insecure: the server's identity is not verified; an attacker could read and change "
+            "everything, including the API key\n"
+        )
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
@@ -47,10 +54,10 @@ def tls_error(url: str, error: BaseException) -> EngineError | None:
         cause = cause.__cause__ or cause.__context__
     if isinstance(cause, ssl.SSLCertVerificationError):
         return EngineError(
-            f"the certificate of {url} is not trusted: {cause.verify_message}. Give its authority with --cacert FILE "
-            "or in SSL_CERT_FILE, or check nothing with --insecure"
+            f"the certificate of {url} is not trusted: {cause.verify_message}. Give its CA certificate with --cacert "
+            "FILE or in SSL_CERT_FILE, or skip verification with --insecure"
         )
     if cause is not None:
         reason = cause.reason or str(cause)
-        return EngineError(f"what answers at {url} does not speak TLS as expected ({reason}): is it http://?")
+        return EngineError(f"{url} does not speak TLS ({reason}): should the address begin with http://?")
     return None

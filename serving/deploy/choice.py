@@ -19,7 +19,9 @@ def choose(config: EngineConfig, device: str, topology: str | None = None, gpus:
     if gpus is not None:
         slices = tuple(each for each in slices if each.chips_per_host == gpus and each.platform == "gpu")
         if not slices:
-            raise ConfigError(f"--gpus {gpus}: machines with {device} have 1, 2, 4 or 8 GPUs, TPUs a --topology")
+            raise ConfigError(
+                f"--gpus {gpus}: machines with {device} have 1, 2, 4 or 8 GPUs; for TPUs, give --topology"
+            )
     prepare("cpu" if slices[0].platform == "gpu" else device)
     # It imports JAX, which reads the environment that `prepare` has set.
     from jaxllm.serving.deploy.slice_fit import fit_slice

@@ -52,7 +52,7 @@ def files_of(objects: Sequence[Object]) -> dict[str, str]:
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Write files, some in folders of their own, to a new or empty folder. Raises `ConfigError` where one cannot."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise ConfigError(f"--output {folder}: is there already; name a folder that is new or empty")
+        raise ConfigError(f"--output {folder}: exists and is not empty; give a new or empty folder")
     try:
         for name, text in files.items():
             path = folder / name

@@ -23,7 +23,7 @@ from jaxllm.serving.deploy.skypilot import skypilot_task
 from jaxllm.serving.deploy.virtual_machine import machine_files
 
 NAME = "jaxllm"
-"""Of all objects, so that an overlay changes the base's."""
+"""Name of all objects, so that an overlay changes the base's."""
 
 _BUCKET = "my-models"
 _IMAGES = "us-docker.pkg.dev/my-project/jaxllm"

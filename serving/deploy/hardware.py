@@ -155,6 +155,6 @@ def slices_of(device: str, topology: str | None = None) -> tuple[Slice, ...]:
     found = tuple(each for each in DEVICES[device] if each.topology == topology)
     if not found:
         known = [each.topology for each in DEVICES[device] if each.topology]
-        fix = f"it comes in {', '.join(known)}" if known else "only TPUs have one"
-        raise ConfigError(f"--topology {topology}: GKE has no {device} of it; {fix}")
+        fix = f"choose one of {', '.join(known)}" if known else "only TPUs have a topology"
+        raise ConfigError(f"--topology {topology}: GKE has no {device} of this topology; {fix}")
     return found

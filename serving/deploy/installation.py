@@ -27,7 +27,7 @@ class Bucket:
             raise ConfigError(f"{flag} {text}: expected gs://BUCKET/FOLDER")
         folder = (found[2] or "").strip("/")
         if ".." in folder.split("/"):
-            raise ConfigError(f"{flag} {text}: a folder may not be '..'")
+            raise ConfigError(f"{flag} {text}: must not contain the folder '..'")
         return cls(found[1], folder)
 
 
@@ -36,7 +36,7 @@ class Installation:
     """One model on one kind of hardware, in some copies.
 
     Attributes:
-        name: Of all objects: letters, digits and hyphens.
+        name: Name of all objects: letters, digits and hyphens.
         model: What `jaxllm serve` gets: a Hub ID, `demo`, or the folder in which pods see the bucket.
         hardware: What one copy runs on.
         tensor_parallel_size, data_parallel_size: How a copy uses its devices.
@@ -48,7 +48,7 @@ class Installation:
         executables: Where `jaxllm compile` writes what pods load; None: each compiles for itself.
         api_keys: Whether clients need a key, which a Secret holds.
         drain: Seconds that running requests have when a pod ends.
-        metrics_prefix: Of metrics' names.
+        metrics_prefix: Prefix of metric names.
         flags: Further flags of `jaxllm serve`, as one writes them.
     """
 
@@ -78,19 +78,21 @@ class Installation:
         if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise ConfigError(f"--metrics-prefix {self.metrics_prefix}: expected letters, digits and underscores")
         if self.max_replicas < self.replicas:
-            raise ConfigError(f"--max-replicas {self.max_replicas}: fewer than --replicas {self.replicas}")
+            raise ConfigError(f"--max-replicas {self.max_replicas}: must be at least --replicas {self.replicas}")
         if self.executables is not None and self.hardware.hosts > 1:
-            raise ConfigError("--executables: bundles are for engines of one host; leave it out, or take one host")
+            raise ConfigError(
+                "--executables: bundles require engines on one host; omit it, or choose hardware with one host"
+            )
         if self.executables is not None and self.hardware.platform == "tpu" and self.engine_topology is None:
             size, engines = self.tensor_parallel_size, self.data_parallel_size
             raise ConfigError(
-                f"--executables: no slice of {self.hardware.device} has just {size} chips, as each of {engines} engines"
-                "; leave it out, or give another --tensor-parallel-size"
+                f"--executables: no slice of {self.hardware.device} has exactly {size} chips for each of {engines} "
+                "engines; omit it, or give another --tensor-parallel-size"
             )
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of every object, and what pods are found by."""
+        """Labels of every object, by which pods are selected."""
         return {"app.kubernetes.io/name": "jaxllm", "app.kubernetes.io/instance": self.name}
 
     @property

@@ -19,9 +19,11 @@ RAY_VERSION = "2.60.0"
 def ray_service(installation: Installation) -> Object:
     """The service and its cluster: a head, and a worker for each copy. Raises `ConfigError` for several hosts."""
     if installation.hardware.hosts > 1:
-        raise ConfigError("--format ray: engines of one host each; several hosts are for --format kubernetes")
+        raise ConfigError("--format ray supports engines on one host only; for several hosts use --format kubernetes")
     if installation.executables is not None:
-        raise ConfigError("--format ray: leave --executables out; engines compile once for each machine")
+        raise ConfigError(
+            "--format ray does not support --executables, because engines compile once per machine; omit it"
+        )
     application = {
         "name": installation.name,
         "route_prefix": "/",

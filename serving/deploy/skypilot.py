@@ -21,11 +21,13 @@ def skypilot_task(installation: Installation) -> Object:
     """A task for `sky launch`, and a service for `sky serve up`. Raises `ConfigError` for what it cannot place."""
     hardware = installation.hardware
     if hardware.hosts > 1 or installation.executables is not None:
-        raise ConfigError("--format skypilot: one host, which compiles for itself; take a smaller slice")
+        raise ConfigError(
+            "--format skypilot supports one host, and no --executables; choose a smaller slice, or omit the flag"
+        )
     resources: Object = {"cpus": "4+", "memory": "16+", "ports": PORT}
     if hardware.platform != "cpu":
         if hardware.device not in _NAMES:
-            raise ConfigError(f"--format skypilot: it has no name for {hardware.device}; known: {', '.join(_NAMES)}")
+            raise ConfigError(f"--format skypilot does not support {hardware.device}; known: {', '.join(_NAMES)}")
         name = _NAMES[hardware.device]
         # A TPU's name tells how many cores (v4, v5p) or chips there are.
         cores = hardware.chips_per_host * (2 if hardware.device in ("v4", "v5p") else 1)

@@ -42,7 +42,7 @@ def _fit_tpus(config: EngineConfig, hardware: Slice) -> Choice:
     try:
         resolved = resolve_config(sized, target.devices)
     except ConfigError as error:
-        if "does not divide the model" not in str(error) or asked is not None:
+        if "cannot divide the model" not in str(error) or asked is not None:
             raise
         raise CapacityError(str(error)) from error
     fitted = fit(resolved, target)
@@ -77,7 +77,7 @@ def _fit_gpus(config: EngineConfig, hardware: Slice) -> Choice:
     resolved = resolve_config(here)
     count = hardware.chips_per_host if asked is None else asked
     if count > hardware.chips_per_host or count not in working_sizes(resolved.model):
-        raise CapacityError(f"it cannot be split over {count} of {hardware.name}")
+        raise CapacityError(f"it cannot be sharded over {count} of {hardware.name}")
     weights = _weights(resolved)
     utilization = config.cache.gpu_memory_utilization - _GPU_RESERVE
     free = int(count * hardware.memory_per_device * utilization) - weights
@@ -85,12 +85,12 @@ def _fit_gpus(config: EngineConfig, hardware: Slice) -> Choice:
     tokens = max(free, 0) // page * resolved.cache.page_size
     if tokens < resolved.cache.page_size:
         raise CapacityError(
-            f"weights take {weights / 2**30:.1f} GiB, and {count} x {hardware.device} have "
+            f"weights take {weights / 2**30:.1f} GiB, but {count} x {hardware.device} have "
             f"{count * hardware.memory_per_device * utilization / 2**30:.1f} GiB for them and the KV cache"
         )
     length = min(tokens, resolved.max_model_len)
     if config.model.max_model_len is not None and length < config.model.max_model_len:
-        raise CapacityError(f"its KV cache holds {tokens:,} tokens, and max_model_len is {resolved.max_model_len:,}")
+        raise CapacityError(f"its KV cache holds {tokens:,} tokens, but max_model_len is {resolved.max_model_len:,}")
     return Choice(hardware, count, hardware.chips_per_host // count, length, length < resolved.max_model_len, weights)
 
 

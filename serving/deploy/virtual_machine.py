@@ -45,11 +45,12 @@ def machine_files(installation: Installation) -> dict[str, str]:
     """The unit and the script. Raises `ConfigError` for what takes several machines or a bucket."""
     if installation.hardware.hosts > 1:
         raise ConfigError(
-            "--format systemd: one machine; several are for --format kubernetes, or take a smaller --topology"
+            "--format systemd supports one machine; for several use --format kubernetes, or give a smaller --topology"
         )
     if installation.executables is not None or installation.weights_bucket is not None:
         raise ConfigError(
-            "--format systemd: leave --bucket and --executables out; the model is a folder of the machine or a Hub ID"
+            "--format systemd supports neither --bucket nor --executables; omit them, and give the model as a folder "
+            "of the machine or a Hub ID"
         )
     return {"jaxllm.service": unit(installation), "install.sh": install_script(installation)}
 

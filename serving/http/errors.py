@@ -43,13 +43,13 @@ _EXTRA_ARGS = "vllm_xargs"
 DOCUMENTED = {
     400: "The request is wrong; param names the field.",
     401: "The key is missing or wrong.",
-    403: "The route is for the operator's key.",
-    404: "There is no such model, or no such response.",
+    403: "The route requires the operator's key.",
+    404: "The model or response does not exist.",
     413: "The body is too large.",
-    415: "The body is not declared as JSON.",
-    429: "The key has used what it may in this minute; Retry-After says when to try again.",
-    500: "The server made a mistake; its log has the details.",
-    503: "The server cannot answer now; Retry-After says when to try again.",
+    415: "The Content-Type is not JSON.",
+    429: "The key has exhausted its quota; Retry-After says when to try again.",
+    500: "Internal server error; the server's log has the details.",
+    503: "The server is temporarily unavailable; Retry-After says when to try again.",
 }
 """The errors that every request with a body may get, for the OpenAPI document."""
 
@@ -105,7 +105,7 @@ def unknown_model(name: str, known: Iterable[str]) -> HttpError:
 def unknown_response(name: str, param: str) -> HttpError:
     """The request names a response that is not stored."""
     message = (
-        f"there is no response {quoted(name)}: it was never stored, was deleted, or had to go for newer ones "
+        f"there is no response {quoted(name)}: it was never stored, was deleted, or was evicted for newer ones "
         "(--max-stored-responses, --max-stored-response-bytes)"
     )
     return HttpError(404, message, param=param, code="response_not_found")
@@ -116,8 +116,7 @@ def wrong_key(*, given: bool) -> HttpError:
     message = "Incorrect API key provided" if given else "No API key provided"
     return HttpError(
         401,
-        f"{message}: send the header 'Authorization: Bearer KEY', or 'x-api-key: KEY', with a key that this server was "
-        "started with",
+        f"{message}: send the header 'Authorization: Bearer KEY', or 'x-api-key: KEY', with a key of this server",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )
@@ -127,8 +126,8 @@ def not_operator(path: str) -> HttpError:
     """The key is a client's, and the route is for who runs the server."""
     return HttpError(
         403,
-        f"{path} is for the operator's key: one of --api-key where clients have theirs in --api-key-file, one of a "
-        "client with 'operator: true' in that file, or the only key there is",
+        f"{path} requires the operator's key: one of --api-key if clients have theirs in --api-key-file, one of a "
+        "client with 'operator: true' in that file, or the server's only key",
         code="operator_only",
     )
 
@@ -143,7 +142,7 @@ def not_json(content_type: str) -> HttpError:
     """The body is declared to be something else than JSON."""
     return HttpError(
         415,
-        f"Content-Type is {quoted(content_type)}: send JSON, with the header 'Content-Type: application/json'",
+        f"Content-Type is {quoted(content_type)}: send JSON with the header 'Content-Type: application/json'",
         code="unsupported_media_type",
     )
 
@@ -156,34 +155,32 @@ def shutting_down() -> HttpError:
 def wrong_runner(path: str, model: str, *, pools: bool) -> HttpError:
     """The route is for models of the other kind than this one, which pools or generates."""
     if pools:
-        message = f"{path}: {model} pools texts into embeddings or scores, it does not generate; ask /v1/embeddings, "
-        message += "/score, /classify or /pooling, or serve a model that generates"
+        message = f"{path}: {model} is a pooling model and does not generate text; use /v1/embeddings, "
+        message += "/score, /classify or /pooling, or serve a generative model"
     else:
-        message = f"{path}: {model} generates text, it does not pool it; start the server with --runner pooling for "
+        message = f"{path}: {model} is a generative model; start the server with --runner pooling for "
         message += "embeddings"
     return HttpError(400, message, code="unsupported_for_model")
 
 
 def not_enabled(path: str, flag: str) -> HttpError:
     """The route is there only if the server is started with a flag."""
-    return HttpError(404, f"{path}: this server does not offer it; start it with {flag}", code="not_enabled")
+    return HttpError(404, f"{path}: disabled on this server; start it with {flag}", code="not_enabled")
 
 
 def no_tokenizer() -> HttpError:
     """The request needs text, and the server has only token ids."""
     return HttpError(
         400,
-        "this server has no tokenizer (--skip-tokenizer-init): send token ids to /inference/v1/generate, or start it "
-        "without that flag",
+        "this server has no tokenizer (--skip-tokenizer-init): send token IDs to /inference/v1/generate, or restart "
+        "it without that flag",
         code="unsupported_for_model",
     )
 
 
 def requests_running() -> HttpError:
     """The prefix cache is in use."""
-    return HttpError(
-        503, "requests are running, and they use the prefix cache; try again later", headers={"Retry-After": "1"}
-    )
+    return HttpError(503, "running requests use the prefix cache; try again later", headers={"Retry-After": "1"})
 
 
 def describe(error: Exception, request_id: str) -> HttpError:
@@ -227,7 +224,7 @@ def disk_problem(error: BaseException) -> str | None:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _DISK:
-            return f"the server cannot store or read files now: {os.strerror(cause.errno or 0)}; try again later"
+            return f"the server currently cannot read or write files: {os.strerror(cause.errno or 0)}; try again later"
         cause = cause.__cause__
     return None
 
@@ -267,7 +264,7 @@ def routing_error(error: HTTPException, method: str, path: str, *, hint: str, al
     method, path = shortened(method), shortened(path)
     messages = {
         404: f"unknown URL: {method} {path}{hint}",
-        405: f"{method} {path}: this URL does not know the method {method}",
+        405: f"{method} {path}: this URL does not support the method {method}",
     }
     codes = {404: "unknown_url", 405: "method_not_supported"}
     headers = dict(error.headers or {})

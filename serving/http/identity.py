@@ -71,5 +71,5 @@ def requested_rank(request: Request) -> int | None:
     if asked is None:
         return None
     if not asked.isdecimal() or len(asked) > 4:
-        raise RequestError(f"{ENGINE_HEADER}: expected the number of an engine, got {quoted(asked)}", ENGINE_HEADER)
+        raise RequestError(f"{ENGINE_HEADER}: expected the rank of an engine, got {quoted(asked)}", ENGINE_HEADER)
     return int(asked)

@@ -11,7 +11,7 @@ COMMENT = b": keep-alive\n\n"
 
 
 class KeepAlive:
-    """Of one stream. Events are sent by `send`; whoever writes one past it sets `active`."""
+    """Keep-alive comments of one stream. Events are sent by `send`; whoever writes one past it sets `active`."""
 
     __slots__ = ("_interval", "_sending", "active")
 

@@ -12,11 +12,11 @@ from jaxllm.serving.options.server import ServerOptions
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN = 32
-"""Of a body: tokens of natural text take about 5, token ids as JSON 7, text that is escaped more."""
+"""Bytes of a body per token: tokens of natural text take about 5, token ids as JSON 7, text that is escaped more."""
 _LEAST_BODY = 4 * 2**20
 """Tools and their schemas take no tokens where the chat template does not show them."""
 _MOST_EMBEDDINGS = 128 * 2**20
-"""Of a prompt's embeddings: half of what all bodies that are being received may take."""
+"""Bytes of a prompt's embeddings: half of what all bodies that are being received may take."""
 _BATCH = 4
 """Times as much for models that pool: their texts come in batches."""
 _OTHER_FILES = 256
@@ -126,7 +126,8 @@ def open_files_for(connections: int) -> int:
         return connections
     if connections:
         logger.warning(
-            "max_connections=%d: this process may open %d files, which leaves %d connections; `ulimit -n` allows more",
+            "max_connections=%d is reduced: this process may open %d files, which leaves %d connections; raise "
+            "`ulimit -n`",
             connections, soft, allowed,
         )  # fmt: skip
     return allowed

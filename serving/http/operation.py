@@ -26,7 +26,7 @@ from jaxllm.serving.tenancy.access import is_operator
 REJECTED = "jaxllm.rejected"
 """In the scope of a request that was not taken for now: why."""
 _LONGEST_PATH = 256
-"""Of an unknown path, to be compared with the known ones."""
+"""Characters of an unknown path that are compared with the known ones."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -20,7 +20,7 @@ from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.version import __version__
 
-_NO_PROCESSORS = Ignored("logits processors read it, and this server has none (--logits-processors)", ({},))
+_NO_PROCESSORS = Ignored("only logits processors read it, and this server has none (--logits-processors)", ({},))
 
 
 @dataclass(kw_only=True)

@@ -100,7 +100,7 @@ class Embeds(msgspec.Struct):
         return cls(Weight.of("", embeds.rows), embeds.places, embeds.page_keys)
 
     def embeds(self) -> PromptEmbeds:
-        """Those of a request."""
+        """The prompt embeddings of a request."""
         return PromptEmbeds(self.rows.array(), self.places, self.page_keys)
 
 

@@ -167,6 +167,6 @@ class NumberedDecoder(Generic[Message]):
         head = memoryview(frames[0])
         number, self.taken = _HEADER.unpack_from(head)
         if number != self.heard:
-            raise LostMessageError(f"message {self.heard} was lost: message {number} came instead")
+            raise LostMessageError(f"message {self.heard} was lost: received message {number} instead")
         self.heard += 1
         return self.decoder.decode([head[_HEADER.size :], *frames[1:]])

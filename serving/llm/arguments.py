@@ -29,7 +29,7 @@ class FlexibleArgumentParser(FlagParser):
     def check_port(self, value: str) -> int:
         """A TCP port; the `type` of an argument. Raises `argparse.ArgumentTypeError`."""
         if not value.isdecimal() or not 1024 <= int(value) <= 65535:
-            raise argparse.ArgumentTypeError(f"{value!r}: give a port from 1024 to 65535")
+            raise argparse.ArgumentTypeError(f"{value!r}: must be a port from 1024 to 65535")
         return int(value)
 
 
@@ -66,7 +66,7 @@ class _EngineArgs:
 
 
 def _fields() -> list[tuple[str, Any, Any]]:
-    """Of every option of the engine, the model first, and then of vLLM's that have no effect or stand for others."""
+    """The fields of every engine option, the model first, then vLLM's that have no effect or stand for others."""
     own: dict[str, Any] = {**{flag.name: flag.default for flag in engine_flags()}, **OF_LLM}
     foreign = dict.fromkeys(name.replace("-", "_") for name in (*NOOP_OPTIONS, *TRANSLATED))
     return [(name, Any, dataclasses.field(default=value)) for name, value in {**own, **foreign, **OF_LLM}.items()]
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
     class AsyncEngineArgs(EngineArgs):
-        """Those of an engine for many callers."""
+        """Arguments of an engine for many callers."""
 
 else:
     EngineArgs = _made("EngineArgs", _fields(), _EngineArgs)

@@ -128,7 +128,7 @@ class AsyncLLM(AsyncControl):
         `CapacityError` and `EngineError`.
         """
         if launch_of is None and config.parallel.data_parallel_size_local is not None:
-            raise ConfigError("data_parallel_size_local: engines on other hosts are for `jaxllm serve`; leave it out")
+            raise ConfigError("data_parallel_size_local: only `jaxllm serve` supports engines on other hosts; omit it")
         template = None if chat_template is None else load_chat_template(chat_template)
         if not skip_tokenizer_init:
             # Weights may take minutes to download and to read: not for nothing.
@@ -251,7 +251,7 @@ class AsyncLLM(AsyncControl):
         """
         inputs = self.inputs
         if not isinstance(inputs, InputProcessor):
-            raise RequestError("this is a pooling model: ask for embeddings or scores instead")
+            raise RequestError("this is a pooling model: request embeddings or scores instead")
         settings: dict[str, Any] = {"priority": priority, "stream": stream, "add_special_tokens": add_special_tokens}
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 

@@ -209,7 +209,7 @@ class AsyncLLMEngine:
     async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
         """Wait until nothing is in flight. Raises `TimeoutError` when that takes longer. No more requests after it."""
         if not await (await self._engine()).drain(drain_timeout):
-            raise TimeoutError(f"requests are in flight after {drain_timeout} s")
+            raise TimeoutError(f"requests are still in flight after {drain_timeout} s")
 
     async def do_log_stats(self) -> None:
         """Nothing: statistics are for servers, at /metrics."""
@@ -286,7 +286,7 @@ class AsyncLLMEngine:
     async def _engine(self) -> AsyncLLM:
         """The engine, which is started if need be. Raises as `AsyncLLM.start`."""
         if self._ended:
-            raise EngineError("this engine is shut down: make a new one")
+            raise EngineError("this engine has been shut down: create a new one")
         if self._starting is None:
             self._begin()
         assert self._starting is not None
@@ -296,7 +296,7 @@ class AsyncLLMEngine:
             waiter = asyncio.current_task()
             is_ours = waiter is not None and waiter.cancelling() > 0
             if self._ended and self._starting.cancelled() and not is_ours:
-                raise EngineError("this engine was shut down while it started: make a new one") from None
+                raise EngineError("this engine was shut down during start-up: create a new one") from None
             raise
 
     @property
@@ -309,7 +309,7 @@ class AsyncLLMEngine:
     def _started(self) -> AsyncLLM:
         llm = self._llm
         if llm is None:
-            raise EngineError("the engine has not started yet: await a request, or check_health(), before")
+            raise EngineError("the engine has not started yet: await a request or check_health() first")
         return llm
 
     def _failure(self) -> BaseException | None:

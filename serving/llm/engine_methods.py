@@ -29,14 +29,14 @@ class EngineMethods:
 
     def _open(self) -> "LLMEngine | PoolingLLMEngine":
         if self._engine is None:
-            raise EngineError("this LLM is closed: make a new one")
+            raise EngineError("this LLM is closed: create a new one")
         return self._engine
 
     def get_tokenizer(self) -> Any:
         """The `transformers` tokenizer. Raises `EngineError` when there is none (`skip_tokenizer_init`)."""
         tokenizer = self._open().tokenizer
         if tokenizer is None:
-            raise EngineError("there is no tokenizer: skip_tokenizer_init was given")
+            raise EngineError("there is no tokenizer, because of skip_tokenizer_init")
         return whole_of(tokenizer)
 
     def get_world_size(self, include_dp: bool = True) -> int:
@@ -85,7 +85,10 @@ class EngineMethods:
     def apply_model(self, func: Callable[..., Any]) -> list[Any]:
         """Raises `EngineError`: there is no module whose attributes a function could read or change."""
         del func
-        raise EngineError("apply_model: a model is a function of arrays here; collective_rpc reaches the engine")
+        raise EngineError(
+            "apply_model is not supported, because a model is a function of arrays; use collective_rpc to reach the "
+            "engine"
+        )
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Free the device memory until `wake_up`, with `enable_sleep_mode`. The KV cache is forgotten.

@@ -6,9 +6,9 @@ from typing import Any
 from jaxllm.errors import RequestError
 
 REASONS: Mapping[str, str] = {
-    "lora_request": "adapters (LoRA) are not supported; load a checkpoint into which they are merged",
-    "tokenization_kwargs": "not supported; see truncate_prompt_tokens of the parameters",
-    "mm_processor_kwargs": "models read text only",
+    "lora_request": "LoRA adapters are not supported; load a checkpoint with the adapters merged in",
+    "tokenization_kwargs": "not supported; use truncate_prompt_tokens of the sampling parameters",
+    "mm_processor_kwargs": "models accept text only",
 }
 """By name."""
 

@@ -102,8 +102,8 @@ class LLM(PoolingMethods):
         engine = self._open()
         if not isinstance(engine, LLMEngine):
             raise RequestError(
-                "this is a pooling model: use embed(), classify(), ..., or load one that "
-                "generates with LLM(..., runner='generate')"
+                "this is a pooling model: use embed(), classify(), ..., or load a generative one with LLM(..., "
+                "runner='generate')"
             )
         return engine
 
@@ -196,7 +196,7 @@ class LLM(PoolingMethods):
         `output_type` is what they must be, and is checked. Raises `TypeError` where they are not.
         """
         if output_type is not None and not issubclass(RequestOutput, output_type):
-            raise TypeError(f"output_type={output_type}: what is queued has results of the type RequestOutput")
+            raise TypeError(f"output_type={output_type}: must be RequestOutput for queued requests")
         return Results(self._runs.run_queued(self.llm_engine, use_tqdm))
 
     def stream(
@@ -211,7 +211,7 @@ class LLM(PoolingMethods):
             for delta in llm.stream("Once upon a time"):
                 print(delta.text, end="", flush=True)
 
-        Of several prompts, or with `n` above 1, the deltas come mixed: `delta.prompt_index` and `delta.index` say whose
+        With several prompts, or `n` above 1, deltas are interleaved: `delta.prompt_index` and `delta.index` say whose
         they are. Leaving the loop and dropping the iterator, or closing it, aborts the rest. Other calls may be made
         meanwhile. Arguments and errors are as in `generate`; they are checked at once.
         """

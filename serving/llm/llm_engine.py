@@ -218,7 +218,7 @@ class LLMEngine(TextEngine[TextRequest]):
         from jaxllm.serving.llm.offline_metrics import snapshot
 
         if self.metrics is None:
-            raise EngineError("nothing is measured: make the LLM with disable_log_stats=False")
+            raise EngineError("metrics are disabled: create the LLM with disable_log_stats=False")
         return snapshot(self.metrics)
 
     def collective_rpc(

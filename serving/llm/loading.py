@@ -44,7 +44,7 @@ def default_params(options: ModelOptions, folder: Path) -> SamplingParams:
         case name:
             if not is_file(Path(name) / "generation_config.json"):
                 raise ConfigError(
-                    f"generation_config={name!r}: 'auto', 'vllm', or a folder with generation_config.json"
+                    f"generation_config={name!r}: must be 'auto', 'vllm', or a folder with generation_config.json"
                 )
             found = read_default_params(Path(name))
     given = options.override_generation_config or {}
@@ -133,8 +133,8 @@ def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
     """Raise `ConfigError` when the tokenizer has token ids which the model does not know."""
     if tokenizer is not None and tokenizer.size > vocab_size:
         raise ConfigError(
-            f"the tokenizer has token ids up to {tokenizer.size - 1}, but the model's vocabulary ends at "
-            f"{vocab_size - 1}: they do not belong together; give the right one with tokenizer=..."
+            f"the tokenizer has token IDs up to {tokenizer.size - 1}, but the model's vocabulary ends at "
+            f"{vocab_size - 1}: they do not match; give the right tokenizer with tokenizer=..."
         )
 
 

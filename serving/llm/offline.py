@@ -137,7 +137,7 @@ class OfflineRuns:
     def _step(
         self, engine: TextEngine[Request], names: Collection[str], faults: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Run one step: the outputs of `names`. Those of others are put where their readers look.
+        """Run one step: the outputs of `names`. Outputs of others are put where their readers look.
 
         Raises `RequestError` when one of `names` is refused; a `RequestFaultError` is put into `faults`.
         """

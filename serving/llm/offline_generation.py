@@ -131,7 +131,7 @@ class OfflineGeneration:
         """The prompt of one conversation."""
         tokenizer = self._engine.tokenizer
         if tokenizer is None:
-            raise RequestError("chat needs a tokenizer, and skip_tokenizer_init was given", "messages")
+            raise RequestError("chat needs a tokenizer, but skip_tokenizer_init is set", "messages")
         return render_chat(tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
 
 
@@ -147,13 +147,15 @@ def as_prompts(prompts: Any) -> list[Prompt]:
         return [cast(Prompt, prompts)]
     if isinstance(prompts, np.ndarray):
         if prompts.dtype.kind in "UOT":
-            # Of text, or of objects, such as a column of a table of texts: as a list of them.
+            # An array of strings or objects, such as a column of a table, becomes a list.
             return as_prompts(prompts.tolist())
         return [cast(Prompt, prompts)] if prompts.ndim == 1 else list(prompts)
     try:
         items = list(prompts)
     except TypeError:
         kind = type(prompts).__name__
-        raise RequestError(f"prompts: expected text, token ids, or a list of prompts, got {kind}", "prompt") from None
+        raise RequestError(
+            f"prompts: expected a string, token IDs, or a list of prompts, got {kind}", "prompt"
+        ) from None
     # A flat list of integers is one prompt given as token ids.
     return [items] if items and all(isinstance(item, (int, np.integer)) for item in items) else items

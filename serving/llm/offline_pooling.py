@@ -57,9 +57,11 @@ class OfflinePooling:
         """The text that a template makes of a pair, with the roles that vLLM gives them."""
         tokenizer = self._engine.tokenizer
         if not isinstance(pair, TextPair):
-            raise RequestError("chat_template: an embedding model reads each text alone", "chat_template")
+            raise RequestError(
+                "chat_template does not apply to embedding models, which encode each text separately", "chat_template"
+            )
         if tokenizer is None:
-            raise RequestError("chat_template needs a tokenizer, and skip_tokenizer_init was given", "chat_template")
+            raise RequestError("chat_template needs a tokenizer, but skip_tokenizer_init is set", "chat_template")
         messages = [{"role": "query", "content": pair.first}, {"role": "document", "content": pair.second}]
         return render_chat(
             tokenizer, messages, chat_template=chat_template, add_generation_prompt=False, allow_special_tokens=True
@@ -70,7 +72,7 @@ def texts(name: str, given: Any) -> list[str]:
     """One text or several as a list. Raises `RequestError` about `name` for anything else."""
     items = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple)) else None
     if items is None or not all(isinstance(item, str) for item in items):
-        raise RequestError(f"{name}: expected a text or a list of texts", name)
+        raise RequestError(f"{name}: expected a string or a list of strings", name)
     return items
 
 
@@ -80,5 +82,5 @@ def _with_task(params: Any, task: str | None) -> PoolingParams:
     if task is None or params.task == task:
         return params
     if params.task is not None:
-        raise RequestError(f"task={params.task!r} in the parameters, where {task!r} is asked for", "task")
+        raise RequestError(f"task={params.task!r} in pooling_params contradicts the requested task {task!r}", "task")
     return PoolingParams(**{**{name: getattr(params, name) for name in params.__struct_fields__}, "task": task})

@@ -18,7 +18,7 @@ def control_of(engine: Any) -> Any:
     """An engine's `EngineControl`, or what stands for that of others. Raises `RequestError` where there is none."""
     control = getattr(engine, "control", None)
     if control is None:
-        raise RequestError("a pooling model cannot sleep or take other weights; make another LLM")
+        raise RequestError("a pooling model cannot sleep or update its weights; create another LLM")
     return control
 
 
@@ -47,7 +47,7 @@ def sleep(control: Any, level: int, mode: PauseMode, step: Callable[[], None]) -
 def update(control: Any, weights: NewWeights) -> int:
     """Replace weights, one tensor at a time; how often that was done so far. Raises `RequestError`.
 
-    Of a mapping all names, shapes and types are checked before the first is replaced.
+    All names, shapes and types are checked before the first is replaced.
     """
     if isinstance(weights, (str, PathLike)):
         return int(control.update_weights_from(str(weights)))

@@ -34,7 +34,7 @@ def find_extension(path: str) -> type | None:
         raise ConfigError(f"worker_extension_cls={path!r}: not a class")
     clash = [each for each in vars(found) if not each.startswith("__") and hasattr(Worker, each)]
     if clash:
-        raise ConfigError(f"worker_extension_cls={path!r}: a worker has {clash[0]!r} already; choose another name")
+        raise ConfigError(f"worker_extension_cls={path!r}: the worker already has {clash[0]!r}; choose another name")
     return found
 
 
@@ -44,7 +44,7 @@ def worker_of(engine: object, extension: type | None) -> Worker:
     from jaxllm.engine.engine import Engine
 
     if not isinstance(engine, Engine):
-        raise EngineError("collective_rpc: this engine is in another process; leave background_engine out")
+        raise EngineError("collective_rpc: this engine is in another process; omit background_engine")
     kind = Worker if extension is None else type("ExtendedWorker", (Worker, extension), {})
     return kind(engine)
 
@@ -56,9 +56,13 @@ def check_new_config(overrides: Mapping[str, Any]) -> None:
     """
     for section, values in overrides.items():
         if section != "load_config" or not isinstance(values, Mapping) or values.keys() - {"load_format"}:
-            raise RequestError(f"update_config: {section}={values!r:.80}: make another LLM for it", "overrides")
+            raise RequestError(
+                f"update_config: {section}={values!r:.80}: cannot be changed; create another LLM", "overrides"
+            )
         if values.get("load_format", "auto") not in ("auto", "safetensors", "hf"):
-            raise RequestError(f"update_config: load_format={values['load_format']!r}: use auto", "overrides")
+            raise RequestError(
+                f"update_config: load_format={values['load_format']!r}: only auto is supported", "overrides"
+            )
 
 
 def call(worker: Worker, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -67,5 +71,5 @@ def call(worker: Worker, method: str | Callable[..., Any], args: Sequence[Any], 
         return method(worker, *args, **kwargs)
     found = getattr(worker, method, None)
     if not callable(found):
-        raise RequestError(f"method={method!r}: no method of the worker; see worker_extension_cls", "method")
+        raise RequestError(f"method={method!r}: the worker has no such method; see worker_extension_cls", "method")
     return found(*args, **kwargs)

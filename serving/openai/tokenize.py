@@ -27,7 +27,7 @@ async def tokenize(request: Request) -> Response:
     body = await server.bodies.read(request, TokenizeRequest)
     model_name(server, body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("give either prompt or messages", "prompt")
+        raise RequestError("give exactly one of prompt and messages", "prompt")
     run = server.run_text_of(body.chat_template)
     return Response(await run(_tokenized, server, body), media_type="application/json")
 
@@ -61,7 +61,9 @@ def _detokenized(server: ServerState, tokens: list[int]) -> bytes:
     size = server.limits.vocab_size
     for place, token_id in enumerate(tokens):
         if not 0 <= token_id < size:
-            raise RequestError(f"tokens[{place}]={token_id}: token ids go from 0 to {size - 1}", f"tokens[{place}]")
+            raise RequestError(
+                f"tokens[{place}]={token_id}: token IDs must be between 0 and {size - 1}", f"tokens[{place}]"
+            )
     return msgspec.json.encode(DetokenizeResponse(prompt=server.tokenizer.decode(tokens, skip_special_tokens=False)))
 
 

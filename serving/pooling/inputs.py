@@ -120,7 +120,7 @@ class PoolingInputs:
                 found[index] = Encoded(_cut(text_or_ids, limits[index], params[index]).tolist())
         if texts:
             if self._tokenizer is None:
-                raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
+                raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token IDs", "prompt")
             pairs = {index: text for index, text in texts.items() if isinstance(text, tuple) and self._judges}
             plain = {index: text for index, text in texts.items() if index not in pairs}
             judged = encode_judged(self._tokenizer, list(pairs.values()), [limits[index] for index in pairs])
@@ -166,7 +166,7 @@ def _read(prompt: Any) -> str | tuple[str, str] | np.ndarray:
         return prompt.first, prompt.second
     parsed = parse_prompt(prompt)
     if parsed.cache_salt is not None:
-        raise RequestError("cache_salt: a pooling model keeps nothing of a text", "cache_salt")
+        raise RequestError("cache_salt: a pooling model caches nothing", "cache_salt")
     if parsed.token_ids is None:
         assert parsed.text is not None
         check_text(parsed.text)

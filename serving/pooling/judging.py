@@ -35,6 +35,8 @@ def encode_judged(
     for token_ids, limit in zip(inner, limits, strict=True):
         room = len(token_ids) if limit is None else limit - len(before) - len(behind)
         if room < 1:
-            raise RequestError(f"truncate_prompt_tokens={limit}: the words around the texts leave no room", "prompt")
+            raise RequestError(
+                f"truncate_prompt_tokens={limit}: the prompt template leaves no room for the texts", "prompt"
+            )
         found.append(Encoded([*before, *token_ids[:room], *behind]))
     return found

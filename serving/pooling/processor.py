@@ -43,7 +43,7 @@ class PoolingProcessor:
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
         """Take the outputs of one step, and give `PoolingRequestOutput`s.
 
-        Those of unknown requests, which were aborted, are dropped.
+        Outputs of unknown requests, which were aborted, are dropped.
         """
         now = time.monotonic()
         found: list[Any] = []

@@ -22,8 +22,8 @@ class Scoring:
     ) -> None:
         if len(first) not in (1, len(second)) or not second or not first:
             raise RequestError(
-                f"{len(first)} first texts and {len(second)} second ones: give one first text for all second ones, or "
-                "one for each",
+                f"{len(first)} first texts and {len(second)} second texts: give one first text for all second texts, "
+                "or one for each",
                 "text_1",
             )
         self._count = len(second)
@@ -31,8 +31,8 @@ class Scoring:
         task = next((each for each in ("score", "embed", "token_embed") if each in pooling.tasks), None)
         if task is None:
             raise RequestError(
-                f"this model tells {len(pooling.labels)} classes apart; scores of two texts need a model with one "
-                "label, or an embedding model",
+                f"this model distinguishes {len(pooling.labels)} classes, but scoring two texts requires a model with "
+                "one label, or an embedding model",
                 "model",
             )
         self.is_late_interaction = task == "token_embed"
@@ -47,7 +47,9 @@ class Scoring:
             self.params = PoolingParams(task="score", truncate_prompt_tokens=cut, use_activation=own.activates)
         else:
             if own.activates is not None:
-                raise RequestError("use_activation: scores of an embedding model are cosines", "use_activation")
+                raise RequestError(
+                    "use_activation does not apply to embedding models, whose scores are cosines", "use_activation"
+                )
             self.prompts = [*first, *second]
             self.params = PoolingParams(task=task, truncate_prompt_tokens=cut, normalize=True)
 

@@ -103,7 +103,7 @@ REASONING_FORMATS: Final[Mapping[str, FormatEntry]] = {
     "mimo": FormatEntry("thinking:think", "MiMo", _THINK),
     "minicpmv": FormatEntry("thinking:think", "MiniCPM-V", _THINK),
     "minimax_m2": FormatEntry("thinking:think_always", "MiniMax-M2", _OPEN),
-    "minimax_m2_append_think": FormatEntry("thinking:AppendThink", "MiniMax-M2", "stays in the answer"),
+    "minimax_m2_append_think": FormatEntry("thinking:AppendThink", "MiniMax-M2", "remains in the answer"),
     "minimax_m3": FormatEntry("thinking:minimax_m3", "MiniMax-M3", "`<mm:think>...</mm:think>`"),
     "mistral": FormatEntry("thinking:mistral", "Magistral with its system prompt", "`[THINK]...[/THINK]`"),
     "nemotron_v3": FormatEntry("thinking:think", "Nemotron 3", _THINK),

@@ -30,13 +30,13 @@ class ReasoningConfig:
             if name == _NOT_SERVED:
                 if value is False:
                     continue
-                raise ConfigError(f"reasoning_config: {name} is not supported: leave it out")
+                raise ConfigError(f"reasoning_config: {name} is not supported; omit it")
             if name not in _TEXTS:
                 raise ConfigError(
-                    f"reasoning_config: unknown name {name!r}, it has {', '.join(_TEXTS)}{nearest(name, _TEXTS)}"
+                    f"reasoning_config: unknown name {name!r} (known: {', '.join(_TEXTS)}){nearest(name, _TEXTS)}"
                 )
             if not isinstance(value, str):
-                raise ConfigError(f"reasoning_config: {name}={value!r}: must be a text")
+                raise ConfigError(f"reasoning_config: {name}={value!r}: must be a string")
         return cls(*(given.get(name, "") for name in _TEXTS))
 
     def completed(self, known: ReasoningFormat | None) -> ReasoningFormat | None:
@@ -52,7 +52,7 @@ class ReasoningConfig:
             return None
         if not self.start or not self.end:
             raise ConfigError(
-                "reasoning_config: it is not known how this model reasons: give reasoning_start_str and "
+                "reasoning_config: the reasoning format of this model is unknown: give reasoning_start_str and "
                 "reasoning_end_str, or --reasoning-parser"
             )
         # Formats are imported when they are named.

@@ -142,8 +142,8 @@ def load_plugin(file: str | None, option: str, attribute: str) -> Plugin:
     found = getattr(_run_file(file, option), attribute, None)
     if not isinstance(found, Mapping) or not all(callable(each) for each in found.values()):
         raise ConfigError(
-            f"{option}={file!r}: the file must have {attribute}, a dictionary of formats by name, whose values are "
-            "classes or functions"
+            f"{option}={file!r}: the file must define {attribute}, a dictionary from format names to classes or "
+            "functions"
         )
     return found
 
@@ -151,13 +151,13 @@ def load_plugin(file: str | None, option: str, attribute: str) -> Plugin:
 def _run_file(file: str, option: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"jaxllm_plugin_{Path(file).stem}", file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{option}={file!r}: not a file of Python (its name must end in .py)")
+        raise ConfigError(f"{option}={file!r}: not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     # It is a program of somebody else's: it raises what it likes.
     except Exception as error:
-        raise ConfigError(f"{option}={file!r}: cannot be loaded: {error}") from error
+        raise ConfigError(f"{option}={file!r}: cannot load it: {error}") from error
     return module
 
 
@@ -188,7 +188,7 @@ def guess_reasoning_format(template: str) -> str | None:
 def _unknown(option: str, name: str, known: Mapping[str, object]) -> ConfigError:
     names = ", ".join(known)
     return ConfigError(
-        f"{option}={name!r}: no such format{nearest(name, known)}; give one of {names}, or a class as module:attribute"
+        f"{option}={name!r}: unknown format{nearest(name, known)}; give one of {names}, or a class as module:attribute"
     )
 
 
@@ -197,7 +197,7 @@ def _import(path: str, option: str) -> Callable[[], Any]:
     try:
         found: Any = reduce(getattr, attribute.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{option}={path!r}: cannot be imported: {error}") from error
+        raise ConfigError(f"{option}={path!r}: cannot import it: {error}") from error
     if not callable(found):
         raise ConfigError(f"{option}={path!r}: neither a class nor a function")
     return found

@@ -80,7 +80,7 @@ def make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetr
     llm.engines.state.on_resize.append(metrics.resize)
     before = None if shared_metrics is None else shared_metrics.own()
     if before is not None:
-        # Of the process that this one replaces: counters do not go back.
+        # Values of the process that this one replaces: counters do not go back.
         metrics.add(before.measured)
     return ServerState(
         llm=llm,
@@ -113,8 +113,8 @@ def _announce(state: ServerState, listener: Listener, worker: WorkerContext | No
     _log.info("%s", banner(state.llm.info, urls, time.monotonic() - started), extra=MULTILINE)
     if listener.is_open and not state.access.needs_key:
         _log.warning(
-            "anybody who reaches this machine may use this server: set --api-key, or listen with --host "
-            "127.0.0.1 for this machine alone"
+            "anyone who can reach this machine can use this server: set --api-key, or accept only local connections "
+            "with --host 127.0.0.1"
         )
 
 
@@ -125,7 +125,7 @@ async def _wait_for_end(signals: Signals, serving: "asyncio.Task[None]", llm: As
     await cancel(over)
     if serving.done():
         await serving
-        raise EngineError("the HTTP server ended by itself")
+        raise EngineError("the HTTP server ended unexpectedly")
 
 
 async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
@@ -139,7 +139,7 @@ async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
     await before(signals.second, draining)
     await cancel(draining)
     if llm.num_unfinished:
-        _log.warning("%d requests did not finish and get an error", llm.num_unfinished)
+        _log.warning("%d requests did not finish in time and receive an error", llm.num_unfinished)
     llm.templates.close()
     llm.fail_all("the server is shutting down")
 

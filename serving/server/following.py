@@ -32,7 +32,7 @@ def run_follower(config: EngineConfig, options: ServerOptions, progress: Progres
         signals.append(number)
         if len(signals) > 1:
             os._exit(128 + number)
-        _log.info("told to end: waiting for the first process")
+        _log.info("received a signal to exit: waiting for process 0")
         timer = threading.Timer(options.shutdown_timeout + _MORE_SECONDS, partial(os._exit, 128 + number))
         timer.daemon = True
         timer.start()
@@ -43,5 +43,5 @@ def run_follower(config: EngineConfig, options: ServerOptions, progress: Progres
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    _log.info("the first process has ended")
+    _log.info("process 0 has ended")
     return 0

@@ -57,7 +57,7 @@ async def invoke(request: Request) -> Response:
     for name, handler in handlers.items():
         if bytes(getattr(fields, name)) != _ABSENT:
             return await handler(request)
-    raise RequestError(f"the body has none of {', '.join(handlers)}: it is not known what it asks for")
+    raise RequestError(f"the body must contain one of {', '.join(handlers)}")
 
 
 def _handlers(pooling: PoolingInfo | None) -> dict[str, Handler]:

@@ -102,7 +102,9 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
         found.set_inheritable(False)
     except OSError as error:
         found.close()
-        raise _bind_error(f"{host}:{port}", error, "another process listens there; choose another --port") from None
+        raise _bind_error(
+            f"{host}:{port}", error, "another process is listening there; choose another --port"
+        ) from None
     return found
 
 
@@ -115,7 +117,7 @@ def _bind_unix(path: Path) -> socket.socket:
         found.bind(str(path))
     except OSError as error:
         found.close()
-        raise _bind_error(f"uds={str(path)!r}", error, "it exists already; choose another --uds") from None
+        raise _bind_error(f"uds={str(path)!r}", error, "the path already exists; choose another --uds") from None
     return found
 
 

@@ -29,9 +29,9 @@ async def follow_keys(state: ServerState) -> None:
         await asyncio.sleep(_KEYS_INTERVAL)
         try:
             if await asyncio.to_thread(state.access.reload):
-                _log.info("the keys were read again")
+                _log.info("reloaded the API keys")
         except ConfigError as error:
-            _log.warning("the old keys stay: %s", error)
+            _log.warning("cannot reload the API keys, keeping the previous ones: %s", error)
 
 
 async def follow_certificate(listener: Listener) -> None:
@@ -40,6 +40,6 @@ async def follow_certificate(listener: Listener) -> None:
         await asyncio.sleep(_CERTIFICATE_INTERVAL)
         try:
             if listener.reload_certificate():
-                _log.info("the certificate was read again")
+                _log.info("reloaded the certificate")
         except ConfigError as error:
-            _log.warning("the old certificate stays: %s", error)
+            _log.warning("cannot reload the certificate, keeping the previous one: %s", error)

@@ -47,7 +47,7 @@ def openapi(*, with_keys: bool, strict: bool = False, routes: Sequence[BaseRoute
     `with_keys` if requests need one, `strict` if unknown fields are refused.
     """
     document = get_openapi(
-        title="jaxllm", version=__version__, description="OpenAI's interface, with vLLM's fields.", routes=routes
+        title="jaxllm", version=__version__, description="OpenAI's API with vLLM's fields.", routes=routes
     )
     for operation in OPERATIONS:
         path = document["paths"][operation.path.replace(":path}", "}")]
@@ -81,7 +81,7 @@ def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
     if operation.stream is not None:
         name = operation.stream.__name__
         content["text/event-stream"] = {
-            "schema": {"description": f"Events whose data is a {name} each, and a last one, [DONE]."}
+            "schema": {"description": f"Events whose data is one {name} each, and a final event with the data [DONE]."}
         }
     made: dict[str, Any] = {"responses": {"200": {"description": "Success.", "content": content}} | _errors(operation)}
     if operation.request is not None:

@@ -29,7 +29,7 @@ class EngineAnswer(Answer, kw_only=True):
     state: str
     """`up`, `draining` (finishes what it has, then ends), `starting` (again, after its end) or `gone`."""
     requests: int
-    """Of this API server, in flight there."""
+    """Requests in flight in this API server."""
 
 
 class ScaleAnswer(Answer, kw_only=True):
@@ -58,7 +58,7 @@ async def _scale(request: Request) -> ServerState:
     server.check_accepting()
     parallel = server.llm.config.parallel
     if parallel.data_parallel_external_lb or parallel.data_parallel_hybrid_lb:
-        raise RequestError("there is a balancer before this server: start another server, or end this one", PARAMETER)
+        raise RequestError("this server is behind a load balancer: start another server, or stop this one", PARAMETER)
     body = await server.bodies.read(request, ScaleRequest)
     await server.llm.engines.scaling.scale(body.new_data_parallel_size, body.drain_timeout)
     return server

@@ -56,7 +56,7 @@ async def serve(
     configure_logging(options.log_level, json_lines=options.log_format == "json")
     if not config.structured.structured_outputs_canary:
         raise ConfigError(
-            "structured_outputs_canary=False: a server cannot do without, as a single grammar could end it; leave it on"
+            "structured_outputs_canary=False: not allowed in a server, because a single grammar could crash it; omit it"
         )
     for path in options.middleware:
         # The application loads it again; here it fails before the model is loaded.
@@ -114,7 +114,7 @@ async def serve_at(
         # Most of what answers needs is imported while the engine loads.
         answering = asyncio.ensure_future(asyncio.to_thread(_import_answer))
         if not await before(signals.first, loading):
-            _log.info("told to end before the model was loaded")
+            _log.info("received a signal to exit before the model was loaded")
             await cancel(loading)
             return signals.exit_code
         llm = loading.result()

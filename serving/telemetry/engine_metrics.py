@@ -130,7 +130,7 @@ class EngineMetrics:
         if stats.preemptions:
             histograms["request_num_preemptions"].observe_all(stats.preemptions)
         if steps:
-            # Of several steps in one message only the sum is known.
+            # Only the sum is known if a message covers several steps.
             histograms["iteration_tokens_total"].observe((stats.num_tokens + stats.num_last) / steps, steps)
             histograms["step_seconds"].observe(stats.step_seconds / steps, steps)
             histograms["batch_fill"].observe(stats.num_tokens / stats.bucket_tokens, steps)

@@ -22,15 +22,27 @@ _MOST_SERIES = 1024
 """Series of one metric: paths, methods and statuses are few, whatever clients send."""
 
 HTTP_METRICS = {
-    "http_requests": ("counter", "handler, method, status", "Requests, by status such as 2xx."),
-    "http_request_size_bytes": ("summary", "handler", "Bytes of bodies, as requests declare them."),
-    "http_response_size_bytes": ("summary", "handler", "Bytes of bodies, as responses declare them; 0 for streams."),
+    "http_requests": ("counter", "handler, method, status", "HTTP requests, by status class such as 2xx."),
+    "http_request_size_bytes": (
+        "summary",
+        "handler",
+        "Size of request bodies in bytes, as declared by Content-Length.",
+    ),
+    "http_response_size_bytes": (
+        "summary",
+        "handler",
+        "Size of response bodies in bytes, as declared by Content-Length; 0 for streams.",
+    ),
     "http_request_duration_seconds": (
         "histogram",
         "handler, method",
-        "From a request's headers to the end of its response.",
+        "Time from a request's headers to the end of its response.",
     ),
-    "http_request_duration_highr_seconds": ("histogram", "", "The same of all requests, finely."),
+    "http_request_duration_highr_seconds": (
+        "histogram",
+        "",
+        "Time from a request's headers to the end of its response, over all handlers, with fine buckets.",
+    ),
 }
 """Kind, labels and meaning of each."""
 

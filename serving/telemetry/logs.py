@@ -160,7 +160,7 @@ class ThroughputLog:
 
 def _throughput_line(report: dict[str, float]) -> str:
     preempted = f", {report['preemptions']} preempted" if report["preemptions"] else ""
-    refused = f", {report['refused']} refused" if report["refused"] else ""
+    refused = f", {report['refused']} rejected" if report["refused"] else ""
     parts = [
         f"{report['running_mean']:g} running (at most {report['running_max']})",
         f"{report['waiting_mean']:g} waiting (at most {report['waiting_max']})",
@@ -191,7 +191,7 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
     cache = ("KV cache", f"{room}; {kind}prefix cache {'on' if info.enable_prefix_caching else 'off'}")
     if info.pooling is not None:
         tasks = ", ".join(info.pooling.tasks)
-        cache = ("pooling", f"{tasks}: {info.pooling.size:,} numbers of texts up to {info.max_model_len:,} tokens")
+        cache = ("pooling", f"{tasks}: {info.pooling.size:,} values per text of up to {info.max_model_len:,} tokens")
     steps = f"up to {info.max_num_seqs:,} requests and {info.max_num_batched_tokens:,} tokens"
     rows = [
         ("device", f"{devices}, {info.dtype}"),

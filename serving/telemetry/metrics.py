@@ -21,10 +21,13 @@ from jaxllm.serving.text.measurements import Measurements
 
 Labels = dict[str, str]
 
-LAYERS = "stage_layers", "Layers of a stage of pipeline parallel."
+LAYERS = "stage_layers", "Layers of a pipeline stage."
 WEIGHTS = "stage_weight_bytes", "Bytes of weights on each device of a stage."
 CACHE = "stage_kv_cache_bytes", "Bytes of the KV cache on each device of a stage."
-BUSY = "stage_busy_seconds", "Time in which a stage worked; the rest it waited for another stage, or for the host."
+BUSY = (
+    "stage_busy_seconds",
+    "Time that a stage spent computing; the rest of the time it waited for another stage or for the host.",
+)
 """Name and meaning of each."""
 
 
@@ -44,7 +47,7 @@ class Metrics(Collector):
     def __init__(
         self, info: EngineInfo, model_name: str, prefix: str = "jaxllm", engines: int = 1, first: int = 0
     ) -> None:
-        """Of so many engines, all of which are as `info` says; the number of the `first` may be another than 0."""
+        """Metrics of so many engines, all described by `info`; the rank of the `first` may differ from 0."""
         self._first = first
         self._model_name = model_name
         self._prefix = prefix
@@ -223,7 +226,7 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
 def collect_stages(
     prefix: str, engines: Sequence[tuple[Mapping[str, str], Sequence[StageInfo], Sequence[float]]]
 ) -> Iterator[Metric]:
-    """Of engines with their labels, their stages, and what each of these has worked; nothing where none has stages."""
+    """Metrics of engines' stages, from labels, stages and busy times; none if no engine has stages."""
     if not any(stages for _, stages, _ in engines):
         return
     names = [*engines[0][0], "stage"]

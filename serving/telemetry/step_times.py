@@ -12,8 +12,11 @@ _SECONDS = (
     2.0, 5.0, 10.0, 60.0,
 )  # fmt: skip
 
-MEASURED = "step_seconds_by_shape", "One step of the engine, by the tokens of the compiled shape that it ran in."
-PLANNED = "planned_step_seconds", "What jaxllm plan estimates for a step that fills the shape, if it knows the chip."
+MEASURED = "step_seconds_by_shape", "Time of one engine step, by the number of tokens of its compiled shape."
+PLANNED = (
+    "planned_step_seconds",
+    "Time that jaxllm plan estimates for a step that fills the shape, if the chip is known.",
+)
 """Name and meaning of each."""
 
 ShapeState = dict[int, tuple[list[int], float]]

@@ -56,7 +56,7 @@ class Access:
             return False
         self._written = written
         if written is None:
-            raise ConfigError(f"api_key_file={str(self._path)!r}: the file is gone")
+            raise ConfigError(f"api_key_file={str(self._path)!r}: the file no longer exists")
         self._take(read_key_file(str(self._path)))
         return True
 

@@ -104,7 +104,7 @@ def read_key_file(name: str) -> KeyFile:
     try:
         text = path.read_text(encoding="utf-8")
         if path.stat().st_mode & _OTHERS:
-            _log.warning("%s holds API keys and others than its owner may read it: chmod 600", name)
+            _log.warning("%s contains API keys but users other than its owner can read it: chmod 600", name)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"api_key_file={name!r}: {getattr(error, 'strerror', None) or error}") from None
     return _structured(name, text) if path.suffix in _STRUCTURED else _lines(name, text)
@@ -114,7 +114,7 @@ def _lines(name: str, text: str) -> KeyFile:
     lines = [line.strip() for line in text.splitlines()]
     keys = [hashed_key(_digest(name, line)) for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"api_key_file={name!r}: there is no key in it")
+        raise ConfigError(f"api_key_file={name!r}: contains no key")
     return KeyFile(keys)
 
 
@@ -134,11 +134,11 @@ def _structured(name: str, text: str) -> KeyFile:
             for key in client.keys
         ]
         if made[0].owner.name in quotas:
-            raise ConfigError(f"api_key_file={name!r}: there are two clients named {client.name!r}")
+            raise ConfigError(f"api_key_file={name!r}: two clients have the name {client.name!r}")
         quotas[made[0].owner.name] = client.quota()
         keys += made
     if len({key.digest for key in keys}) < len(keys):
-        raise ConfigError(f"api_key_file={name!r}: a key is there twice")
+        raise ConfigError(f"api_key_file={name!r}: a key occurs twice")
     return KeyFile(keys, quotas)
 
 

@@ -68,7 +68,7 @@ class Account:
         """Count a request. Raises `QuotaError`."""
         if self._requests is not None:
             if seconds := self._requests.seconds_until(1):
-                raise QuotaError(f"this key may send {self.quota.requests_per_minute:g} requests a minute", seconds)
+                raise QuotaError(f"this key may send {self.quota.requests_per_minute:g} requests per minute", seconds)
             self._requests.take(1)
 
     def reserve(self, num_requests: int, num_tokens: int) -> None:
@@ -76,12 +76,12 @@ class Account:
         most = self.quota.max_concurrent_requests
         # One request of many prompts can run when nothing else does.
         if most is not None and self.running and self.running + num_requests > most:
-            raise QuotaError(f"this key may have {most} requests running at a time", _BUSY_SECONDS)
+            raise QuotaError(f"this key may have {most} running requests at a time", _BUSY_SECONDS)
         if self._tokens is not None:
             if seconds := self._tokens.seconds_until(num_tokens):
                 raise QuotaError(
-                    f"this key may use {self.quota.tokens_per_minute:g} tokens a minute, and this request may take "
-                    f"{num_tokens} (prompt and max_tokens)",
+                    f"this key may use {self.quota.tokens_per_minute:g} tokens per minute, and this request may use "
+                    f"up to {num_tokens} (prompt and max_tokens)",
                     seconds,
                 )
             self._tokens.take(min(num_tokens, self._tokens.size))

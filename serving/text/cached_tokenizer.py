@@ -105,7 +105,7 @@ def default_cache() -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """Of the files that the tokenizer is made from, and of what makes it."""
+    """Digest of the files that the tokenizer is made from, and of the libraries that make it."""
     versions = [f"{name} {metadata.version(name)}" for name in ("transformers", "tokenizers")]
     digest = hashlib.sha256("\n".join([_FORMAT, *versions]).encode())
     for path in sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()}):

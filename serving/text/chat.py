@@ -37,7 +37,8 @@ def render_chat(
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
-            "continue_final_message=True needs add_generation_prompt=False: the final message is not finished",
+            "continue_final_message=True requires add_generation_prompt=False, because the final message is not "
+            "finished",
             "continue_final_message",
         )
     if chat_template is None and not tokenizer.hf.chat_template:
@@ -58,7 +59,7 @@ def render_chat(
     plain = fit_messages(normalise_messages(messages), template, chat_template_content_format, tools=listed is not None)
     kwargs = dict(chat_template_kwargs or {})
     for name in rendering.OWN & kwargs.keys():
-        raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
+        raise RequestError(f"chat_template_kwargs.{name}: not a template argument", "chat_template_kwargs")
     disguise = None
     if not allow_special_tokens and tokenizer.control.concerns([plain, listed, kwargs.get("documents")]):
         disguise = Disguise(tokenizer.control, template.text)
@@ -79,7 +80,7 @@ def render_chat(
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if disguise is None else disguise.reveal(reason)
-        raise RequestError(f"the chat template refuses these messages: {shortened(reason)}", "messages") from error
+        raise RequestError(f"the chat template rejects these messages: {shortened(reason)}", "messages") from error
     return text if disguise is None else disguise.prompt(text)
 
 

@@ -86,8 +86,8 @@ def _beside_tokens(prompt: ParsedPrompt, array: np.ndarray, limits: RequestLimit
     given, is_token = as_token_ids(prompt.token_ids), np.asarray(prompt.is_token)
     if is_token.dtype != np.bool_ or not given.shape == is_token.shape == array.shape[:1]:
         raise RequestError(
-            f"prompt_is_token_ids: expected {len(array)} truth values and token ids, one for each row of "
-            f"prompt_embeds, got {is_token.size} and {given.size}",
+            f"prompt_is_token_ids: expected {len(array)} booleans and token IDs, one per row of prompt_embeds, got "
+            f"{is_token.size} and {given.size}",
             "prompt_is_token_ids",
         )
     if (given[is_token] < 0).any():
@@ -105,7 +105,7 @@ def _matrix(array: np.ndarray, limits: RequestLimits) -> np.ndarray:
         raise _wrong(f"values must be float32, bfloat16, float16 or float64, not {array.dtype.name}")
     limits.check_width(array.shape[1])
     if not len(array):
-        raise RequestError("prompt_embeds: the prompt is empty, give at least one row", FIELD)
+        raise RequestError("prompt_embeds: the prompt is empty; give at least one row", FIELD)
     return array
 
 
@@ -130,22 +130,24 @@ def _read_numpy(data: bytes) -> np.ndarray:
     """
     length_bytes = {b"\x01\x00": 2, b"\x02\x00": 4}.get(data[6:8])
     if length_bytes is None:
-        raise _wrong("not a file of numpy.save in version 1.0 or 2.0 of its format")
+        raise _wrong("not a numpy.save file of format version 1.0 or 2.0")
     begin = 8 + length_bytes
     start = begin + int.from_bytes(data[8:begin], "little")
     is_whole = start <= min(len(data), begin + _MAX_HEADER_BYTES)
     header = _NUMPY_HEADER.fullmatch(data, begin, start) if is_whole else None
     if header is None:
-        raise _wrong("not a file of numpy.save with one array of numbers, or truncated")
+        raise _wrong("not a numpy.save file with one numeric array, or truncated")
     try:
         dtype = np.dtype(header["descr"].decode())
     except TypeError:
-        raise _wrong(f"NumPy has no type {quoted(header['descr'].decode())}") from None
+        raise _wrong(f"NumPy has no dtype {quoted(header['descr'].decode())}") from None
     if dtype.kind != "f":
-        raise _wrong(f"a NumPy file must have float32, float16 or float64, not {dtype}; safetensors have bfloat16, too")
+        raise _wrong(
+            f"a NumPy file must contain float32, float16 or float64, not {dtype}; use safetensors for bfloat16"
+        )
     shape = [int(size) for size in header["shape"].replace(b",", b" ").split()]
     if len(data) - start != math.prod(shape) * dtype.itemsize:
-        raise _wrong(f"a NumPy file of shape {shape} has {math.prod(shape) * dtype.itemsize} bytes of data")
+        raise _wrong(f"a NumPy file of shape {shape} must have {math.prod(shape) * dtype.itemsize} bytes of data")
     return _shaped(memoryview(data)[start:], dtype, shape, "F" if header["fortran_order"] == b"True" else "C")
 
 
@@ -153,9 +155,9 @@ def _read_safetensors(data: bytes) -> np.ndarray:
     try:
         tensors = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError:
-        raise _wrong("not a file of torch.save, numpy.save or safetensors") from None
+        raise _wrong("not a torch.save, numpy.save or safetensors file") from None
     if len(tensors) != 1:
-        raise _wrong(f"a safetensors file must have one tensor, and has {len(tensors)}")
+        raise _wrong(f"a safetensors file must have one tensor, not {len(tensors)}")
     ((_, tensor),) = tensors
     dtype = DTYPES.get(tensor["dtype"])
     if dtype is None:
@@ -170,7 +172,7 @@ def _shaped(
     try:
         return np.frombuffer(data, dtype).reshape(shape, order=order)
     except ValueError:  # an empty one can give its other axes any size, and any number of axes
-        raise _wrong(f"an array of shape {shape[:8]} is none that NumPy can hold") from None
+        raise _wrong(f"an array of shape {shape[:8]} exceeds NumPy's limits") from None
 
 
 def _wrong(message: str) -> RequestError:

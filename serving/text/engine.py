@@ -128,4 +128,4 @@ class _ClosedEngine:
     """Stands where an engine was, so that a step need not ask whether it is still there."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise EngineError("this engine is closed: make a new one")
+        raise EngineError("this engine is closed: create a new one")

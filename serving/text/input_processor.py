@@ -136,7 +136,7 @@ class InputProcessor:
         """
         arrival = time.monotonic()  # encoding is part of the time to the first token
         if self._tokenizer is None and any(prompt.token_ids is None and prompt.embeds is None for prompt in prompts):
-            raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
+            raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token IDs", "prompt")
         requests = []
         index = 0
         try:
@@ -252,7 +252,7 @@ class InputProcessor:
         if not params.bad_words:
             return params
         if self._tokenizer is None:
-            raise RequestError("bad_words need a tokenizer", "bad_words")
+            raise RequestError("bad_words requires a tokenizer", "bad_words")
         # A word at the start of the text and one inside it are different tokens.
         texts = [prefix + word.lstrip() for word in params.bad_words for prefix in ("", " ")]
         for text in texts:

@@ -22,7 +22,7 @@ def check_files(folder: Path) -> None:
 def load_fast(name: str | Path, revision: str | None = None, download_dir: str | None = None) -> Any:
     """The fast `transformers` tokenizer of a local folder or a hub id.
 
-    Of a folder's config.json only names are read, as far as they are there: `transformers` would make a configuration
+    Only names are read from a folder's config.json, if present: `transformers` would make a configuration
     of the whole file, and many of those that models run with fail its checks.
     Raises `ConfigError` when there is no tokenizer, or none of the fast kind.
     """

@@ -10,7 +10,7 @@ from jaxllm.serving.text.input_processor import TextRequest
 EndReason: TypeAlias = Literal["abort", "error"]
 """Why a sequence ended that is not there to its end: its client left, or its engine ended."""
 UNTIMED: Final = frozenset(get_args(EndReason))
-"""Of such sequences, times and lengths say nothing about the engine."""
+"""End reasons of sequences whose times and lengths say nothing about the engine."""
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ def _part(where: str, index: int, part: Any) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if not isinstance(part, Mapping) or not isinstance(kind, str) or is_media(kind):
         raise RequestError(
-            f"{where}: content[{index}] is of type {quoted(kind)}; this model reads text only", "messages"
+            f"{where}: content[{index}] is of type {quoted(kind)}; this model accepts text only", "messages"
         )
     if kind not in TEXT_TYPES:
         return dict(part)

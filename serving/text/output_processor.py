@@ -89,7 +89,7 @@ class OutputProcessor:
                 self._sequences[child.request_id].times = self._meter.times(child.request_id)
 
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
-        """Take the outputs of one step. Those of unknown requests (aborted, or stopped already) are dropped."""
+        """Take the outputs of one step. Outputs of unknown requests (aborted, or stopped already) are dropped."""
         now, meter = time.monotonic(), self._meter
         processed = Processed()
         for output in outputs:
@@ -128,7 +128,7 @@ class OutputProcessor:
         """What a request has brought cannot be read: it ends, and all others go on."""
         request = sequence.state.request
         logger.error(
-            "an internal error ends request %s, and no other",
+            "an internal error ends request %s; all others continue",
             request.request_id,
             exc_info=error,
             extra={"request_id": request.request_id},

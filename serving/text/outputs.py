@@ -48,7 +48,7 @@ class Delta(CompletionOutput):
 
     @classmethod
     def of(cls, part: CompletionOutput, prompt_index: int) -> "Delta":
-        """Of one part of a prompt's results."""
+        """The delta of one part of a prompt's results."""
         return cls(
             part.index,
             part.text,

@@ -95,9 +95,9 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, Mapping):
         for key in prompt:
             if key in _IMAGES and prompt[key]:
-                raise RequestError(f"{key}: models read text only", "prompt")
+                raise RequestError(f"{key}: models accept text only", "prompt")
             if key not in _PROMPT_KEYS and key not in _IMAGES:
-                raise RequestError(f"unknown key {quoted(key)} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
+                raise RequestError(f"unknown key {quoted(key)} in a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
         text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
         embeds, is_token = prompt.get(FIELD), prompt.get("prompt_is_token_ids")
         if text is None and token_ids is None and embeds is None:
@@ -106,7 +106,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
             embeds is not None and (token_ids is None) != (is_token is None)
         ):
             raise RequestError(
-                "prompt_is_token_ids says which prompt_token_ids stand beside prompt_embeds: give all three, or "
+                "prompt_is_token_ids selects between prompt_token_ids and prompt_embeds per row: give all three, or "
                 "prompt_embeds alone",
                 "prompt_is_token_ids",
             )
@@ -117,7 +117,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
         return ParsedPrompt(text, token_ids, salt, embeds=embeds, is_token=is_token)
     if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
         return ParsedPrompt(None, prompt, None)
-    raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}", "prompt")
+    raise RequestError(f"a prompt must be a string or a list of token IDs, got {type(prompt).__name__}", "prompt")
 
 
 def as_token_ids(token_ids: Any) -> IntArray:
@@ -130,7 +130,7 @@ def as_token_ids(token_ids: Any) -> IntArray:
         wrong = next(
             (item for item in token_ids if isinstance(item, bool) or not hasattr(item, "__index__")), token_ids
         )
-        raise RequestError(f"prompt token ids must be a flat list of integers, not {quoted(wrong)}", "prompt")
+        raise RequestError(f"prompt token IDs must be a flat list of integers, not {quoted(wrong)}", "prompt")
     return array
 
 

@@ -44,18 +44,18 @@ class Results(list[Result]):
         try:
             import pandas as pd
         except ImportError:
-            message = "to_dataframe() needs pandas: pip install pandas (to_dicts() gives the same rows without it)"
+            message = "to_dataframe() requires pandas: pip install pandas (to_dicts() returns the same rows without it)"
             raise ImportError(message) from None
         return pd.DataFrame(self.to_dicts())
 
     def __repr__(self) -> str:
         shown = [f" {result!r}," for result in self[:MOST_SHOWN]]
         if len(self) > MOST_SHOWN:
-            shown.append(f" ... {len(self) - MOST_SHOWN} more, {len(self)} in all")
+            shown.append(f" ... {len(self) - MOST_SHOWN} more, {len(self)} in total")
         return "\n".join(["[", *shown, "]"]) if len(self) > 1 else f"[{''.join(map(repr, self))}]"
 
     def _repr_html_(self) -> str:
-        rest = f"<p>... {len(self) - MOST_SHOWN} more, {len(self)} in all</p>" if len(self) > MOST_SHOWN else ""
+        rest = f"<p>... {len(self) - MOST_SHOWN} more, {len(self)} in total</p>" if len(self) > MOST_SHOWN else ""
         return html_table(Results(self[:MOST_SHOWN]).to_dicts()) + rest
 
 
@@ -118,7 +118,7 @@ class _Short(reprlib.Repr):
     def repr_list(self, value: Sequence[Any], level: int) -> str:
         most = 6 if value and isinstance(value[0], (int, float)) else MOST_SHOWN
         shown = [self.repr1(item, level - 1) for item in value[:most]]
-        rest = [f"... {len(value)} in all"] if len(value) > most else []
+        rest = [f"... {len(value)} in total"] if len(value) > most else []
         return f"[{', '.join([*shown, *rest])}]"
 
     def repr_float(self, value: float, _level: int) -> str:

@@ -121,7 +121,7 @@ def failing_on_ids(size: int) -> AbstractContextManager[None]:
     """Turn what the library raises while it decodes into a `RequestError`; `size` is that of the vocabulary."""
     return failing_as(
         lambda reason: RequestError(
-            f"the model's tokenizer cannot decode these token ids, which go from 0 to {size - 1}: {reason}"
+            f"the model's tokenizer cannot decode these token IDs, which must be between 0 and {size - 1}: {reason}"
         )
     )
 

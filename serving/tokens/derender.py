@@ -25,8 +25,8 @@ from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.tokens.protocol import DerenderChatRequest, DerenderCompletionRequest, GivenTokens
 from jaxllm.serving.tokens.results import check_given, num_listed, result_of
 
-_ONE_PER_PROMPT = "one for each prompt is needed"
-_NOT_TOLD = "{}: answers of token ids do not have it"
+_ONE_PER_PROMPT = "give one per prompt"
+_NOT_TOLD = "{}: not available in responses of token IDs"
 
 
 async def derender_chat(request: Request) -> Response:

@@ -81,11 +81,11 @@ def _params(body: TokensRequest, defaults: SamplingParams) -> SamplingParams:
     given = {"max_tokens": recommended_max_tokens(defaults), **body.sampling_params}
     for name in _NOT_GIVEN:
         if given.pop(name, None) is not None:
-            hint = "beside sampling_params" if name in TokensRequest.__struct_fields__ else "not here"
-            raise RequestError(f"{PARAMS}.{name}: it is given {hint}", name)
+            hint = "as a field next to sampling_params" if name in TokensRequest.__struct_fields__ else "not here"
+            raise RequestError(f"{PARAMS}.{name}: give it {hint}", name)
     params = SamplingParams.from_dict(given)
     if body.output_mode == "text" and not params.detokenize:
-        raise RequestError(f"{PARAMS}.detokenize=false: does not go with output_mode='text'", "detokenize")
+        raise RequestError(f"{PARAMS}.detokenize=false cannot be combined with output_mode='text'", "detokenize")
     needs_text = body.output_mode == "text" or bool(params.stop)
     return msgspec.structs.replace(params, detokenize=needs_text, reasoning_end_token_ids=body.reasoning_end_token_ids)
 

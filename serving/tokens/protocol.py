@@ -12,9 +12,11 @@ from jaxllm.serving.openai.protocol.generation import StreamOptions
 from jaxllm.serving.openai.protocol.logprobs import PromptLogprobs
 from jaxllm.serving.openai.protocol.usage import Usage
 
-_TEXT_ONLY = "this model reads text only"
-_TRANSFER = "there is no transfer of caches between servers"
-_NOT_STREAMED = "whole answers are read; ask /inference/v1/generate without stream, or with output_mode text"
+_TEXT_ONLY = "this model accepts text only"
+_TRANSFER = "cache transfer between servers is not supported"
+_NOT_STREAMED = (
+    "only complete responses can be read; call /inference/v1/generate without stream, or with output_mode text"
+)
 
 OutputMode = Literal["tokens", "text"]
 
@@ -45,10 +47,10 @@ class TokensRequest(Body, kw_only=True):
     reasoning_end_token_ids: Annotated[list[Natural], documented(minItems=1)] | None = None
     """The answer begins inside reasoning, which these end; structured_outputs hold after it."""
 
-    token_offsets: Annotated[Any, Ignored("nothing here reads it")] = None
-    reasoning_ended: Annotated[Any, Ignored("reasoning_end_token_ids says it")] = None
-    reasoning_parser_kwargs: Annotated[Any, Ignored("reasoning_end_token_ids says it")] = None
-    parse_context: Annotated[Any, Ignored("replies are read by /v1/chat/completions/derender")] = None
+    token_offsets: Annotated[Any, Ignored("it has no effect here")] = None
+    reasoning_ended: Annotated[Any, Ignored("use reasoning_end_token_ids")] = None
+    reasoning_parser_kwargs: Annotated[Any, Ignored("use reasoning_end_token_ids")] = None
+    parse_context: Annotated[Any, Ignored("replies are parsed by /v1/chat/completions/derender")] = None
     features: Annotated[Any, Refused(_TEXT_ONLY)] = None
     content_parts: Annotated[Any, Refused(_TEXT_ONLY, ([],))] = None
     kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
@@ -166,9 +168,9 @@ class GivenChoice(Body, kw_only=True):
     stop_reason: str | int | None = None
     logprobs: GivenLogprobs | None = None
 
-    routed_experts: Annotated[Any, Ignored("choices do not show it")] = None
-    sampling_mask: Annotated[Any, Ignored("choices do not show it")] = None
-    weight_versions: Annotated[Any, Ignored("choices do not show it")] = None
+    routed_experts: Annotated[Any, Ignored("choices do not include it")] = None
+    sampling_mask: Annotated[Any, Ignored("choices do not include it")] = None
+    weight_versions: Annotated[Any, Ignored("choices do not include it")] = None
 
 
 class GivenPromptDetails(Body, kw_only=True):
@@ -202,10 +204,10 @@ class GivenTokens(Body, kw_only=True):
     created: int | None = None
     """Without effect: the answer has a time of its own."""
 
-    prompt_logprobs: Annotated[Any, Ignored("choices do not show it")] = None
-    prompt_token_id_logprobs: Annotated[Any, Ignored("choices do not show it")] = None
+    prompt_logprobs: Annotated[Any, Ignored("choices do not include it")] = None
+    prompt_token_id_logprobs: Annotated[Any, Ignored("choices do not include it")] = None
     mm_placeholders: Annotated[Any, Ignored(_TEXT_ONLY)] = None
-    metrics: Annotated[Any, Ignored("choices do not show it")] = None
+    metrics: Annotated[Any, Ignored("choices do not include it")] = None
     kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
 

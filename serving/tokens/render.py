@@ -76,9 +76,9 @@ async def render_completion(request: Request) -> Response:
     server = server_of(request)
     body = await server.bodies.read(request, CompletionRequest)
     if body.prompt_embeds is not None:
-        raise RequestError("prompt_embeds: embeddings have no token ids", "prompt_embeds")
+        raise RequestError("prompt_embeds: embeddings have no token IDs", "prompt_embeds")
     if body.echo:
-        raise RequestError("echo: the answer would be token ids, without the prompt", "echo")
+        raise RequestError("echo: not supported, because the response has token IDs without the prompt", "echo")
     prompts = await server.bodies.work(request, lambda: prompts_of(body, RequestLimits.of(server.llm.info)))
     identity = identify(request, server, body, "cmpl", len(prompts))
     requests = await prepare_completions(request, server, body, prompts, identity.engine_ids)
@@ -91,7 +91,7 @@ def _rendered(
 ) -> RenderedRequest:
     """Raises `RequestError` for what parameters alone cannot ask for."""
     if made.params.num_searched:
-        raise RequestError("use_beam_search: a search is not rendered", "use_beam_search")
+        raise RequestError("use_beam_search: beam search cannot be rendered", "use_beam_search")
     (child, *_) = made.children
     return RenderedRequest(
         request_id=identity.id if index is None else f"{identity.id}-{index}",

@@ -27,8 +27,8 @@ def check_given(where: str, given: GivenTokens, limits: AdmissionLimits) -> None
             raise RequestError(f"{field}.index={choice.index}: choices are counted from 0, in order", f"{field}.index")
         if choice.finish_reason not in _REASONS:
             raise RequestError(
-                f"{field}.finish_reason={quoted(choice.finish_reason)}: must be one of {', '.join(_REASONS)}; whole "
-                "answers are read",
+                f"{field}.finish_reason={quoted(choice.finish_reason)}: must be one of {', '.join(_REASONS)}; only "
+                "complete responses can be read",
                 f"{field}.finish_reason",
             )
         _check_tokens(f"{field}.token_ids", choice.token_ids or (), limits.vocab_size)
@@ -39,7 +39,7 @@ def check_given(where: str, given: GivenTokens, limits: AdmissionLimits) -> None
 def _check_tokens(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     for place, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
-            raise RequestError(f"{field}[{place}]={token_id}: token ids go from 0 to {vocab_size - 1}", field)
+            raise RequestError(f"{field}[{place}]={token_id}: token IDs must be between 0 and {vocab_size - 1}", field)
 
 
 def _check_logprobs(field: str, choice: GivenChoice, vocab_size: int) -> None:
@@ -50,7 +50,7 @@ def _check_logprobs(field: str, choice: GivenChoice, vocab_size: int) -> None:
         raise RequestError(f"{field}: {len(content)} for {len(choice.token_ids or ())} tokens", field)
     for each, token_id in zip(content, choice.token_ids or (), strict=True):
         if each.token_id != token_id:
-            raise RequestError(f"{field}: of token {each.token_id}, where {token_id} was generated", field)
+            raise RequestError(f"{field}: is for token {each.token_id}, but {token_id} was generated", field)
         _check_tokens(field, [other.token_id for other in each.top_logprobs or ()], vocab_size)
 
 

@@ -73,14 +73,14 @@ def test_what_does_not_fit() -> None:
 def test_requests_are_shorter_where_no_length_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(num_gpu_blocks_override=70, max_num_batched_tokens=8, max_num_seqs=2)
     assert engine.info.max_model_len == 1024
-    assert "max_model_len is 1024, not the model's 2048: the KV cache holds no more" in caplog.text
+    assert "max_model_len is reduced to 1024, from the model's 2048, to fit the KV cache" in caplog.text
     engine.close()
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "/does/not/exist"], "'/does/not/exist': there is no such folder"),
+        (["--model", "/does/not/exist"], "'/does/not/exist': no such folder"),
         (["--model", "no-such-model-anywhere"], "no-such-model-anywhere"),
         (["--max-model-len", "1"], "max_model_len=1: must be at least 2"),
         (["--max-num-seq", "3"], "--max-num-seqs"),

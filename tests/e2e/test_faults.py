@@ -203,7 +203,7 @@ def test_a_hook_that_fails_in_a_step_without_its_requests_is_logged(
         engine.add_request(request("runs", prompts[2], temperature=0, max_tokens=3, ignore_eos=True))
         while "runs" in engine.unfinished_ids():
             assert not any(output.is_fault for output in engine.step())
-    assert "ConstrainedDecoding has failed in a step without a request of its own" in caplog.text
+    assert "ConstrainedDecoding failed in a step that has none of its requests" in caplog.text
     assert "ZeroDivisionError" in caplog.text
     engine.abort_request("held")
     finish(engine)
@@ -341,7 +341,7 @@ def test_a_refused_request_leaves_nothing_for_the_next(
         if told.get("wrong") and "next" not in told:
             told["next"] = None
             engine.add_request(request("next", prompts[3], structured_outputs={"regex": "[a-z]{5}"}, max_tokens=9))
-    assert (told["wrong"] or "").startswith("structured_outputs: no token is left")
+    assert (told["wrong"] or "").startswith("structured_outputs: no token can follow")
     assert told["greedy"] is None
     assert tokens == undisturbed["greedy"].token_ids
 
@@ -354,7 +354,7 @@ def test_what_fails_on_the_device_is_no_request_s_fault(
         with monkeypatch.context() as patch:
             failing(patch, type(broken.runner), "choose", nth(1))
             broken.add_request(request("x", [5, 6], structured_outputs={"regex": "[a-z]{9}"}, max_tokens=9))
-            with pytest.raises(EngineError, match="choosing constrained tokens failed: IndexError"):
+            with pytest.raises(EngineError, match="sampling constrained tokens failed: IndexError"):
                 finish(broken)
     finally:
         broken.close()

@@ -162,7 +162,7 @@ def test_bad_embeddings(embeds_engine: Engine, table: np.ndarray) -> None:
     with pytest.raises(RequestError, match="rows have 64 values, but the model's embeddings have 128") as raised:
         embeds_engine.add_request(given("narrow", table[:4, :64]))
     assert raised.value.parameter == "prompt_embeds"
-    with pytest.raises(RequestError, match="not compatible with prompt_embeds"):
+    with pytest.raises(RequestError, match="cannot be combined with prompt_embeds"):
         embeds_engine.add_request(given("logprobs", table[:4], prompt_logprobs=1))
     with pytest.raises(RequestError, match="prompt token 0 is -2"):
         embeds_engine.add_request(request("tokens", [NO_TOKEN]))
@@ -176,7 +176,7 @@ def test_an_engine_without_them(engine: Engine, table: np.ndarray) -> None:
 
 
 def test_engines_that_cannot_have_them() -> None:
-    with pytest.raises(ConfigError, match="enable_prompt_embeds: not with pipeline_parallel_size=2"):
+    with pytest.raises(ConfigError, match="enable_prompt_embeds: not supported by pipeline_parallel_size=2"):
         make_engine(enable_prompt_embeds=True, pipeline_parallel_size=2)
 
 
@@ -199,7 +199,9 @@ def test_what_is_behind_the_rows(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "reason"), [("gemma3n", "looks tokens up"), ("opt-norms-behind-narrow", "projected")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("gemma3n", "looks up token IDs"), ("opt-norms-behind-narrow", "projected")]
+)
 def test_families_without_them(tmp_path: Path, name: str, reason: str) -> None:
     FAMILIES[name].save(tmp_path)
     with pytest.raises(ConfigError, match=f"enable_prompt_embeds: .*{reason}"):

@@ -37,17 +37,17 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (" " * (2**20 + 1), "file: larger than 1 MiB: not a recipe"),
-        (json.dumps({**GOOD, "format": "song"}), "file: not a recipe, its format is 'song'"),
+        (json.dumps({**GOOD, "format": "song"}), "file: not a recipe: its format is 'song'"),
         (
             json.dumps({**GOOD, "version": 4, "jaxllm": "9.1", "salt": 1}),
-            "file: version 4 of the format, by jaxllm 9.1, and this jaxllm reads version 3; bake again",
+            "file: format version 4, by jaxllm 9.1, but this jaxllm reads version 3; bake again",
         ),
         (
             json.dumps({**GOOD, "version": 4}),
-            "file: version 4 of the format, and this jaxllm reads version 3; bake again",
+            "file: format version 4, but this jaxllm reads version 3; bake again",
         ),
-        (json.dumps({**GOOD, "salt": 1}), "file: broken: Object contains unknown field `salt`"),
-        ("[" * 100_000, "file: broken: "),
+        (json.dumps({**GOOD, "salt": 1}), "file: invalid: Object contains unknown field `salt`"),
+        ("[" * 100_000, "file: invalid: "),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, content: str, message: str) -> None:
@@ -58,5 +58,5 @@ def test_what_is_wrong_is_said(tmp_path: Path, content: str, message: str) -> No
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LookupError, match="broken"):
+    with pytest.raises(LookupError, match="invalid"):
         FORMAT.read(tmp_path / "file")

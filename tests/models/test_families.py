@@ -407,7 +407,7 @@ def test_an_unknown_option_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "use_differential_attention": True}))
-    with pytest.raises(ModelError, match=r"option 'use_differential_attention' = true is not known for this"):
+    with pytest.raises(ModelError, match=r"option 'use_differential_attention' = true is unknown for this"):
         read_config(tmp_path)
     path.write_text(json.dumps({**values, "use_differential_attention": False, "unsloth_version": "1"}))
     assert read_config(tmp_path).num_layers == 2

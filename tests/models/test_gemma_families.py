@@ -107,7 +107,7 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
         ("gemma4", {"num_kv_shared_layers": 6}, "'num_kv_shared_layers' is 6, which leaves no layer of type"),
         ("gemma4", {"per_layer_config": {"2": {"head_dim": 64}}}, "'per_layer_config' must be the same for all layers"),
         ("gemma4", {"per_layer_config": {str(layer): {"head_dim": 2 * 8191} for layer in (2, 5)}}, "a page would hold"),
-        ("gemma4", {"per_layer_config": {str(layer): {"head_dim": 31} for layer in (2, 5)}}, "an even size is needed"),
+        ("gemma4", {"per_layer_config": {str(layer): {"head_dim": 31} for layer in (2, 5)}}, "the size must be even"),
         ("gemma3n", {"altup_active_idx": 3}, "'altup_active_idx' must be below 'altup_num_inputs', 3"),
         ("gemma3n", {"intermediate_size": [96]}, "'intermediate_size' must be 6 positive integers"),
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 6}, "'activation_sparsity_pattern' must be 6 numbers"),

@@ -65,6 +65,6 @@ def test_experts_on_eight_devices(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("name", "expert_parallel"), [("bloom-odd-heads", False), ("phimoe", True)])
 def test_what_does_not_divide_is_an_error(tmp_path: Path, name: str, expert_parallel: bool) -> None:
     what = "6 experts" if expert_parallel else "6 query heads"
-    message = f"tensor_parallel_size=4 does not divide the model: .*{what}.*sizes that work"
+    message = f"tensor_parallel_size=4 cannot divide the model evenly: .*{what}.*sizes that work"
     with pytest.raises(ConfigError, match=message):
         check(tmp_path, FAMILIES[name], 4, expert_parallel=expert_parallel)

@@ -193,7 +193,7 @@ class ConstrainedDecoding(StepFeature):
         """Choose the tokens of these rows, each in its way; requests whose processors have failed, with the reason."""
         processing, table = self._processing, self._scheduler.table
         if processing is None:
-            with fault_of_step("choosing constrained tokens"):
+            with fault_of_step("sampling constrained tokens"):
                 self._runner.choose(constrained, which, masks)
             return []
         ways: dict[str, list[int]] = {"plain": [], "compiled": [], "host": []}
@@ -206,7 +206,7 @@ class ConstrainedDecoding(StepFeature):
                 continue
             own = [requests[row] for row in rows]
             if way == "plain":
-                with fault_of_step("choosing constrained tokens"):
+                with fault_of_step("sampling constrained tokens"):
                     self._runner.choose(constrained, which[rows], masks[rows])
                 continue
             logits = None
@@ -217,7 +217,7 @@ class ConstrainedDecoding(StepFeature):
                 outputs = [table.output_tokens(request.slot) for request in own]
                 failed += [(own[row], message) for row, message in processing.apply(own, outputs, logits).items()]
             uses, numbers = processing.compiled(own)
-            with fault_of_step("choosing from processed logits"):
+            with fault_of_step("sampling from processed logits"):
                 self._runner.choose_processed(constrained, which[rows], masks[rows], uses, numbers, logits)
         return failed
 
@@ -235,13 +235,11 @@ class ConstrainedDecoding(StepFeature):
         live = self._scheduler.table.generation[plan.slots] == plan.generations
         rows = [row for row in step.constrained.rows.tolist() if plan.samples[row] and live[row]]
         tails = {row: self._guarded_tail(plan.requests[row], int(tokens[row])) for row in rows}
-        with fault_of_step("reading which rows have no token"):
+        with fault_of_step("checking for rows without an allowed token"):
             empty = step.constrained.empty().tolist()
         for row in empty:
             if row in tails:
-                tails[row] = Tail(
-                    problem="logits processors have left no token to go on with", parameter="logits_processors"
-                )
+                tails[row] = Tail(problem="logits processors forbid every token", parameter="logits_processors")
         wrong = [(plan.requests[row], tail) for row, tail in tails.items() if tail.problem is not None]
         tails = {row: Tail() if tail.problem is not None else tail for row, tail in tails.items()}
         self._collected = step, tails
@@ -308,13 +306,12 @@ class ConstrainedDecoding(StepFeature):
 def _problem(request: Request, problem: str, *, is_processed: bool) -> str:
     if request.params.uses_bias:
         return (
-            "structured_outputs: no token is left to go on with: what the grammar allows at this place, other "
-            "parameters (logit_bias, allowed_token_ids, bad_words, min_tokens) forbid"
+            "structured_outputs: no token can follow: other parameters (logit_bias, allowed_token_ids, bad_words, "
+            "min_tokens) forbid everything that the grammar allows here"
         )
     if is_processed:
         return (
-            "structured_outputs: no token is left to go on with: what the grammar allows at this place, logits "
-            "processors forbid"
+            "structured_outputs: no token can follow: logits processors forbid everything that the grammar allows here"
         )
     return f"structured_outputs: {problem}"
 

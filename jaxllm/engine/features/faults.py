@@ -33,7 +33,7 @@ class Faults:
 
     def record(self, request: Request, error: BaseException) -> None:
         """A request must end because of this exception."""
-        # Of a group of sequences the leader is the request.
+        # The leader of a group of sequences stands for the request.
         request = request if request.group is None else request.group.leader
         if request in self.requests:
             return
@@ -88,7 +88,7 @@ def is_of_one_request(error: BaseException | None) -> bool:
 def log_fault(request_id: str, error: BaseException) -> None:
     """Say that a request ends because of this exception."""
     logger.error(
-        "an internal error ends request %s, and no other",
+        "an internal error ends request %s; all others continue",
         request_id,
         exc_info=error,
         extra={"request_id": request_id},

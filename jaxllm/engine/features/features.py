@@ -55,7 +55,7 @@ class Features:
                 except BaseException as error:
                     if not is_of_one_request(error):
                         raise
-                    logger.exception("%s has failed to forget request %s", _name(feature), request.request_id)
+                    logger.exception("%s failed to release request %s", _name(feature), request.request_id)
         self._update()
 
     def _update(self) -> None:
@@ -122,7 +122,7 @@ class Features:
             requests = concerned.requests if isinstance(concerned, StepPlan) else concerned
             leaders = {each if each.group is None else each.group.leader for each in requests}
             if not leaders & feature.requests:
-                logger.exception("%s has failed in a step without a request of its own", _name(feature))
+                logger.exception("%s failed in a step that has none of its requests", _name(feature))
             for request in leaders & feature.requests:
                 self._faults.record(request, error)
             return None

@@ -63,8 +63,8 @@ class Processing:
             return
         if request.params.num_searched:
             raise RequestError(
-                "use_beam_search: a search does not go with logits processors: it goes by the model's own scores; "
-                "leave it out, or let `uses` of the processor say no",
+                "use_beam_search cannot be combined with logits processors, because beams are ranked by the model's "
+                "own scores; omit it, or return False from the processor's `uses`",
                 "use_beam_search",
             )
         self._uses[request] = use
@@ -145,4 +145,4 @@ class Processing:
 
 
 def _failed(name: str, error: Exception) -> RequestError:
-    return RequestError(f"the logits processor {name} does not take it: {type(error).__name__}: {error}", "extra_args")
+    return RequestError(f"logits processor {name} rejects the request: {type(error).__name__}: {error}", "extra_args")

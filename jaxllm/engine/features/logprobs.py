@@ -63,7 +63,7 @@ class PromptLogprobs(StepFeature):
 
 
 def output_logprobs(request: Request, token_id: int, result: StepResult, row: int) -> list[TokenLogprobs] | None:
-    """Those of the token that a row of a step sampled, if the request asks for them."""
+    """Log-probabilities of the token that a row of a step sampled, if the request asks for them."""
     params = request.params
     if params.logprobs is None and params.num_sequences == params.n:
         return None

@@ -50,7 +50,7 @@ class BackgroundCompilation:
             except Exception:
                 # Nobody waits for it: steps go on in larger shapes.
                 failed = True
-                logger.exception("compiling the step of %s failed; larger shapes are used in its place", bucket)
+                logger.exception("compiling the step of %s failed; larger shapes run in its place", bucket)
         if not failed:
             self._complete = True
             logger.info("all step shapes are compiled")

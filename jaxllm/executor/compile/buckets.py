@@ -19,7 +19,7 @@ class Bucket:
 
     @cached_property
     def name(self) -> str:
-        """Of its step among an engine's programs."""
+        """Name of its step among an engine's programs."""
         return f"step_{self.tokens}"
 
     def __str__(self) -> str:
@@ -57,5 +57,5 @@ class Buckets:
         return self.all[bisect_left(self._sizes, num_tokens)]
 
     def fit_among(self, num_tokens: int, usable: Callable[[Bucket], bool]) -> Bucket:
-        """The same among those for which `usable` holds, as it must for the largest."""
+        """As `fit`, among those for which `usable` holds, as it must for the largest."""
         return next(bucket for bucket in self.all[bisect_left(self._sizes, num_tokens) :] if usable(bucket))

@@ -41,7 +41,7 @@ LARGEST_CACHE = 4 * 2**30
 """Bytes that all engines' executables may take together."""
 
 _FORMAT = 3
-"""Of the files; with another number, executables have other folders."""
+"""Version of the file format; another version uses other folders."""
 _HIT = "/jax/compilation_cache/cache_hits"
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _NOT_IN_CODE = ("cache", "log", "dump", "traceback", "profiler", "coordination", "debug", "platform")
@@ -96,7 +96,7 @@ class CachedExecutables:
         self._rename = True
         names, self._read_names = self._read_names, set()
         for name in names:
-            self._artifacts.discard(self._artifact(name), "the runtime rejects executables of this folder")
+            self._artifacts.discard(self._artifact(name), "the runtime rejects executables in this folder")
         return names
 
     def _renamed(self, name: str, program: Program) -> Program:
@@ -127,7 +127,7 @@ class CachedExecutables:
         try:
             content = to_bytes(executable)
         except (ConfigError, JaxRuntimeError) as error:
-            logger.warning("executable %s is not kept for the next start: %s", name, error)
+            logger.warning("executable %s cannot be cached for the next start: %s", name, error)
         else:
             self._artifacts.put(self._artifact(name), content)
 
@@ -171,6 +171,6 @@ def _surroundings() -> dict[str, Any]:
         **environment,
         "flax": metadata.version("flax"),
         "cores": os.cpu_count(),
-        # Of an engine in several processes each has its own.
+        # In an engine of several processes, each has its own.
         **({"process": jax.process_index()} if jax.process_count() > 1 else {}),
     }

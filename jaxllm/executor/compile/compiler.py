@@ -41,7 +41,9 @@ def compile_lowered(
             unknown = {name for name in _DISPENSABLE & asked.keys() if name in str(error)}
             if not unknown:
                 raise
-            logger.warning("this compiler has no option %s: programs may be slower", ", ".join(sorted(unknown)))
+            logger.warning(
+                "this compiler does not support the option %s: programs may be slower", ", ".join(sorted(unknown))
+            )
             rest = {name: value for name, value in asked.items() if name not in unknown}
             return lowered.compile(compiler_options=rest)
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 LONGEST_SECONDS = 300.0
 """What takes longer hangs: the largest steps take seconds, and so does connecting the devices of a mesh."""
-_WITHOUT_ATTENTION = "--attention-backend xla goes without jaxllm's own attention"
+_WITHOUT_ATTENTION = "--attention-backend xla avoids jaxllm's own attention kernels"
 """The hint where it may be any kernel."""
 
 
@@ -62,7 +62,7 @@ def first_run(
                 f"kv_cache_memory_bytes or max_num_batched_tokens{growth_hint()}"
             ) from error
         if not executables.make_again(f"{what} failed: {_first_line(error)}"):
-            raise EngineError(f"{what} failed: {_first_line(error)}; `jaxllm doctor` looks for the cause") from error
+            raise EngineError(f"{what} failed: {_first_line(error)}; run `jaxllm doctor` to find the cause") from error
     renew()
     return first_run(executables, what, run, renew)
 
@@ -86,8 +86,8 @@ def watched(what: str, run: Callable[[], T], longest_seconds: float, hint: str =
         return future.result(longest_seconds)
     except TimeoutError:
         raise EngineError(
-            f"{what} has not ended after {longest_seconds:g} s: the device or one of its kernels hangs; "
-            f"`jaxllm doctor` finds which, {hint}"
+            f"{what} did not finish within {longest_seconds:g} s: the device or one of its kernels hangs; run `jaxllm "
+            f"doctor` to find which; {hint}"
         ) from None
 
 

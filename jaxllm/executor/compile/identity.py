@@ -116,7 +116,7 @@ def source_files(package: Path) -> Iterator[str]:
     """The files of the package that executables are made from, always in the same order."""
     # Hundreds of files, at every start: `Path` would take thrice as long to find them.
     for name in SOURCES:
-        # Of kernels, block sizes that were tuned are JSON. Of models, it is the demo's checkpoint.
+        # Kernels have tuned block sizes as JSON; models have the demo's checkpoint.
         endings = (".py", ".json") if name == "pallas_kernels" else (".py",)
         for folder, folders, files in os.walk(package / name):
             folders.sort()

@@ -71,7 +71,7 @@ class ProgramContext(Generic[State]):
     mesh: Mesh | None
     uses_native_kernels: bool
     precision: str | None
-    """Of products that do not say it themselves."""
+    """Precision of matrix products that do not set their own."""
     handover: Handover
     stage: Stage | None = None
     """The layers that it is of; None: all."""

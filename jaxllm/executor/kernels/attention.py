@@ -23,7 +23,7 @@ class AttentionShape:
     head_size: int
     page_size: int
     dtype: str
-    """Of the KV cache."""
+    """Type of the KV cache."""
     latent: LatentSizes | None = None
     """What latent attention keeps of a token, in place of heads."""
     dynamic_scales: bool = False
@@ -43,19 +43,20 @@ def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
         return
     if shapes[0].latent is not None:
         raise ConfigError(
-            "kv_cache_dtype='int8': a latent and its rotary part have no common scale; take 'fp8', or leave it out"
+            "kv_cache_dtype='int8': not supported with latent attention, whose latent and rotary parts need "
+            "different scales; use 'fp8', or omit it"
         )
     if platform == "tpu":
         # Rows of 128 lanes have no place for a scale: XLA's attention would pad them to twice their size.
         raise ConfigError(
-            "kv_cache_dtype='int8': on TPUs the checkpoint must have scales of keys and values, and this one has none; "
-            "take 'fp8'"
+            "kv_cache_dtype='int8': requires a checkpoint with key and value scales on TPUs, and this one has none; "
+            "use 'fp8'"
         )
 
 
 def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     if name not in LATENT_BACKENDS:
-        return f"has no kernel of latent attention (there are: {', '.join(LATENT_BACKENDS)})"
+        return f"does not support latent attention (supported: {', '.join(LATENT_BACKENDS)})"
     assert shape.latent is not None
     if name == "cpu":
         return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
@@ -66,12 +67,14 @@ def _cpu_refusal(_: Any, shape: AttentionShape) -> str | None:
     if shape.head_size % MULTIPLE == 0 and shape.page_size % MULTIPLE == 0 and shape.dtype in CACHE_BYTES:
         return None
     return (
-        f"needs heads and pages that are multiples of {MULTIPLE} and a cache in {', '.join(CACHE_BYTES)}; "
-        f"these are {shape.head_size} and {shape.page_size}, and {shape.dtype}"
+        f"needs head and page sizes that are multiples of {MULTIPLE} and a cache in {', '.join(CACHE_BYTES)}, not "
+        f"{shape.head_size}, {shape.page_size} and {shape.dtype}"
     )
 
 
-_BY_TOKEN = "has no scales by token and head, as kv_cache_dtype='int8' needs without those of a checkpoint"
+_BY_TOKEN = (
+    "does not support scales per token and head, which kv_cache_dtype='int8' needs if the checkpoint has no scales"
+)
 
 
 def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
@@ -83,14 +86,14 @@ def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
     if not is_hopper(device):
         return f"needs a GPU of compute capability 9 (Hopper); this is a {device.device_kind}"
     problem = refusal(group=shape.group, head_size=shape.head_size, page_size=shape.page_size, kv_dtype=shape.dtype)
-    return None if problem is None else f"does not take {problem}"
+    return None if problem is None else f"does not support {problem}"
 
 
 def _triton_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
     problem = refusal(head_size=shape.head_size, kv_dtype=shape.dtype)
-    return problem_of(device) if problem is None else f"does not take {problem}"
+    return problem_of(device) if problem is None else f"does not support {problem}"
 
 
 _Refusal = Callable[[Any, AttentionShape], str | None]

@@ -37,7 +37,7 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
 
 
 def _quantized_targets(resolved: ResolvedConfig) -> list[Target]:
-    """Those of quantised matrices, which experts share. Merged matrices may have types that no part has."""
+    """Targets of quantized matrices, which experts share. Merged matrices may have types that no part has."""
     _, parameters = nnx.split(abstract_model(resolved.model, resolved.forward, resolved.dtype))
     layouts = (ParameterSpec.of(variable).matrix for _, variable in nnx.to_flat_state(parameters))
     forms = dict.fromkeys(layout.form for layout in layouts if isinstance(layout, QuantizedPacked))
@@ -45,7 +45,7 @@ def _quantized_targets(resolved: ResolvedConfig) -> list[Target]:
 
 
 def _attention(resolved: ResolvedConfig) -> Target:
-    """That of paged or latent attention."""
+    """Target of paged or latent attention."""
     cache = resolved.cache
     if resolved.model.latent is not None:
         return latent_attention_target(cache.dtype)

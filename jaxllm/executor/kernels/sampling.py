@@ -11,7 +11,7 @@ def _tpu_refusal(device: Any, vocab_size: int) -> str | None:
 
     if fits(device, vocab_size):
         return None
-    return f"has too little vector memory on this {device.device_kind} for a vocabulary of {vocab_size}"
+    return f"needs more vector memory than this {device.device_kind} has for a vocabulary of {vocab_size}"
 
 
 SAMPLING = OperationKernels[int](

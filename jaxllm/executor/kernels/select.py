@@ -32,7 +32,7 @@ def select_kernel(operation: OperationKernels[Shape], asked: str, device: Any, s
         return _fastest(operation, device, shape)
     problem = None if named is None else named.refusal(device, shape)
     if problem is not None:
-        raise ConfigError(f"{operation.option}={asked!r} {problem}; leave it out, or choose 'xla'")
+        raise ConfigError(f"{operation.option}={asked!r} {problem}; omit it, or choose 'xla'")
     return asked
 
 

@@ -80,7 +80,7 @@ def verify_kernel(test: SelfTest[Case], resolved: ResolvedConfig) -> ResolvedCon
         name,
         resolved.device_kind,
         problem,
-        "its checks on" if serving == name else repr(serving),
+        "its checks enabled" if serving == name else repr(serving),
         test.advice,
     )
     return after
@@ -107,7 +107,7 @@ def _cached_problem(test: SelfTest[Case], resolved: ResolvedConfig) -> str | Non
         with jax.default_matmul_precision(precision) if precision else nullcontext():
             return next(filter(None, (_problem(test, case, resolved) for case in cases)), None)
 
-    hint = f"--{option_of(test.operation).replace('_', '-')} xla goes without this one"
+    hint = f"--{option_of(test.operation).replace('_', '-')} xla avoids this kernel"
     problem = watched(f"the self-test of {kernel}", compute, LONGEST_SECONDS, hint)
     if cache is not None and problem is None:
         # A failure may pass: a device that was full, a driver that was updated.

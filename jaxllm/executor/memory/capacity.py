@@ -22,7 +22,7 @@ engine is started that could answer only shorter requests."""
 
 
 SNAPSHOT_SHARE = 1 / 8
-"""Of the memory for caches, what snapshots of recurrent states take at most by default."""
+"""Largest share of the cache memory that snapshots of recurrent states take by default."""
 
 SNAPSHOTS_PER_REQUEST = 4
 """And so many for each request that runs."""
@@ -34,7 +34,7 @@ def devices_of(resolved: ResolvedConfig) -> tuple[Any, ...]:
 
 
 def local_devices_of(resolved: ResolvedConfig) -> tuple[Any, ...]:
-    """Those of them that this process has, where several make the engine."""
+    """The engine's devices in this process, if several processes make the engine."""
     return tuple(device for device in devices_of(resolved) if device.process_index == jax.process_index())
 
 
@@ -112,7 +112,8 @@ def shortened(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
     if not length:
         return resolved
     logger.warning(
-        "max_model_len is %d, not the model's %d: the KV cache holds no more; --max-model-len sets another length",
+        "max_model_len is reduced to %d, from the model's %d, to fit the KV cache; set --max-model-len to choose the "
+        "length",
         length,
         resolved.model.context_length,
     )

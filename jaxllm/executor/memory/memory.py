@@ -52,7 +52,7 @@ class CacheShape:
     latent: LatentSizes | None = None
     """What latent attention keeps of a token, in place of heads."""
     scale_bytes: int = 0
-    """Of a dynamic scale, which lies after each stored head."""
+    """Bytes of a dynamic scale, which follows each stored head."""
 
     @classmethod
     def of(
@@ -145,7 +145,7 @@ def plan_pages(
         source = f"{budget / 2**20:,.1f} MiB for the KV cache{' on each device' if memories > 1 else ''}"
         if state_bytes > budget:
             raise CapacityError(
-                f"max_num_seqs={max_num_seqs}: states of recurrent layers take {state_bytes / 2**20:,.1f} MiB, and "
+                f"max_num_seqs={max_num_seqs}: states of recurrent layers take {state_bytes / 2**20:,.1f} MiB, but "
                 f"there are {source}; lower max_num_seqs or max_state_snapshots, or raise kv_cache_memory_bytes (or "
                 f"gpu_memory_utilization, now {options.gpu_memory_utilization})"
             )
@@ -155,7 +155,7 @@ def plan_pages(
         needed = (per_request + 1) * page_bytes + state_bytes
         lower = f"lower max_model_len to {fits} or less, or " if fits >= 2 else ""
         raise CapacityError(
-            f"max_model_len={max_model_len} does not fit: {source} hold {fits} tokens; {lower}raise "
+            f"max_model_len={max_model_len} does not fit: {source} hold only {fits} tokens; {lower}raise "
             f"kv_cache_memory_bytes to {needed} or more (or gpu_memory_utilization, now "
             f"{options.gpu_memory_utilization})"
         )

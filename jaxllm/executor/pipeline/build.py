@@ -56,7 +56,7 @@ def _executables(
     bundle: Bundle | None,
     cache: Path | None,
 ) -> list[Executables]:
-    """Those of each stage, from the bundle or the cache."""
+    """The executables of each stage, from the bundle or the cache."""
     parts = list(zip(resolved.stage_configs, programs, strict=True))
     if bundle is None:
         return [cached_executables(part, own, pages, cache) for part, own in parts]

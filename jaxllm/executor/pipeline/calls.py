@@ -40,7 +40,7 @@ class StagedExecutables(Executables):
         return all(each.has_step(bucket) for each in (*self._before, self._last))
 
     def get(self, name: str) -> Executable:
-        """That of the last stage, once all have theirs."""
+        """The last stage's executable, once all stages have theirs."""
         if find_record(name).is_in_every_stage:
             for each in self._before:
                 each.get(name)

@@ -34,7 +34,7 @@ def assign_pipeline_stages(
     _check(resolved, runner, processes)
     if len(devices) < count * each:
         raise ConfigError(
-            f"pipeline_parallel_size={count}: stages of {each} devices need {count * each}, and there are "
+            f"pipeline_parallel_size={count}: stages of {each} devices need {count * each}, but there are "
             f"{len(devices)}"
         )
     weights = [layer_bytes(resolved, plan) for plan in resolved.model.layers]
@@ -51,8 +51,8 @@ def refuse_stages(config: EngineConfig, what: str) -> None:
     """Raise `ConfigError` where an engine in stages is asked for, and `what` knows nothing of them."""
     if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
-            f"pipeline_parallel_size={config.parallel.pipeline_parallel_size}: {what} knows engines of one stage; "
-            f"leave it out, or use tensor_parallel_size"
+            f"pipeline_parallel_size={config.parallel.pipeline_parallel_size}: not supported by {what}; omit it, or "
+            "use tensor_parallel_size"
         )
 
 
@@ -62,21 +62,21 @@ def _check(resolved: ResolvedConfig, runner: str, processes: int) -> None:
     parallel = config.parallel
     asked = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
     reasons = {
-        "pooling models have one stage": runner == "pooling",
-        "stages are devices of one process": processes > 1,
-        "data shards have one stage; leave data out of mesh": data_shards(parallel) > 1,
-        "recurrent layers have one stage": bool(model.recurrences),
-        "layers that read the keys and values of others have one stage": model.shares_keys,
-        "layers with KV heads of several sizes have one stage": len(model.kv_heads) > 1,
-        "blocks that layers share have one stage": registry.lookup(model.architecture).make_shared is not None,
-        "embeddings of each layer have one stage": model.embedding.each_layer is not None,
-        "residual streams of alternating updates have one stage": model.layers[0].altup is not None,
+        "pooling models support one stage only": runner == "pooling",
+        "all stages must be in one process": processes > 1,
+        "data shards support one stage only; omit data from mesh": data_shards(parallel) > 1,
+        "recurrent layers support one stage only": bool(model.recurrences),
+        "layers that share keys and values support one stage only": model.shares_keys,
+        "KV heads of several sizes support one stage only": len(model.kv_heads) > 1,
+        "blocks shared by layers support one stage only": registry.lookup(model.architecture).make_shared is not None,
+        "per-layer embeddings support one stage only": model.embedding.each_layer is not None,
+        "alternating updates of residual streams support one stage only": model.layers[0].altup is not None,
     }
     for reason, applies in reasons.items():
         if applies:
             raise ConfigError(f"{asked}: {reason}; use tensor_parallel_size instead")
     if parallel.pipeline_parallel_size > model.num_layers:
-        raise ConfigError(f"{asked}: the model has {model.num_layers} layers, and each stage needs one")
+        raise ConfigError(f"{asked}: the model has {model.num_layers} layers, and each stage needs at least one")
 
 
 def layer_bytes(resolved: ResolvedConfig, plan: LayerPlan) -> int:
@@ -94,7 +94,7 @@ def _layer_bytes(model: ModelConfig, plan: LayerPlan, dtype: str) -> int:
 def balanced(weights: Sequence[int], count: int, *, first: int, last: int) -> list[tuple[int, int]]:
     """Ranges (start, stop) of layers for `count` stages, such that the largest has as few bytes as can be.
 
-    Each has one layer at least. The first also has `first` bytes, and the last `last`. Of equal ways earlier stages get
+    Each has at least one layer. The first adds `first` bytes, the last `last`. Among equal splits, earlier stages get
     fewer layers.
     """
     ends = np.concatenate([[0], np.cumsum(weights)])

@@ -39,7 +39,7 @@ class CompiledProcessors:
 
     @classmethod
     def of(cls, resolved: "ResolvedConfig") -> "CompiledProcessors":
-        """Those of a configuration. Raises `ConfigError`."""
+        """The processors of a configuration. Raises `ConfigError`."""
         size, made = resolved.model.vocab_size, []
         for kind in resolved.processors:
             if issubclass(kind, JaxLogitsProcessor):
@@ -49,7 +49,7 @@ class CompiledProcessors:
                 except Exception as error:
                     raise _wrong(kind, f"{type(error).__name__}: {error}") from error
         if len(made) > MOST:
-            raise ConfigError(f"logits_processors: at most {MOST} compiled ones are possible, not {len(made)}")
+            raise ConfigError(f"logits_processors: at most {MOST} compiled ones are allowed, not {len(made)}")
         return cls(tuple(made), size)
 
     @cached_property
@@ -67,14 +67,14 @@ class CompiledProcessors:
                 found = None if skipped else each.parameters(params)
                 part = None if found is None else _numbers(found, each.dtype)
             except Exception as error:
-                message = f"the logits processor {name} does not take it: {type(error).__name__}: {error}"
+                message = f"logits processor {name} rejects the request: {type(error).__name__}: {error}"
                 raise RequestError(message, "extra_args") from error
             if part is None:
                 parts.append(np.zeros(prod(each.shape), np.int32))
                 continue
             if part.shape != each.shape:
                 raise RequestError(
-                    f"the logits processor {name} made numbers {part.shape} of it, not {each.shape}", "extra_args"
+                    f"logits processor {name} returned state of shape {part.shape}, not {each.shape}", "extra_args"
                 )
             bits |= 1 << index
             parts.append(np.ascontiguousarray(part).reshape(-1).view(np.int32))
@@ -111,7 +111,7 @@ class CompiledProcessors:
             raise _wrong(type(processor), f"apply cannot be traced: {type(error).__name__}: {error}") from error
         made: Any = lowered.out_info
         if getattr(made, "shape", None) != logits.shape or getattr(made, "dtype", None) != jnp.float32:
-            raise _wrong(type(processor), f"apply returns {made}, and must return float32 {logits.shape}")
+            raise _wrong(type(processor), f"apply returns {made}, but must return float32 {logits.shape}")
         invariant = processor.is_argmax_invariant()
         return hashlib.sha256(f"{invariant} {lowered.as_text()}".encode()).hexdigest()[:16]
 
@@ -120,9 +120,9 @@ def _numbers(found: Any, dtype: str) -> npt.NDArray[Any]:
     """What a processor made of a request, if that loses no more than digits. Raises `ValueError`."""
     raw = np.asarray(found)
     if not np.can_cast(raw.dtype, dtype, "same_kind"):
-        raise ValueError(f"numbers of {raw.dtype} are not {dtype}")
+        raise ValueError(f"cannot convert {raw.dtype} to {dtype}")
     if dtype == "int32" and raw.size and not -(2**31) <= int(raw.min()) <= int(raw.max()) < 2**31:
-        raise ValueError("a number does not fit int32")
+        raise ValueError("a value does not fit into int32")
     return raw.astype(dtype)
 
 

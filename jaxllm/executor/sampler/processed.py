@@ -61,7 +61,7 @@ def sample_processed_body(context: ProgramContext[DeviceState]) -> ProgramBody:
 
 
 def sample_from_host_body(context: ProgramContext[DeviceState]) -> ProgramBody:
-    """The same with logits that processors on the host have changed."""
+    """As above, with logits that processors on the host have changed."""
     layout, shards = _layout_of(context, from_host=True), context.shape.shards
     rows = len(layout.host_buffer()[1]["hidden_rows"])
     size = (shards * rows, context.state.sampling.bias.shape[1])

@@ -37,7 +37,7 @@ class WeightStore:
     def __init__(self, resolved: ResolvedConfig, calls: DeviceCalls) -> None:
         self._parts = tuple(zip(resolved.stage_configs, calls.every, strict=True))
         self._folder: Path | None = resolved.folder
-        """Of the checkpoint that has these weights; None where they came from elsewhere."""
+        """Folder of the checkpoint that has these weights; None if they come from elsewhere."""
         self._copies: list[list[HostCopy]] = []
         self._replacing: list[Replacement] = []
         self._begun_whole = False
@@ -81,7 +81,7 @@ class WeightStore:
         if self.place != "nowhere":
             return
         if self._folder is None:
-            self.needs = "the weights came from a trainer and were dropped (sleep level 2): update them"
+            self.needs = "the weights came from a trainer and were discarded (sleep level 2): update them"
             return
         version = self.version
         self.update_from(self._folder, progress)
@@ -92,7 +92,7 @@ class WeightStore:
     def begin(self, progress: Progress = silent) -> None:
         """An update begins: `take` its tensors, then `finish`."""
         if self._replacing:
-            raise RequestError("a weight update has begun already: finish that first")
+            raise RequestError("a weight update is already in progress: finish it first")
         self.restore(progress)
         self._begun_whole = self.place == "devices" and self.needs is None
         try:
@@ -115,7 +115,7 @@ class WeightStore:
         Raises `RequestError`; after one that is wrong the update is over, and `needs` says if weights are lost.
         """
         if not self._replacing:
-            raise RequestError("no weight update has begun: call start_weight_update first")
+            raise RequestError("no weight update is in progress: call start_weight_update first")
         source = "weight update"
         with self._abort_on_error():
             found = [ArrayTensor.of(name, array, source) for name, array in tensors]
@@ -139,7 +139,7 @@ class WeightStore:
                 each.match(found, source)
             for name, array in given:
                 if isinstance(array, np.ndarray) and not all_finite(array):
-                    raise ModelError(f"{source}: tensor {name!r} has numbers that are not finite")
+                    raise ModelError(f"{source}: tensor {name!r} contains values that are not finite")
 
     def finish(self, folder: Path | None = None) -> None:
         """The update is complete. Raises `RequestError` where something is missing.
@@ -147,16 +147,16 @@ class WeightStore:
         `folder` is the checkpoint that has the weights now.
         """
         if not self._replacing:
-            raise RequestError("no weight update has begun: call start_weight_update first")
+            raise RequestError("no weight update is in progress: call start_weight_update first")
         with self._abort_on_error():
             for each in self._replacing:
                 each.finish()
             missing = [name for each in self._replacing for name in each.missing()]
             if missing:
                 some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-                raise ModelError(f"weight update: {len(missing)} parameters got no values: {some}")
+                raise ModelError(f"weight update: {len(missing)} parameters received no values: {some}")
             if not self._begun_whole and not all(each.is_whole for each in self._replacing):
-                raise ModelError("weight update: it must bring all tensors, because the weights before it were lost")
+                raise ModelError("weight update: must contain all tensors, because the previous weights were lost")
         has_changed = any(each.has_changed for each in self._replacing)
         self._give_back()
         self.needs = None
@@ -204,7 +204,11 @@ class WeightStore:
     def save(self, path: str, pattern: str | None, max_size: int | None, progress: Progress = silent) -> None:
         """Write the weights to a folder as they lie on the devices. Raises `RequestError`."""
         if self._replacing or self.place != "devices" or self.needs is not None:
-            why = self.needs or ("a weight update has begun" if self._replacing else "the weights sleep: wake them up")
+            why = self.needs or (
+                "a weight update is in progress"
+                if self._replacing
+                else "the weights are offloaded: wake up the engine first"
+            )
             raise RequestError(f"save_sharded_state: {why}")
         save_state([(part, calls.parameters) for part, calls in self._parts], path, pattern, max_size, progress)
 
@@ -244,7 +248,7 @@ class WeightStore:
         self._give_back()
         if self.place == "devices" and changed:
             why = str(error) or type(error).__name__
-            self.needs = f"a weight update failed half-way ({why}): update them again, with all tensors"
+            self.needs = f"a weight update failed halfway ({why}): repeat it with all tensors"
         elif before is not None:
             self.needs = before
 
@@ -257,7 +261,7 @@ class WeightStore:
                 for leaf in leaves or ():
                     leaf.delete()
             self.place = "nowhere"
-            self.needs = "there are no weights: update them, with all tensors"
+            self.needs = "there are no weights: update them with all tensors"
             return
         for (_, calls), leaves in zip(self._parts, found, strict=True):
             assert leaves is not None

@@ -8,7 +8,7 @@ _MOST: Final = 1 << 30
 
 
 class Measure(NamedTuple):
-    """Of an expression: whether it may be empty, its optional parts in a row if so, and the most of them inside it."""
+    """An expression's measure: whether it may be empty, its optional parts in a row if so, and the most inside it."""
 
     empty: bool = False
     row: int = 0
@@ -41,7 +41,7 @@ class _Group:
         self.parts = []
 
     def measure(self) -> Measure:
-        """Of the whole group."""
+        """Measure of the whole group."""
         self.end_alternative()
         return Measure(*(max(values) for values in zip(*self.alternatives, strict=True)))
 

@@ -7,7 +7,7 @@ from jaxllm.structured.gbnf.nodes import LAST, Alt, Chars, Node, Ranges, Ref, Re
 
 
 class Analysis:
-    """Of a grammar's rules. `first` and `follow` take too many characters rather than too few."""
+    """Analysis of a grammar's rules. `first` and `follow` take too many characters rather than too few."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self.rules = {name: rules[name] for name in _from_below(rules)}
@@ -21,7 +21,7 @@ class Analysis:
         _iterate_until_stable(self._begin)
         _iterate_until_stable(self._follow)
         self._sizes: dict[str, int] = {}
-        """Of rules that are regular."""
+        """Sizes of regular rules."""
         self._measure()
 
     def empty(self, node: Node) -> bool:

@@ -8,7 +8,7 @@ from jaxllm.structured.gbnf.nodes import Alt, Chars, Node, Ref, Repeat, Seq
 
 @dataclass
 class Automaton:
-    """Of each place its characters, and which places come next. Repetitions count as if they had no end."""
+    """The characters and successors of each position. Repetitions count as if they had no end."""
 
     chars: list[int] = field(default_factory=list)
     next: list[set[int]] = field(default_factory=list)
@@ -17,7 +17,7 @@ class Automaton:
 
     @classmethod
     def of(cls, node: Node, analysis: Analysis) -> "Automaton":
-        """Of a regular node."""
+        """The automaton of a regular node."""
         made = cls()
         _, made.first, made.last = made._add(node, analysis)
         return made

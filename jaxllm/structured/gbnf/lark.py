@@ -9,7 +9,7 @@ _MOST_NESTED = 16
 
 
 def lark_of_gbnf(grammar: str) -> str:
-    """The same language, character by character. Raises `ValueError` that says what is wrong, and where."""
+    """A Lark grammar of the same language. Raises `ValueError`, which says what is wrong and where."""
     rules = {name: _parted(rule) for name, rule in parse(grammar).items()}
     analysis = Analysis(rules)
     return _Writer(analysis).grammar()

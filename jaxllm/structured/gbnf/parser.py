@@ -31,9 +31,9 @@ def parse(grammar: str) -> dict[str, Node]:
     rules = _Parser(grammar).rules()
     names = [name for name in _references(rules) if name not in rules]
     if names:
-        raise ValueError(f"rule {names[0][:80]!r} is used and not defined")
+        raise ValueError(f"rule {names[0][:80]!r} is used but not defined")
     if ROOT not in rules:
-        raise ValueError(f"there is no rule {ROOT!r}, which defines the output")
+        raise ValueError(f"rule {ROOT!r}, which defines the output, is missing")
     return rules
 
 
@@ -61,7 +61,7 @@ class _Parser:
         found: dict[str, Node] = {}
         self._skip(_LINES)
         while self._place < len(self._text):
-            name = self._take(_NAME, "the name of a rule")[0]
+            name = self._take(_NAME, "a rule name")[0]
             self._skip(_SPACE)
             self._expect("::=")
             self._skip_to_item()
@@ -105,7 +105,7 @@ class _Parser:
                 return
             items[-1] = Repeat(items[-1], *times)
             self._skip(space)
-        raise self._error(f"at most {MAX_GROUPS} repetitions of the same")
+        raise self._error(f"at most {MAX_GROUPS} repetitions may follow the same item")
 
     def _item(self, character: str) -> Node:
         if character == "[":
@@ -119,12 +119,12 @@ class _Parser:
             return Token(self._take(_TOKEN, "a token, as in <think> or <[1000]>")[0])
         if _NAME.match(character):
             return Ref(self._take(_NAME, "a name")[0])
-        raise self._error("expected a text, a class of characters, a group or the name of a rule")
+        raise self._error("expected a string, a character class, a group or a rule name")
 
     def _group(self) -> Node:
         self._depth += 1
         if self._depth > MAX_GROUPS:
-            raise self._error(f"at most {MAX_GROUPS} groups may be inside one another")
+            raise self._error(f"groups may be nested at most {MAX_GROUPS} deep")
         self._place += 1
         inner = self._alternatives(nested=True)
         self._skip(_LINES)
@@ -140,30 +140,30 @@ class _Parser:
             return {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
         if character != "{":
             return None
-        found = self._take(_TIMES, "a number of times, as in {3}, {1,} or {1,3}")
+        found = self._take(_TIMES, "a repetition count, as in {3}, {1,} or {1,3}")
         least, comma, most = found.groups()
         if not least and not most:
-            raise self._error("expected a number of times, as in {3}, {1,} or {1,3}")
+            raise self._error("expected a repetition count, as in {3}, {1,} or {1,3}")
         first = int(least or 0)
         last = first if not comma else int(most) if most else None
         if max(first, last or 0) > MAX_TIMES:
-            raise self._error(f"a repetition asks for at most {MAX_TIMES} times")
+            raise self._error(f"a repetition count may be at most {MAX_TIMES}")
         if last is not None and last < first:
-            raise self._error(f"a repetition of at least {first} times and at most {last}")
+            raise self._error(f"a repetition has the minimum {first} and the smaller maximum {last}")
         return first, last
 
     def _literal(self) -> list[Node]:
         self._place += 1
         codes: list[int] = []
         while self._next() != '"':
-            codes.append(self._character("the end of a text"))
+            codes.append(self._character("the end of a string"))
             if len(codes) > 1 and 0xD800 <= codes[-2] < 0xDC00 <= codes[-1] <= SURROGATES[1]:
                 # Two halves, as JSON writes them.
                 low, high = codes.pop(), codes.pop()
                 codes.append(0x10000 + ((high - 0xD800) << 10) + low - 0xDC00)
         self._place += 1
         if any(SURROGATES[0] <= code <= SURROGATES[1] for code in codes):
-            raise self._error("half a character (a surrogate) in a text")
+            raise self._error("a lone surrogate in a string")
         return [Chars(((code, code),)) for code in codes]
 
     def _class(self) -> Node:
@@ -172,17 +172,17 @@ class _Parser:
         self._place += negated
         ranges: list[tuple[int, int]] = []
         while self._next() != "]":
-            first = last = self._character("the end of a class of characters")
+            first = last = self._character("the end of a character class")
             if self._next() == "-" and self._text[self._place + 1 : self._place + 2] not in ("]", ""):
                 self._place += 1
                 last = self._character("the end of a range")
             if last < first:
-                raise self._error("a range of characters ends before it begins")
+                raise self._error("a character range ends before it begins")
             ranges.append((first, last))
         self._place += 1
         found = normal(ranges, negated=negated)
         if not found:
-            raise self._error("a class without characters")
+            raise self._error("an empty character class")
         return Chars(found)
 
     def _character(self, wanted: str) -> int:
@@ -198,12 +198,12 @@ class _Parser:
         if kind in _HEX:
             digits = self._text[self._place : self._place + _HEX[kind]]
             if not re.fullmatch(r"[0-9a-fA-F]+", digits) or len(digits) != _HEX[kind] or int(digits, 16) > LAST:
-                raise self._error(f"expected {_HEX[kind]} hexadecimal digits of a character")
+                raise self._error(f"expected {_HEX[kind]} hexadecimal digits")
             self._place += _HEX[kind]
             return int(digits, 16)
         if kind in _PUNCTUATION or kind in _CONTROL:
             return ord(_CONTROL.get(kind, kind))
-        raise self._error("no character is written with this backslash")
+        raise self._error("unknown escape sequence")
 
     def _next(self) -> str:
         return self._text[self._place : self._place + 1]

@@ -63,8 +63,8 @@ class Canary:
         """
         if not hasattr(os, "fork"):
             raise RequestError(
-                "grammars cannot be tried in a process of their own on this system: structured_outputs_canary=False "
-                "compiles them without that",
+                "this system cannot check grammars in a separate process; set structured_outputs_canary=False to "
+                "compile them unchecked",
                 "structured_outputs",
             )
         folder, ends = str(vocabulary.folder), vocabulary.end_token_ids
@@ -124,7 +124,9 @@ class Canary:
 
     def _queue(self, trial: Trial) -> Trial:
         if len(self._waiting) >= MOST_WAITING or self._waiting.waiting(trial.owner) >= MOST_OF_ONE:
-            raise QueueFullError(f"{len(self._waiting)} new grammars wait to be compiled already: try again later")
+            raise QueueFullError(
+                f"{len(self._waiting)} new grammars are already waiting to be compiled: try again later"
+            )
         self._trials[trial.key] = trial
         self._waiting.put(trial.owner, trial)
         return trial
@@ -136,7 +138,7 @@ class Canary:
                 try:
                     link = self._connect()
                 except OSError as error:
-                    self._pause(f"there is no process to try new grammars: {error.strerror}")
+                    self._pause(f"cannot start a process to check new grammars: {error.strerror}")
                     return
                 trial = self._waiting.take()
                 if link is None or trial is None:
@@ -224,7 +226,7 @@ class Canary:
                     given_up.append(trial)
                 elif trial.asking:
                     self._waiting.put_back(trial.owner, trial)
-        why = "the process that tries new grammars keeps dying"
+        why = "the process that checks new grammars crashes repeatedly"
         self._give_up(given_up, f"{why}: try again later")
         self._pause(why)
 

@@ -17,13 +17,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 128 << 20
     """Growth of the process."""
     processor_seconds: float = 2.0
-    """Of all that is done with it."""
+    """CPU time for the whole trial."""
     seconds: float = 20.0
     """By the clock: on a machine that is busy it says nothing of the grammar."""
     mask_seconds: float = 0.25
-    """Of processor time for one token: the mask before it and what follows from it."""
+    """CPU time for one token: the mask before it and what follows from it."""
     forced_seconds: float = 0.1
-    """Of processor time to find what must follow at one place, which nothing else may do meanwhile."""
+    """CPU time to compute forced tokens at one position, which blocks everything else."""
     compile_stack_bytes: int = 8 << 20
     """Stack of the thread that compiles; in an engine such a thread has twice as much."""
     mask_stack_bytes: int = 1 << 20

@@ -24,7 +24,7 @@ WALK_TOKENS: Final = 32
 """So far an output is followed."""
 
 WALK_SECONDS: Final = 0.2
-"""Of processor time; so long."""
+"""CPU time of the walk."""
 
 _STATM: Final = Path("/proc/self/statm")
 
@@ -52,21 +52,21 @@ def meaning(status: int, budget: Budget) -> Verdict:
     """What it says of a grammar that its process ended with this status, without a word."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number == signal.SIGPROF:
-        return _refused(f"compiling it takes more than {budget.processor_seconds:g} s of processor time")
+        return _refused(f"compiling it takes more than {budget.processor_seconds:g} s of CPU time")
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL):
-        return _refused("it is nested too deeply, along its references or its rules")
+        return _refused("it is nested too deeply through its references or rules")
     if number == signal.SIGABRT:
         return _refused(f"compiling it takes more than {budget.memory_bytes >> 20} MiB of memory")
     if number == signal.SIGALRM:
         return _refused(f"compiling it took more than {budget.seconds:g} s", lasting=False)
     if number:
-        return untried(f"the process that tried it was ended ({signal.Signals(number).name})")
-    return _refused("the process that tried it was ended", lasting=False)
+        return untried(f"the process that checked it was killed ({signal.Signals(number).name})")
+    return _refused("the process that checked it was killed", lasting=False)
 
 
 def untried(why: str) -> Verdict:
     """Nothing is known of a grammar, for a reason that is none of its own."""
-    return Verdict(error=f"the grammar could not be tried: {why}", lasting=False, untried=True)
+    return Verdict(error=f"the grammar could not be checked: {why}", lasting=False, untried=True)
 
 
 def _refused(why: str, *, lasting: bool = True) -> Verdict:
@@ -88,11 +88,11 @@ def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> V
     except _NoThreadError as error:
         return untried(str(error))
     if slowest > budget.mask_seconds:
-        return _refused(f"following it takes more than {1e3 * budget.mask_seconds:.0f} ms for one token")
-    if forcing > budget.forced_seconds:
         return _refused(
-            "what must follow at one place is too long: const, enum, choice and patterns are for short texts"
+            f"computing the allowed tokens takes more than {1e3 * budget.mask_seconds:.0f} ms for one token"
         )
+    if forcing > budget.forced_seconds:
+        return _refused("a forced string is too long: const, enum, choice and patterns must be short")
     return Verdict(size=max(0, _resident() - before))
 
 

@@ -81,13 +81,13 @@ ARCHITECTURES = {
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """That of a file. Raises `ModelError` for one that is not known, with the nearest names."""
+    """The architecture of a file. Raises `ModelError` for an unknown one, with the nearest names."""
     name = file.architecture
     if name not in ARCHITECTURES:
         nearest = get_close_matches(name, ARCHITECTURES, n=3)
         named = f"; the nearest names are {', '.join(nearest)}" if nearest else ""
         raise ModelError(
-            f"{file.path}: 'general.architecture' is {name[:80]!r}, which is not read from GGUF{named} (known: "
-            f"{', '.join(ARCHITECTURES)}); give the folder or hub id of the model it was made from"
+            f"{file.path}: 'general.architecture' is {name[:80]!r}, which is not supported in GGUF{named} (known: "
+            f"{', '.join(ARCHITECTURES)}); give the folder or Hub ID of the original model"
         )
     return _MIXTRAL if name == "llama" and file.metadata.get("llama.expert_count") else ARCHITECTURES[name]

@@ -63,7 +63,7 @@ class _Keys:
         plain = config["hidden_size"] // config["num_attention_heads"]
         size = self._integer("attention.key_length", plain)
         if self._integer("attention.value_length", size) != size:
-            raise self.wrong("attention.value_length", f"that of keys, {size}")
+            raise self.wrong("attention.value_length", f"equal to that of keys, {size}")
         rotated = self._integer("rope.dimension_count", size)
         if rotated != size and self._architecture.model != "Phi3ForCausalLM":
             raise self.wrong("rope.dimension_count", f"the size of a head, {size}")
@@ -90,7 +90,7 @@ class _Keys:
         factors = self._factors()
         if factors:
             if "rope_scaling" in rope:
-                raise self.wrong("rope.scaling.type", "none where the file has factors for each frequency")
+                raise self.wrong("rope.scaling.type", "none if the file has factors per frequency")
             short, long = factors
             rope["rope_scaling"] = {
                 "rope_type": "longrope",
@@ -102,7 +102,7 @@ class _Keys:
             if self._architecture.model == "Phi3ForCausalLM":
                 rope["original_max_position_embeddings"] = trained
         elif attention != 1:
-            raise self.wrong("rope.scaling.attn_factor", "1 where there are no factors for each frequency")
+            raise self.wrong("rope.scaling.attn_factor", "1 if the file has no factors per frequency")
         return rope
 
     def _yarn(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class _Keys:
         if not tensors.keys() & set(names):
             return None
         if not tensors.keys() >= set(names):
-            raise ModelError(f"{self._file.path}: of {names[0]!r} and {names[1]!r} one is missing")
+            raise ModelError(f"{self._file.path}: has only one of {names[0]!r} and {names[1]!r}")
         short, long = (_numbers(tensors[name]) for name in names)
         return short, long
 
@@ -130,7 +130,7 @@ class _Keys:
         """Rows of the embedding, which may be more than there are tokens."""
         embedding = next((each for each in self._file.tensors if each.name == "token_embd.weight"), None)
         if embedding is None or len(embedding.shape) != 2:
-            raise ModelError(f"{self._file.path}: tensor 'token_embd.weight', a matrix, is missing")
+            raise ModelError(f"{self._file.path}: the matrix 'token_embd.weight' is missing")
         return embedding.shape[0]
 
     def _tokens(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class _Keys:
         return {"bos_token_id": ids.get("bos"), "eos_token_id": ends or None}
 
     def _dtype(self) -> str:
-        """That of matrices which are not quantised; bfloat16 where all are."""
+        """Type of unquantized matrices; bfloat16 if all are quantized."""
         types = {tensor.type for tensor in self._file.tensors if len(tensor.shape) > 1}
         if types == {"F32"}:
             return "float32"
@@ -158,8 +158,8 @@ class _Keys:
             if own != key and key not in self._used and own not in _IRRELEVANT:
                 value = str(self._file.metadata[key])[:80]
                 raise ModelError(
-                    f"{self._file.path}: {key!r} = {value} is not known for this architecture, and may change what the "
-                    f"model computes"
+                    f"{self._file.path}: {key!r} = {value} is unknown for this architecture, and may change what the "
+                    "model computes"
                 )
 
     def _integer(self, key: str, default: int | None = None) -> int:
@@ -217,7 +217,7 @@ class _Keys:
         return {"attention_bias": "blk.0.attn_q.bias" in self._file.names}
 
     def gemma(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Of all three Gemmas, what is not the default."""
+        """Values of all three Gemmas that are not the default."""
         is_largest = config["num_hidden_layers"] == _GEMMA_27B_LAYERS.get(self._name)
         heads = config["hidden_size"] // config["num_attention_heads"]
         found: dict[str, Any] = {"hidden_activation": "gelu_pytorch_tanh"}

@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 512 * 2**20
 MAX_STRING_BYTES = 16 * 2**20
 MAX_TENSORS, MAX_KEYS = 1_000_000, 65_536
 MAX_STRINGS = 4_000_000
-"""Of an array: vocabularies have up to 300,000, and as many merges."""
+"""Maximum strings in an array: vocabularies have up to 300,000, and as many merges."""
 MAX_NAME = 1024
 MAX_DIMENSIONS = 4
 
@@ -61,7 +61,7 @@ class GgufFile:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return frozenset(tensor.name for tensor in self.tensors)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -88,7 +88,7 @@ def read_gguf(path: Path) -> GgufFile:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _Reader(path, content).read()
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ModelError(f"{path}: cannot read it ({error.strerror})") from None
 
 
 def read_parts(paths: Sequence[Path]) -> GgufFile:
@@ -117,20 +117,20 @@ class _Reader:
         version = self._number("<I")
         if version not in (2, 3):
             kind = "big-endian" if version and version & 0xFFFF == 0 else f"version {version}"
-            raise self._error(f"is {kind}; versions 2 and 3 in little-endian order are read")
+            raise self._error(f"is {kind}; supported are versions 2 and 3 in little-endian order")
         tensors, keys = self._number("<Q"), self._number("<Q")
         self._check_count(tensors, 24, "tensors")
         self._check_count(keys, 13, "keys")
         for count, most, what in ((tensors, MAX_TENSORS, "tensors"), (keys, MAX_KEYS, "keys")):
             if count > most:
-                raise self._error(f"has {count} {what}; at most {most} are read")
+                raise self._error(f"has {count} {what}; at most {most} are supported")
         metadata: dict[str, Any] = {}
         for number in range(keys):
             self._where = f"key number {number}"
             key = self._string()
             self._where = f"key {key[:80]!r}"
             if key in metadata:
-                raise self._error("is there twice")
+                raise self._error("occurs twice")
             metadata[key] = self._value(self._number("<I"))
         entries = [self._entry(number) for number in range(tensors)]
         self._where = "key 'general.alignment'"
@@ -150,7 +150,7 @@ class _Reader:
             raise self._error(f"has a name of {len(name)} characters")
         dimensions = self._number("<I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise self._error(f"has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are read")
+            raise self._error(f"has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are supported")
         sizes = tuple(self._number("<Q") for _ in range(dimensions))
         return name, sizes[::-1], self._number("<I"), self._number("<Q")
 
@@ -161,13 +161,17 @@ class _Reader:
         self._where = f"tensor {name[:80]!r}"
         if code not in TENSOR_TYPES:
             known = ", ".join(kind.name for kind in TENSOR_TYPES.values())
-            raise self._error(f"has type {TYPE_NAMES.get(code, code)}, which is not read (known: {known})")
+            raise self._error(f"has type {TYPE_NAMES.get(code, code)}, which is not supported (known: {known})")
         kind = TENSOR_TYPES[code]
         if 0 in shape or shape[-1] % kind.block:
-            raise self._error(f"has shape {list(shape)}; rows of {kind.name} are of whole blocks of {kind.block}")
+            raise self._error(
+                f"has shape {list(shape)}; rows of {kind.name} must be multiples of the block size {kind.block}"
+            )
         size, start = math.prod(shape) // kind.block * kind.bytes, data + offset
         if offset % alignment:
-            raise self._error(f"begins at byte {offset} of the data, which is no multiple of the alignment {alignment}")
+            raise self._error(
+                f"begins at byte {offset} of the data, which is not a multiple of the alignment {alignment}"
+            )
         if start + size > len(self._content):
             raise self._error(f"ends at byte {start + size}, but the file has {len(self._content)}: it is truncated")
         return GgufTensor(name, kind.name, shape, start, start + size, self._path)
@@ -178,7 +182,7 @@ class _Reader:
         for tensor in tensors:
             self._where = f"tensor {tensor.name[:80]!r}"
             if tensor.name in seen:
-                raise self._error("is there twice")
+                raise self._error("occurs twice")
             if tensor.start < end:
                 raise self._error("overlaps another")
             seen.add(tensor.name)
@@ -190,15 +194,15 @@ class _Reader:
         if code == _STRING:
             return self._string()
         if code != _ARRAY:
-            raise self._error(f"has a value of type {code}, which GGUF does not know")
+            raise self._error(f"has a value of type {code}, which GGUF does not define")
         element, count = self._number("<I"), self._number("<Q")
         if element in _NUMBERS:
             return self._numbers(element, count)
         if element != _STRING:
-            raise self._error(f"is an array of type {element}; arrays of numbers and of strings are read")
+            raise self._error(f"is an array of type {element}; only arrays of numbers and strings are supported")
         self._check_count(count, 8, "strings")
         if count > MAX_STRINGS:
-            raise self._error(f"has {count} strings; at most {MAX_STRINGS} are read")
+            raise self._error(f"has {count} strings; at most {MAX_STRINGS} are supported")
         return list(self._strings(count))
 
     def _numbers(self, code: int, count: int) -> np.ndarray:
@@ -213,7 +217,7 @@ class _Reader:
     def _string(self) -> str:
         length = self._number("<Q")
         if length > MAX_STRING_BYTES:
-            raise self._error(f"has a string of {length} bytes; at most {MAX_STRING_BYTES} are read")
+            raise self._error(f"has a string of {length} bytes; at most {MAX_STRING_BYTES} are supported")
         try:
             return self._take(length).decode("utf-8")
         except UnicodeDecodeError:
@@ -225,14 +229,14 @@ class _Reader:
 
     def _take(self, size: int) -> bytes:
         if size > self._end - self._at:
-            raise self._error(f"goes beyond the end of the {'file' if self._end == len(self._content) else 'header'}")
+            raise self._error(f"extends past the end of the {'file' if self._end == len(self._content) else 'header'}")
         self._at += size
         return self._content[self._at - size : self._at]
 
     def _check_count(self, count: int, size: int, what: str) -> None:
         """Raise `ModelError` for more things, of at least `size` bytes each, than there can be."""
         if count > (self._end - self._at) // size:
-            raise self._error(f"claims {count} {what}, which the file has no room for")
+            raise self._error(f"claims {count} {what}, which do not fit into the file")
 
     def _error(self, problem: str) -> ModelError:
         return ModelError(f"{self._path}: corrupt or unsupported GGUF: {self._where} {problem}")

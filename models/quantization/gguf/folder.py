@@ -30,7 +30,7 @@ LARGEST_CACHE = 2**30
 def gguf_folder(path: Path, cache: Path | None = None) -> Path:
     """The folder that stands for the file, made if it is not there. Raises `ModelError`.
 
-    Of a file in several parts any may be given.
+    Any part of a split file may be given.
     """
     parts = [part.resolve() for part in parts_of(path)]
     home = cache or default_cache()

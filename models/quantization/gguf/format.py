@@ -68,7 +68,9 @@ class Gguf(Format):
             tensor = tensors.get(name)
             if isinstance(tensor, GgufNumbers) and tensor.kind.blocks is not None:
                 if len(tensor.shape) != 2 or tensor.is_shifted:
-                    raise ModelError(f"{tensor.path}: tensor {name!r} is {tensor.kind.name}, but no matrix of a model")
+                    raise ModelError(
+                        f"{tensor.path}: tensor {name!r} is {tensor.kind.name}, but not a matrix of the model"
+                    )
                 size, kind = tensor.end - tensor.start, tensor.kind.blocks.weight
                 shape = (tensor.shape[0], tensor.shape[1])
                 found[name] = GgufMatrix(name, tensor.path, shape, kind, size, (tensor.name,), tensor)
@@ -84,5 +86,5 @@ def read_format(section: ConfigFile) -> Gguf:
 def _blocks(kind: str) -> Blocks:
     found = TYPES_BY_NAME[kind].blocks if kind in TYPES_BY_NAME else None
     if found is None:
-        raise ModelError(f"quantization_config: type {kind!r} is none of GGUF's that have blocks")
+        raise ModelError(f"quantization_config: type {kind!r} is not a block type of GGUF")
     return found

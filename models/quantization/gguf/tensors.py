@@ -32,7 +32,7 @@ class NamedTensor:
 
 
 def named_tensors(file: GgufFile) -> list[NamedTensor]:
-    """Those of a header. Raises `ModelError` for one without a place."""
+    """The named tensors of a header. Raises `ModelError` for one without a place."""
     architecture = architecture_of(file)
     return [
         named
@@ -48,7 +48,7 @@ def _named(file: GgufFile, architecture: Architecture, tensor: GgufTensor) -> It
     shifted = architecture.has_shifted_norms and name.endswith("norm")
     if found is None:
         if name not in _OUTSIDE or parameter not in ("weight", "bias"):
-            raise ModelError(f"{file.path}: tensor {tensor.name[:80]!r} has no place in {architecture.model}")
+            raise ModelError(f"{file.path}: tensor {tensor.name[:80]!r} does not belong in {architecture.model}")
         yield NamedTensor(f"{_OUTSIDE[name]}.{parameter}", tensor, is_shifted=shifted)
         return
     layer, leaf, parameter = found.groups()
@@ -57,7 +57,7 @@ def _named(file: GgufFile, architecture: Architecture, tensor: GgufTensor) -> It
         count = file.metadata.get(f"{file.architecture}.expert_count")
         if tensor.shape[0] != count:
             raise ModelError(
-                f"{file.path}: tensor {tensor.name!r} has {tensor.shape[0]} experts, and the model {count}"
+                f"{file.path}: tensor {tensor.name!r} has {tensor.shape[0]} experts, but the model has {count}"
             )
         for expert, part in enumerate(_apart(tensor)):
             module = architecture.experts[leaf].format(expert=expert)
@@ -66,11 +66,11 @@ def _named(file: GgufFile, architecture: Architecture, tensor: GgufTensor) -> It
         heads = _heads(file, leaf, tensor) if architecture.is_permuted else 0
         yield NamedTensor(f"{block}.{architecture.leaves[leaf]}.{parameter}", tensor, heads, shifted)
     else:
-        raise ModelError(f"{file.path}: tensor {tensor.name[:80]!r} has no place in {architecture.model}")
+        raise ModelError(f"{file.path}: tensor {tensor.name[:80]!r} does not belong in {architecture.model}")
 
 
 def _apart(tensor: GgufTensor) -> Iterator[GgufTensor]:
-    """Of a tensor of all experts [E, out, in] that of each."""
+    """Split a tensor of all experts [E, out, in] into one per expert."""
     experts, *shape = tensor.shape
     size = (tensor.end - tensor.start) // experts
     for expert in range(experts):
@@ -89,6 +89,6 @@ def _heads(file: GgufFile, leaf: str, tensor: GgufTensor) -> int:
         count = count[0].item()  # One for each layer; the configuration has found them to be the same.
     if not isinstance(count, int) or count < 1 or tensor.shape[0] % (2 * count):
         raise ModelError(
-            f"{file.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, which are not of {count} heads"
+            f"{file.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, which {count} heads do not divide"
         )
     return count

@@ -21,7 +21,7 @@ def save_tokenizer(file: GgufFile, folder: Path) -> None:
     """
     kind = file.metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind in ("none", "no_vocab"):
-        raise ModelError(f"{file.path}: there is no tokenizer in it ('tokenizer.ggml.model'): give tokenizer=...")
+        raise ModelError(f"{file.path}: contains no tokenizer ('tokenizer.ggml.model'): give tokenizer=...")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import PreTrainedTokenizerFast
@@ -34,8 +34,8 @@ def save_tokenizer(file: GgufFile, folder: Path) -> None:
     split = file.metadata.get("tokenizer.ggml.pre", "default")
     if kind == "gpt2" and split not in library.GGUF_PRE_TOKENIZER_SPLITS and split not in _PLAIN_SPLITS:
         raise ModelError(
-            f"{file.path}: 'tokenizer.ggml.pre' is {str(split)[:80]!r}, a way to cut text that is not known; give the "
-            f"tokenizer of the model it was made from with tokenizer=..."
+            f"{file.path}: 'tokenizer.ggml.pre' is {str(split)[:80]!r}, an unknown pre-tokenizer; give the original "
+            "model's tokenizer with tokenizer=..."
         )
     options: dict[str, Any] = {
         **{theirs: _token(file, tokens, ours) for theirs, ours in _SPECIAL.items()},
@@ -57,7 +57,7 @@ def save_tokenizer(file: GgufFile, folder: Path) -> None:
         if not is_failure(error):
             raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"{file.path}: no tokenizer can be made of its 'tokenizer.ggml' keys: {reason}") from error
+        raise ModelError(f"{file.path}: cannot build a tokenizer from its 'tokenizer.ggml' keys: {reason}") from error
 
 
 def _strings(file: GgufFile, key: str) -> list[str]:

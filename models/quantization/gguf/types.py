@@ -53,7 +53,7 @@ class TensorType:
 
 
 def _halves(packed: Bytes) -> Bytes:
-    """Of each run of bytes [..., B] all lower halves, then all upper ones: [..., 2 B]."""
+    """Split each run of bytes [..., B]: all lower halves, then all upper ones: [..., 2 B]."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
 
 
@@ -225,6 +225,6 @@ TYPE_NAMES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip
-"""Of those that are not read, for errors."""
+"""Names of types that are not supported, for errors."""
 
 TYPES_BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}

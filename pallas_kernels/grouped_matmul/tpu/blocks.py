@@ -25,11 +25,11 @@ class Dims:
     depth: int
     out_size: int
     dtype: str
-    """Of rows and matrices; of the wider where they differ."""
+    """Data type of rows and matrices; the wider one if they differ."""
     out_dtype: str
 
     def key(self) -> dict[str, int | str]:
-        """That of a tuned entry."""
+        """Key of a tuned entry."""
         return {
             "kernel": "grouped_matmul",
             "in_size": self.depth,
@@ -46,12 +46,12 @@ class Blocks:
     window: int
     """Rows of activations and results."""
     columns: int
-    """Of the result: as many rows of a matrix. A multiple of 128 that divides it, or all."""
+    """Columns of the result: as many rows of a matrix. A multiple of 128 that divides it, or all."""
     block: int
     """Rows that are multiplied together."""
 
     def vmem_bytes(self, dims: Dims) -> int:
-        """Of what the pipeline has twice, and of a product before it is stored."""
+        """Bytes of the pipeline's double buffers, and of a product before it is stored."""
         item, out_item = (jnp.dtype(dtype).itemsize for dtype in (dims.dtype, dims.out_dtype))
         depth, columns = (-(-size // LANES) * LANES for size in (dims.depth, self.columns))
         piped = self.columns * depth * item + self.window * (depth * item + columns * out_item)

@@ -90,7 +90,7 @@ def product_dtype(one: DTypeLike, other: DTypeLike) -> jnp.dtype:
 def kernel(group: Ref, window: Ref, ends: Ref, _layer: Ref, x: Ref, matrix: Ref, out: Ref, *, block: int) -> None:
     """One visit: `x` [W, in] times `matrix` [N, in], transposed, into `out` [W, N], in blocks of so many rows.
 
-    Of the scalars see `Visits`.
+    For the scalars see `Visits`.
     """
     visit, rows = pl.program_id(1), x.shape[0]
     own, before = group[visit], window[visit] * rows

@@ -20,7 +20,7 @@ class Visits(NamedTuple):
 
     @classmethod
     def of(cls, sizes: jax.Array, rows: int, window: int) -> "Visits":
-        """Of groups of `sizes` int32 [G] in `rows` rows, in windows of so many."""
+        """The visits of groups of `sizes` int32 [G] in `rows` rows, in windows of `window` rows."""
         groups, windows = len(sizes), -(-rows // window)
         ends = jnp.cumsum(sizes)
         starts = ends - sizes

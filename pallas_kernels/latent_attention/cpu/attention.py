@@ -33,8 +33,8 @@ def refusal(sizes: LatentSizes, page_size: int, dtype: str) -> str | None:
     if dtype in CACHE_BYTES and not any(each % MULTIPLE for each in (sizes.latent, sizes.rope, page_size)):
         return None
     return (
-        f"needs latents, rotary parts and pages that are multiples of {MULTIPLE} and a cache in "
-        f"{' or '.join(CACHE_BYTES)}; these are {sizes.latent}, {sizes.rope} and {page_size}, and {dtype}"
+        f"needs latent, rotary and page sizes that are multiples of {MULTIPLE} and a cache in "
+        f"{' or '.join(CACHE_BYTES)}, not {sizes.latent}, {sizes.rope}, {page_size} and {dtype}"
     )
 
 
@@ -59,7 +59,7 @@ def cpu_latent_attention(
         raise ValueError(f"latent attention on CPUs {problem}")
     target = latent_attention_target(dtype.name)
     provide(target)
-    # Of float32 the kernel itself writes only what is finite.
+    # In float32 the kernel itself writes only finite values.
     new = [each if each.dtype == dtype == jnp.float32 else quantise(each, None, dtype) for each in (latent, k_rope)]
     ints = [layer, batch.num_requests, batch.num_tokens]
     out, kv_cache = jax.ffi.ffi_call(

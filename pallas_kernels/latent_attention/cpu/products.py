@@ -18,7 +18,7 @@ from jaxllm.pallas_kernels.latent_attention.cpu.work import RUN, RUNS, TILE, W_Z
 def find_runs(work: int, row: int, begin: int, last: int, pages: int) -> None:
     """Addresses of the runs of a block from `begin` on, in the cache.
 
-    Of a row that ends at `last`; after it any key does, it will be masked.
+    For a row that ends at `last`; after it any key will do, since it is masked.
     """
     behind = (last - 1) // RUN * RUN
     for run in range(RUNS):

@@ -124,13 +124,13 @@ class Copies:
         return pltpu.make_async_copy(source, memory.table_rows.at[slot], memory.table_sems.at[slot])
 
     def q_copy(self, row: Any, index: Any, item: Any) -> Any:
-        """That of a block of queries, which `produce` starts."""
+        """The copy of a block of queries, which `produce` starts."""
         memory, size, slot = self.memory, self.tokens(row, index), rem(item, self.blocks.slots)
         source = memory.q.at[pl.ds(self._token(row, index), size)]
         return pltpu.make_async_copy(source, memory.queries.at[slot, pl.ds(0, size)], memory.q_sems.at[slot])
 
     def out_copy(self, row: Any, index: Any, item: Any) -> Any:
-        """That of a block's results, not started."""
+        """The copy of a block's results, not started."""
         memory, size, slot = self.memory, self.tokens(row, index), rem(item, 2)
         target = memory.out.at[pl.ds(self._token(row, index), size)]
         return pltpu.make_async_copy(memory.results.at[slot, pl.ds(0, size)], target, memory.out_sems.at[slot])

@@ -24,8 +24,8 @@ def refusal(page_size: int, dtype: str) -> str | None:
     if dtype in DTYPES and page_size % PAGE_MULTIPLE == 0:
         return None
     return (
-        f"needs pages that are multiples of {PAGE_MULTIPLE} and a cache in {' or '.join(DTYPES)}; "
-        f"these are {page_size}, and {dtype}"
+        f"needs a page size that is a multiple of {PAGE_MULTIPLE} and a cache in {' or '.join(DTYPES)}, not "
+        f"{page_size} and {dtype}"
     )
 
 
@@ -45,7 +45,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one call: N query heads in whole tiles, S numbers of a token and Z of its value in whole rows of lanes."""
+    """Sizes of a call: N query heads in whole tiles, S values of a token and Z of its value in whole rows of lanes."""
 
     heads: int
     token: int
@@ -60,7 +60,7 @@ class Sizes:
 
     @property
     def bytes_each(self) -> int:
-        """Of a number in the cache."""
+        """Bytes of a value in the cache."""
         return jnp.dtype(self.dtype).itemsize
 
 

@@ -24,7 +24,7 @@ class State(NamedTuple):
 
 
 def fresh(rows: int, sizes: Sizes) -> State:
-    """That of queries which have seen nothing."""
+    """State of queries that have seen nothing."""
     lanes = jnp.zeros((rows, LANES), jnp.float32)
     return State(lanes + MASKED, lanes, jnp.zeros((rows, sizes.value), jnp.float32))
 

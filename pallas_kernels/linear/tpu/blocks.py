@@ -21,7 +21,7 @@ class Dims:
     columns: int
     groups: int
     bits: int
-    """Of a value."""
+    """Bits of a value."""
     dtype: str
     """In which rows arrive."""
     wide: str
@@ -29,7 +29,7 @@ class Dims:
     out_dtype: str
 
     def key(self) -> dict[str, int | str]:
-        """That of a tuned entry."""
+        """Key of a tuned entry."""
         return {
             "kernel": "quantized_matmul",
             "in_size": self.depth,
@@ -42,7 +42,7 @@ class Dims:
 
     @property
     def strip_bytes(self) -> int:
-        """Of the values of a strip."""
+        """Bytes of the values of a strip."""
         return self.depth * self.columns * self.bits // 8
 
 
@@ -51,14 +51,14 @@ class Blocks:
     """What the kernel has in VMEM at a time."""
 
     strips: int
-    """Of the matrix; a divisor of all."""
+    """Number of strips of the matrix; a divisor of all."""
     window: int
     """Rows of activations and results; a divisor of all."""
     block: int
     """Rows that are multiplied together; a divisor of the window."""
 
     def vmem_bytes(self, dims: Dims) -> int:
-        """Of what the pipeline has twice, and of one widened strip and a product."""
+        """Bytes of the pipeline's double buffers, and of one widened strip and a product."""
         item, wide, out_item = (jnp.dtype(name).itemsize for name in (dims.dtype, dims.wide, dims.out_dtype))
         columns = self.strips * dims.columns
         matrix = self.strips * (dims.strip_bytes + 8 * dims.columns * max(dims.groups, 8))

@@ -22,7 +22,7 @@ def levels(packed: npt.NDArray[np.uint8], code: tuple[float, ...]) -> npt.NDArra
 
 
 def levels_on_device(packed: jax.Array, code: tuple[float, ...]) -> jax.Array:
-    """The same on a device, as int4."""
+    """As above on a device, as int4."""
     codes = jnp.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(*packed.shape[:-1], -1)
     return jnp.asarray(_FP4_LEVELS if code == FP4 else _LEVELS)[codes].astype(jnp.int4)
 

@@ -22,7 +22,7 @@ INTEGER_CHIPS, FLOAT8_CHIPS = ("v5e", "v5p", "v6e"), ("tpu7x",)
 _DEPTH = 64
 """Rows of a register of 8 bits, twice."""
 _FEW_ROWS = 256
-"""Of more, the order of columns would be changed at some cost, and widening takes less than multiplying."""
+"""With more rows, the order of columns would be changed at some cost, and widening takes less than multiplying."""
 
 
 _FEW_PARTS, _FEW_IN_GROUPS = 64, 16

@@ -119,7 +119,9 @@ def merged_attention(
     head_size = 2 * cos.shape[1]
     is_stored = kv_cache.dtype == (jnp.int8 if options.scale_bytes else jnp.float32)
     if not (is_stored and qkv.dtype == cos.dtype == sin.dtype == jnp.float32) or cos.shape[1] % MULTIPLE:
-        raise ValueError(f"{qkv.dtype} of heads of {head_size} for a cache of {kv_cache.dtype}: float32, 32 at a time")
+        raise ValueError(
+            f"{qkv.dtype} of heads of {head_size} for a cache of {kv_cache.dtype}: needs float32 and a multiple of 32"
+        )
     tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
     arrays = (qkv.reshape(tokens, -1, head_size),) * 3
     out, kv_cache = _call(arrays, num_heads, kv_cache, layer, batch, options, rotation)
@@ -139,7 +141,7 @@ def _call(
     tokens, _, head_size = arrays[0].shape
     page_size = kv_cache.shape[4] // (head_size + options.scale_bytes)
     if head_size % MULTIPLE or page_size % MULTIPLE:
-        raise ValueError(f"heads of {head_size} and pages of {page_size} for {MULTIPLE} at a time")
+        raise ValueError(f"head size {head_size} and page size {page_size} must be multiples of {MULTIPLE}")
     target = attention_target(kv_cache.dtype.name, scaled=options.scale_bytes > 0)
     provide(target)
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)

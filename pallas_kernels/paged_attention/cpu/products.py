@@ -56,7 +56,7 @@ def find_block(work: int, row: int, head: int, begin: int, last: int, keys: int,
     """Addresses of the keys of a block from `begin` on, a vector of them each, and those of their values.
 
     After the addresses of a block's keys lie those of their scales, and so for values.
-    Of a row that ends at `last`; after it any key does, it will be masked.
+    For a row that ends at `last`; after it any key will do, since it is masked.
     """
     behind = (last - 1) // LANES * LANES
     for vector in range(BLOCK // LANES):

@@ -120,13 +120,15 @@ def gpu_paged_attention(
 def _check(q: jax.Array, kv_cache: jax.Array, options: AttentionOptions) -> None:
     """Refuse what the kernel cannot do."""
     if options.scale_bytes:
-        raise NotImplementedError("paged attention 'gpu' has no scales by token and head. Choose implementation 'xla'.")
+        raise NotImplementedError(
+            "paged attention 'gpu' does not support scales per token and head. Choose implementation 'xla'."
+        )
     _, _, page_size, heads, head_size = kv_cache.shape
     problem = refusal(
         group=q.shape[1] // (heads // 2), head_size=head_size, page_size=page_size, kv_dtype=str(kv_cache.dtype)
     )
     if problem is not None:
-        raise NotImplementedError(f"paged attention 'gpu' does not take {problem}. Choose implementation 'xla'.")
+        raise NotImplementedError(f"paged attention 'gpu' does not support {problem}. Choose implementation 'xla'.")
 
 
 def _check_device() -> None:

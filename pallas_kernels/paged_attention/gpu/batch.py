@@ -13,7 +13,7 @@ from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200 (SXM), where no GPU is here to ask. A block too many or too few costs speed, never the result."""
+"""Multiprocessors of an H100 or H200 (SXM), if no GPU is present. A wrong number costs speed, never the result."""
 
 DECODE_ITEMS = 8
 """Items of decode work per block to aim at, so that blocks end at about the same time."""

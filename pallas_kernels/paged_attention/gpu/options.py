@@ -24,14 +24,14 @@ it in one instruction."""
 def refusal(*, group: int, head_size: int, page_size: int, kv_dtype: str) -> str | None:
     """Why the kernel cannot do it, for `group` query heads per KV head; None where it can."""
     if kv_dtype not in COMPUTE_TYPES:
-        return f"a KV cache of {kv_dtype}; it takes {', '.join(COMPUTE_TYPES)}"
+        return f"a KV cache of {kv_dtype}; supported: {', '.join(COMPUTE_TYPES)}"
     if page_size % 8:
-        return f"pages of {page_size} tokens; it takes multiples of 8"
+        return f"pages of {page_size} tokens; supported: multiples of 8"
     # Shared memory is swizzled by at least 32 bytes.
     multiple = 16 if kv_dtype in ("bfloat16", "float16") else 32
     if head_size % multiple or head_size > 256:
-        return f"heads of size {head_size} in {kv_dtype}; it takes multiples of {multiple} up to 256"
-    return f"{group} query heads per KV head; it takes up to {ROWS}" if group > ROWS else None
+        return f"heads of size {head_size} in {kv_dtype}; supported: multiples of {multiple} up to 256"
+    return f"{group} query heads per KV head; supported: up to {ROWS}" if group > ROWS else None
 
 
 def is_hopper(device: Any) -> bool:
@@ -60,9 +60,9 @@ class KernelOptions:
     soft_cap: float | None
     alibi: bool
     dtype: str
-    """Of what is multiplied, of the queries and of the output."""
+    """Data type of products, queries and output."""
     kv_dtype: str
-    """Of the cache. Where it is another, tiles are converted in shared memory."""
+    """Data type of the cache. If it differs, tiles are converted in shared memory."""
     interpret: bool
     """Run in JAX's interpreter, on CPU."""
 

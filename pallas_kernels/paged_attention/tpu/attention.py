@@ -49,7 +49,7 @@ def tpu_paged_attention(
         NotImplementedError: a scale for each token and head.
     """
     if options.scale_bytes:
-        raise NotImplementedError("scales by token and head: rows of 128 lanes have no place for them")
+        raise NotImplementedError("scales per token and head do not fit into rows of 128 lanes")
     shared = SharedRows(k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
     dims = Dims.of(shared, kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
     in_words = interpret is False and dims.kv_packing > 1

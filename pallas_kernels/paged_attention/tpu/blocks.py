@@ -43,7 +43,7 @@ def _tuned_or_heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
 def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
     """Decode: blocks large enough to hide a DMA's latency. Prefill: as many queries as a quarter of VMEM holds."""
     if kernel == "decode":
-        # Of few heads several chunks are computed together, each perhaps in a slot of its own.
+        # With few heads, several chunks are computed together, each perhaps in a slot of its own.
         slots = _power_of_two(16 // dims.num_kv_heads, 4, 16)
         block_bytes = min(8 * _MIB, chip.vmem_bytes // 3) // slots
         return Blocks(keys=_power_of_two(block_bytes // dims.token_bytes, 128, 4096), chunk=512, slots=slots)

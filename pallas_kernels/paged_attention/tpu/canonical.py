@@ -15,7 +15,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, from_rows, to
 def attend_on_tpu(inputs: Inputs, *, checks: bool = False) -> tuple[jax.Array, jax.Array]:
     """The result and the canonical cache; with `checks` of bounds and semaphores."""
     if inputs.case.scale_bytes:
-        raise NotImplementedError("scales by token and head")
+        raise NotImplementedError("scales per token and head")
     arrays = inputs.q, inputs.k, inputs.v, from_canonical(inputs.kv_cache, inputs.case)
     options = replace(inputs.options, checks=checks)
     out, cache = tpu_paged_attention(*arrays, jnp.int32(LAYER), inputs.step, options)

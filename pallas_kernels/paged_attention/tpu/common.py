@@ -18,7 +18,7 @@ from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, Ref
 from jaxllm.pallas_kernels.tpu_common.scalars import div, rem
 
 _TABLE_BYTES = 512 << 10
-"""Of SMEM, which has a mebibyte, that page tables may take."""
+"""Bytes of SMEM, which has one mebibyte, that page tables may take."""
 
 _FEW_SLOTS = 4
 """Slots that a kernel has for any width of page tables."""
@@ -70,7 +70,7 @@ class Options:
 
     @property
     def chunks_together(self) -> int:
-        """Chunks of keys in one loop body (decode). Of few heads the units would wait for one another's results.
+        """Chunks of keys in one loop body (decode). With few heads, the units would wait for one another's results.
 
         Each may lie in a slot of its own; half of the slots at least are left to blocks on their way.
         """
@@ -102,7 +102,7 @@ class Scalars(NamedTuple):
 def row_slots(blocks: Blocks, width: int) -> int:
     """Rows of which a kernel keeps page tables of `width` pages and queries, a power of two.
 
-    Those of all blocks on their way are needed; more, if SMEM has room, let tables be asked for long before: they come
+    Tables of all blocks in flight are needed; more, if SMEM has room, let tables be asked for long before: they come
     after all pages that were asked for earlier.
     """
     rows = 1 << (3 * blocks.slots - 1).bit_length()

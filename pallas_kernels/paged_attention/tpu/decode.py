@@ -62,7 +62,7 @@ class Memory(NamedTuple):
     run: SoftmaxState
     kv_sems: Ref
     write_sem: Ref
-    """Of all rows."""
+    """Write semaphore of all rows."""
     table_sems: Ref
     q_sems: Ref
     out_sems: Ref

@@ -42,7 +42,7 @@ class Dims:
 
     @classmethod
     def of(cls, shared: SharedRows, page_size: int, q_dtype: str, kv_dtype: str) -> Self:
-        """Those of heads that share rows."""
+        """The layout of heads that share rows."""
         return cls(shared.rows, shared.wide_group, shared.wide_size, page_size, q_dtype, kv_dtype)
 
     @property

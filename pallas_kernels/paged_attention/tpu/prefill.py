@@ -71,7 +71,7 @@ class _Prefill:
     def replace_queries(self, place: Any, values: Callable[[Any], jax.Array]) -> None:
         """Put `values` of each KV head, [tokens * group rows, F * 128], in the place of its queries.
 
-        Those of several heads are computed before any is stored, so that the compiler may do so at the same time.
+        The results of several heads are computed before any is stored, so that the compiler may do so at the same time.
         """
         options, together = self.options, self.options.heads_together
 

@@ -22,7 +22,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import Options
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, SUBLANES, Ref
 
 _BIAS, _MANTISSA = 127, 23
-"""Of the exponent of a float32, and bits after it."""
+"""Exponent bias of a float32, and mantissa bits."""
 
 _RANGE = 40
 """Exponents of sums up to which nothing is done."""

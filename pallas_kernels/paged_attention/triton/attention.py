@@ -113,9 +113,9 @@ def _check(q: jax.Array, kv_cache: jax.Array, options: AttentionOptions, *, inte
     """Refuse what the kernel, or the GPU that is here, cannot do. Where none is here, one is compiled for."""
     problem = refusal(head_size=q.shape[2], kv_dtype=str(kv_cache.dtype))
     if options.scale_bytes:
-        problem = "scales by token and head"
+        problem = "scales per token and head"
     if problem is not None:
-        raise NotImplementedError(f"paged attention 'triton' does not take {problem}. Choose implementation 'xla'.")
+        raise NotImplementedError(f"paged attention 'triton' does not support {problem}. Choose implementation 'xla'.")
     if not interpret and jax.default_backend() == "gpu":
         problem = problem_of(jax.devices()[0])
         if problem is not None:

@@ -8,7 +8,7 @@ HALF_TYPES = ("bfloat16", "float16")
 """Types of the cache that tensor cores multiply."""
 
 TYPES = (*HALF_TYPES, "float32")
-"""Types of the cache. Those of 8 bits are left to XLA: Triton's offsets of such an array have 32 bits and a sign up to
+"""Types of the cache. 8-bit types are left to XLA: Triton's offsets of such an array have 32 bits and a sign up to
 4 GiB, and reach half of it."""
 
 LEAST_ROWS = 16
@@ -21,15 +21,15 @@ PREFILL_ROWS = 64
 def refusal(*, head_size: int, kv_dtype: str) -> str | None:
     """Why the kernel cannot do it; None where it can."""
     if kv_dtype not in TYPES:
-        return f"a KV cache of {kv_dtype}; it takes {', '.join(TYPES)}"
-    return f"heads of size {head_size}; it takes up to 256" if head_size > 256 else None
+        return f"a KV cache of {kv_dtype}; supported: {', '.join(TYPES)}"
+    return f"heads of size {head_size}; supported: up to 256" if head_size > 256 else None
 
 
 def problem_of(device: Any) -> str | None:
     """What keeps a JAX device, or this version of JAX, from running it; None where nothing does."""
     capability = str(getattr(device, "compute_capability", ""))
     if find_spec("jax.experimental.pallas.triton") is None:
-        return "needs Pallas through Triton, which this version of JAX no longer has"
+        return "needs Pallas through Triton, which this version of JAX no longer includes"
     if not capability.partition(".")[0].isdigit() or float(capability) < 8:
         return f"needs an NVIDIA GPU of compute capability 8 or more; this is a {device.device_kind}"
     return None
@@ -49,7 +49,7 @@ class KernelOptions:
     windowed: bool
     soft_cap: float | None
     dtype: str
-    """Of what is multiplied."""
+    """Data type of products."""
 
     @property
     def tokens(self) -> int:
@@ -68,7 +68,7 @@ class KernelOptions:
 
     @property
     def warps(self) -> int:
-        """Of a program. Four keep a row of scores to one warp each; a wide accumulator needs more registers."""
+        """Warps of a program. Four keep a row of scores to one warp each; a wide accumulator needs more registers."""
         return 8 if not self.decode and self.columns > 128 else 4
 
 

@@ -52,7 +52,7 @@ def attend_shared_rows(
 
 @dataclass(frozen=True)
 class _HeadMajor(Pages):
-    """Those of a cache [L, P, 2, K, C, H], or with `scale_bytes` after each head."""
+    """Pages of a cache [L, P, 2, K, C, H], or with `scale_bytes` after each head."""
 
     scale_bytes: int = 0
 

@@ -78,5 +78,5 @@ def top_p_threshold(
 
 
 def _bounds(low: tuple[jax.Array, jax.Array], high: tuple[jax.Array, jax.Array]) -> Bounds:
-    """Of two thresholds and what lies from each on."""
+    """The bounds of two thresholds and of the mass from each on."""
     return Bounds(low[0], high[0], low[1], high[1])

@@ -134,7 +134,7 @@ def rows_together(count: int, size: int) -> int:
         if count % rows == 0 and _bytes(_scratch(rows, size)) <= target().vmem_bytes:
             return rows
     raise NotImplementedError(
-        f"choosing tokens with 'tpu' holds 16 rows of {size} logits in vector memory, of which this chip has "
+        f"sampling with 'tpu' holds 16 rows of {size} logits in vector memory, of which this chip has "
         f"{target().vmem_bytes >> 20} MiB; choose 'xla'"
     )
 

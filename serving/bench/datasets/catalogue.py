@@ -99,7 +99,7 @@ class Dataset:
     def _repeated(self, found: Sequence[T]) -> list[T]:
         """As many as asked for: from the start again where there are fewer."""
         if not found:
-            raise ConfigError(f"{self._path}: the file holds no prompts that can be used")
+            raise ConfigError(f"{self._path}: the file contains no usable prompts")
         count = self._options.num_prompts
         repeats = 1 if self._options.no_oversample else -(-count // len(found))
         return [*found[:count]] if repeats == 1 else [found[index % len(found)] for index in range(count)]

@@ -104,7 +104,7 @@ def burstgpt(path: str) -> list[tuple[int, int]]:
     needed = ("Model", "Request tokens", "Response tokens")
     missing = [name for name in needed if name not in (rows.fieldnames or ())]
     if missing:
-        raise ConfigError(f"{path}: the first line names no column {missing[0]!r}")
+        raise ConfigError(f"{path}: the header has no column {missing[0]!r}")
     found = []
     for row in rows:
         try:

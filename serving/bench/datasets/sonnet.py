@@ -23,7 +23,7 @@ def sonnet(
     """
     lines = [f"{line}\n" for line in read_text(path).split("\n") if line.strip()]
     if not lines:
-        raise ConfigError(f"{path}: the file holds no lines")
+        raise ConfigError(f"{path}: the file contains no lines")
     prefix: list[str] = []
     for line in lines:
         if length(TASK + "".join([*prefix, line])) > prefix_len:
@@ -33,7 +33,7 @@ def sonnet(
     per_line = max(1.0, (length(TASK + "".join(lines[:100])) - length(TASK)) / len(lines[:100]))
     room = int((input_len - length(TASK + "".join(prefix))) / per_line) + 1
     if room < 1:
-        raise ConfigError(f"sonnet_input_len={input_len}: the shared lines and the task take more tokens")
+        raise ConfigError(f"sonnet_input_len={input_len}: too small for the shared lines and the instruction")
     return [_request(lines, prefix, room, input_len, output_len, length, rng) for _ in range(count)]
 
 
@@ -53,4 +53,4 @@ def _request(
         if tokens <= input_len:
             return LoadRequest(text, output_len, tokens)
         chosen.pop()
-    raise ConfigError(f"sonnet_input_len={input_len}: no line fits after what all prompts share")
+    raise ConfigError(f"sonnet_input_len={input_len}: too small for any line after the shared prefix")

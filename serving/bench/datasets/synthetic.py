@@ -121,9 +121,11 @@ def prefix_repetition(
     Raises `ConfigError` where there are fewer prompts than prefixes, or where prompts would be empty.
     """
     if count < num_prefixes:
-        raise ConfigError(f"num_prompts={count}: at least one for each of {num_prefixes} prefixes")
+        raise ConfigError(f"num_prompts={count}: must be at least the number of prefixes, {num_prefixes}")
     if prefix_len + suffix_len == 0:
-        raise ConfigError("prefix_repetition_prefix_len and prefix_repetition_suffix_len: one must be above 0")
+        raise ConfigError(
+            "prefix_repetition_prefix_len and prefix_repetition_suffix_len: at least one must be greater than 0"
+        )
     prefixes = [vocabulary.draw(prefix_len) for _ in range(num_prefixes)]
     sequences = (np.concatenate([prefixes[index % num_prefixes], vocabulary.draw(suffix_len)]) for index in order)
     return [LoadRequest(prompt, output_len, length) for prompt, length in vocabulary.prompts(sequences)]

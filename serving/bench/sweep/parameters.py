@@ -68,12 +68,12 @@ def read_settings(path: str | None, option: str) -> list[Setting]:
     if isinstance(given, dict):
         given = [{_NAME: name, **_object(value, option)} for name, value in given.items()]
     if not isinstance(given, list) or not given:
-        raise ConfigError(f"--{option} {path}: expected a list of objects, or an object of them by name")
+        raise ConfigError(f"--{option} {path}: expected a list of objects, or an object that names them")
     found = [_setting(_object(record, option)) for record in given]
     names = [setting.name for setting in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"--{option} {path}: two settings are called {twice!r}; {_NAME} gives one a name")
+        raise ConfigError(f"--{option} {path}: two settings have the name {twice!r}; {_NAME} sets a name")
     return found
 
 
@@ -82,7 +82,7 @@ def read_links(text: str) -> list[tuple[str, str]]:
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     for name, equals, other in pairs:
         if not (name and equals and other):
-            raise ConfigError(f"link_vars={text!r}: expected NAME_OF_SERVER=NAME_OF_TEST, with commas between")
+            raise ConfigError(f"link_vars={text!r}: expected SERVER_FLAG=TEST_FLAG pairs separated by commas")
     return [(name, other) for name, _, other in pairs]
 
 

@@ -29,7 +29,7 @@ def read_results(folder: Path) -> list[Result]:
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read {file}: {error}") from None
     if not found:
-        raise ConfigError(f"there are no results of `jaxllm bench sweep serve` in {str(folder)!r}")
+        raise ConfigError(f"found no results of `jaxllm bench sweep serve` in {str(folder)!r}")
     return found
 
 
@@ -50,7 +50,7 @@ def selected(results: Iterable[Result], options: PlotOptions) -> Sequence[Result
         for each in found:
             each[name] = number_of(each, name) // width * width
     if not found:
-        raise ConfigError("filter_by leaves nothing to draw")
+        raise ConfigError("filter_by excludes all results")
     return found
 
 
@@ -62,7 +62,7 @@ def value_of(result: Result, name: str) -> Any:
 
 
 def number_of(result: Result, name: str) -> float:
-    """The same as a number; JSON has infinity as a text."""
+    """The value as a number; JSON has infinity as a text."""
     number = _number(value_of(result, name))
     if number is None:
         raise ConfigError(f"{name}={result[name]!r} is not a number")

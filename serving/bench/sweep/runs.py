@@ -148,7 +148,7 @@ class Sweep:
         except OSError as error:
             raise EngineError(f"cannot run {command[0]}: {error}") from None
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            reason = (done.stderr.strip().splitlines() or ["no error message"])[-1]
             raise EngineError(f"{shlex.join(command[:4])} ... ended with code {done.returncode}: {reason[-500:]}")
 
     def _note_failure(self, file: Path, error: Exception, *settings: Setting) -> None:

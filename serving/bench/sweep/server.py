@@ -28,7 +28,9 @@ class SweepServer:
 
     def __enter__(self) -> Self:
         if self._ready():
-            raise EngineError(f"another server answers at {self.url} already: end it, or give --port in the command")
+            raise EngineError(
+                f"another server already listens at {self.url}: stop it, or give another --port in the command"
+            )
         try:
             # A session of its own, so that a signal reaches whatever it starts, and Ctrl-C reaches it only through us.
             self._process = subprocess.Popen(
@@ -53,7 +55,7 @@ class SweepServer:
         try:
             httpx.post(f"{self.url}/reset_prefix_cache", timeout=60, trust_env=False)
         except httpx.HTTPError as error:
-            sys.stderr.write(f"jaxllm: the prefix cache was not emptied: {error}\n")
+            sys.stderr.write(f"jaxllm: the prefix cache was not cleared: {error}\n")
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self._seconds

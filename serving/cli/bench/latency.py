@@ -8,12 +8,12 @@ from jaxllm.flags import FlagParser, add_engine_flags, explicit_options
 from jaxllm.serving.bench.offline_options import LatencyOptions
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
-HELP = "Run a batch of random prompts again and again, offline, and report how long it takes."
+HELP = "Run a batch of random prompts repeatedly, offline, and report its latency."
 EXAMPLES = """examples:
   jaxllm bench latency --model demo --input-len 32 --output-len 64 --batch-size 8
   jaxllm bench latency --model path/to/model --num-iters 5 --output-json latency.json
 
-Prefixes are not cached unless --enable-prefix-caching is given: a batch would find its own."""
+Prefix caching is off unless --enable-prefix-caching is given, since each run would find the previous run's prompts."""
 
 
 def add_arguments(parser: FlagParser) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxllm.serving.bench.measurements import Measurements
     from jaxllm.serving.text.tokenizer import Tokenizer
 
-HELP = "Send requests to an OpenAI server and report throughput and latencies. Flags and figures are vLLM's."
+HELP = "Load-test a server with OpenAI's API and report throughput and latencies. Flags and figures match vLLM's."
 EXAMPLES = """examples:
   jaxllm bench serve                                            1000 random prompts, all at once
   jaxllm bench serve --request-rate 4 --num-prompts 200         4 requests per second, as a Poisson process
@@ -33,7 +33,7 @@ EXAMPLES = """examples:
   jaxllm bench serve --request-rate 8 --goodput ttft:500 tpot:50
   jaxllm bench serve --base-url http://gpu-box:8000 --save-result --plot result.png
 
-With Ctrl-C, what was measured until then is reported; the exit code is 130. 1: every request failed."""
+After Ctrl-C, the results so far are reported, and the exit code is 130. It is 1 if every request failed."""
 INTERRUPTED = 130
 
 
@@ -43,7 +43,7 @@ def add_arguments(parser: FlagParser) -> None:
     parser.epilog = EXAMPLES
     add_section(parser, "server", TargetOptions)
     add_tls_flags(parser.add_argument_group("TLS"))
-    # Of vLLM's: there is one kind of tokenizers, and code of others is never run.
+    # vLLM's flags: there is one kind of tokenizer, and remote code is never run.
     parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer-mode", choices=("auto", "hf"), help=argparse.SUPPRESS)
     add_section(parser, "dataset", DatasetOptions)
@@ -87,7 +87,7 @@ class LoadTest:
         endpoint = self._where.endpoint or ENDPOINTS[self._where.backend or "openai"]
         self._backend = self._where.backend or backend_of(endpoint)
         if backend_of(endpoint) != self._backend and endpoint in ENDPOINTS.values():
-            raise ConfigError(f"--backend {self._backend} does not go with --endpoint {endpoint}")
+            raise ConfigError(f"--backend {self._backend} cannot be combined with --endpoint {endpoint}")
         self._is_stream = self._backend != "openai-embeddings"
         host = f"[{self._where.host}]" if ":" in self._where.host else self._where.host
         self._base = (self._where.base_url or f"http://{host}:{self._where.port}").rstrip("/")
@@ -100,7 +100,9 @@ class LoadTest:
         self._metadata = results.read_pairs("metadata", self._report.metadata)
         self._headers = results.read_pairs("header", self._where.header)
         if not self._is_stream and (set(self._metrics) & {"ttft", "tpot", "itl"} or self._goodput):
-            raise ConfigError("embeddings have no tokens to time: leave out --goodput, ttft, tpot and itl")
+            raise ConfigError(
+                "embeddings have no output tokens: omit ttft, tpot and itl from --percentile-metrics and --goodput"
+            )
 
     def run(self) -> int:
         """Do it; the exit code."""
@@ -168,7 +170,7 @@ class LoadTest:
         requests = Dataset(self._dataset, self._tokenizer, self._load.seed, form).requests()
         if self._backend != "openai-chat" and any(request.is_chat for request in requests):
             path = self._dataset.dataset_path
-            raise ConfigError(f"{path} holds messages: they need --endpoint /v1/chat/completions")
+            raise ConfigError(f"{path} contains messages, which require --endpoint /v1/chat/completions")
         models = self._where.lora_modules
         at_random = self._where.lora_assignment == "random"
         return assign_models(requests, models, at_random=at_random, seed=self._load.seed) if models else requests
@@ -182,7 +184,7 @@ class LoadTest:
         except ConfigError as error:
             name = self._dataset.dataset_name
             raise ConfigError(
-                f"--dataset-name {name} needs the model's tokenizer; give it with --tokenizer ({error})"
+                f"--dataset-name {name} requires the model's tokenizer; give it with --tokenizer ({error})"
             ) from None
 
     async def _warm_up(self, target: "LoadTarget", requests: "list[LoadRequest]") -> None:

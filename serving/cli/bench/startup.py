@@ -8,13 +8,13 @@ from jaxllm.flags import FlagParser, add_engine_flags, explicit_options
 from jaxllm.serving.bench.offline_options import StartupOptions
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
-HELP = "Start an engine again and again, with empty and with filled caches, and report how long it takes."
+HELP = "Start an engine repeatedly, with cold and with warm caches, and report the start-up times."
 EXAMPLES = """examples:
   jaxllm bench startup --model demo
   jaxllm bench startup --model path/to/model --num-iters-cold 1 --num-iters-warm 5 --output-json startup.json
 
-A start is timed from the first import in a new process until the engine is ready. Compilation adds up the time of
-threads that compile side by side, so it may be more than the whole."""
+A start is timed from the first import in a new process until the engine is ready. Compilation sums the time of
+threads that compile concurrently, so it may exceed the total."""
 
 
 def add_arguments(parser: FlagParser) -> None:

@@ -7,7 +7,7 @@ from jaxllm.flags import FlagParser
 from jaxllm.serving.bench.sweep.options import PlotOptions
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
-HELP = "Draw curves of the results of `jaxllm bench sweep serve`."
+HELP = "Plot the results of `jaxllm bench sweep serve`."
 USAGE = "FOLDER [flags]"
 EXAMPLES = """examples:
   jaxllm bench sweep plot results --var-x request_rate --var-y p99_ttft_ms --curve-by max_num_seqs
@@ -18,7 +18,7 @@ def add_arguments(parser: FlagParser) -> None:
     """Declare the folder and what is drawn."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("folder", metavar="FOLDER", help="Results: a folder of experiments, or one of them.")
+    parser.add_argument("folder", metavar="FOLDER", help="Folder of experiments, or of a single one.")
     add_section(parser, "plot", PlotOptions)
 
 

@@ -10,7 +10,7 @@ from jaxllm.flags import FlagParser
 from jaxllm.serving.bench.sweep.options import SweepOptions
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 
-HELP = "Start a server for every setting of one file, and load-test it with every setting of another."
+HELP = "Start a server with each of several settings, and load-test it with each of several settings."
 USAGE = "--serve-cmd TEXT --bench-cmd TEXT [flags]"
 EXAMPLES = """examples:
   echo '[{"max_num_seqs": 8}, {"max_num_seqs": 32}]' > servers.json
@@ -19,8 +19,8 @@ EXAMPLES = """examples:
       --bench-cmd "jaxllm bench serve --num-prompts 200" --bench-params tests.json
   jaxllm bench sweep plot results --var-x request_rate --curve-by max_num_seqs
 
-Both files hold a list of objects, or an object of them by name; each combination has a folder with a file for each run
-and summary.json. With --resume, what an experiment has is not measured again."""
+Each file holds a list of objects, or an object that names them. Each combination gets a folder with a file for each run
+and summary.json. With --resume, runs that already have results are skipped."""
 
 
 def add_arguments(parser: FlagParser) -> None:
@@ -54,5 +54,5 @@ def _folder(options: SweepOptions) -> Path:
     if options.resume and not folder.is_dir():
         raise ConfigError(f"--resume: there is no experiment {str(folder)!r}")
     if not options.resume and folder.exists() and not options.dry_run:
-        raise ConfigError(f"{folder} exists: continue it with --resume, or name another with --experiment-name")
+        raise ConfigError(f"{folder} exists: resume it with --resume, or choose another name with --experiment-name")
     return folder

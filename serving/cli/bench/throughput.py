@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     options, dataset = read_section(args, ThroughputOptions), read_section(args, DatasetOptions)
     engine = explicit_options(args)
     if dataset.random_batch_size != 1:
-        raise ConfigError("random_batch_size is for embeddings: jaxllm bench serve --backend openai-embeddings")
+        raise ConfigError(
+            "random_batch_size applies to embeddings only: use jaxllm bench serve --backend openai-embeddings"
+        )
     from jaxllm.serving.bench.datasets.catalogue import Dataset
     from jaxllm.serving.bench.offline import throughput
     from jaxllm.serving.bench.results import write_json
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     requests = Dataset(dataset, lambda: _tokenizer(engine), int(engine.get("seed") or 0), "template").requests()
     if any(request.is_chat for request in requests):
-        raise ConfigError(f"{dataset.dataset_path} holds messages: use jaxllm bench serve --backend openai-chat")
+        raise ConfigError(f"{dataset.dataset_path} contains messages: use jaxllm bench serve --backend openai-chat")
     with LLM(**engine) as llm:
         if options.profile:
             llm.start_profile()

@@ -20,7 +20,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaul
 class TemplateBody(Body, kw_only=True):
     """A part of a request that the chat template sees, with the fields that only the template knows.
 
-    Of a kind with `keeps_read`, those are the fields that the server's template reads; of others, all.
+    For a kind with `keeps_read`, these are the fields that the server's template reads; for others, all fields.
     """
 
     keeps_read: ClassVar[bool] = False

@@ -167,9 +167,9 @@ def _explain_malformed(message: str, body: bytes) -> BodyError:
 def _impossible_value(value: Any) -> tuple[str, str] | None:
     """Place of the first value that JSON cannot hold, and why."""
     if isinstance(value, float):
-        return None if math.isfinite(value) else ("", f"{value} is not a number that JSON knows")
+        return None if math.isfinite(value) else ("", f"{value} is not a JSON number")
     if isinstance(value, str):
-        return None if value.isascii() or _encodable(value) else ("", "not valid Unicode: it holds a lone surrogate")
+        return None if value.isascii() or _encodable(value) else ("", "not valid Unicode: contains a lone surrogate")
     if not isinstance(value, (dict, list)):
         return None
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):

@@ -58,11 +58,11 @@ class FieldPolicy:
 
     def log(self, name: str) -> None:
         """Say in the log, once, that a field is ignored. Only so many names are logged: clients choose them."""
-        self._log("requests have the field %s, which is ignored (--strict-fields refuses it)", name)
+        self._log("requests have the field %s, which is ignored (--strict-fields rejects it)", name)
 
     def log_refused(self, name: str) -> None:
         """Say in the log, once, that an unknown field is refused."""
-        self._log("requests have the unknown field %s, which is refused (--ignore-unknown-fields ignores it)", name)
+        self._log("requests have the unknown field %s, which is rejected (--ignore-unknown-fields ignores it)", name)
 
     def _log(self, text: str, name: str) -> None:
         if name in self._logged or len(self._logged) >= _MOST_LOGGED:
@@ -98,7 +98,7 @@ class IgnoredFields:
         place = f"{path}.{_shown(name)}" if path else _shown(name)
         if len(self._unknown) == _MOST_NAMES:
             raise BodyError(
-                f"more than {_MOST_NAMES} unknown fields, {quoted(place)} among them", place, "unknown_parameter"
+                f"more than {_MOST_NAMES} unknown fields, including {quoted(place)}", place, "unknown_parameter"
             )
         self._unknown.add((kind, name))
         if not self._policy.ignore_unknown and name not in (INSIDE if path else IN_BODIES):

@@ -77,7 +77,7 @@ class Bodies:
         ):
             if found > most:
                 raise BodyError(
-                    f"the body has {found} {what}, at most {most} are allowed; send several requests",
+                    f"the body contains {found} {what}, but at most {most} are allowed; split it into several requests",
                     None,
                     "too_large",
                 )

@@ -57,7 +57,7 @@ class Connections:
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self.body_bytes = 0
-        """Of all bodies that are being received, or not yet decoded."""
+        """Bytes of all bodies that are being received, or not yet decoded."""
         self._all = _ConnectionGroup()
         self._by_address: dict[str, _ConnectionGroup] = {}
         self._counted: set[Connection] = set()
@@ -117,7 +117,7 @@ class Connections:
         for largest in sorted(self._all.waiting, key=lambda each: -each.unfinished_bytes):
             if self.body_bytes <= limit - limit // _SPARE or not largest.unfinished_bytes:
                 break
-            largest.drop("the server holds too many unfinished bodies")
+            largest.drop("the server has too many unfinished request bodies")
         return self.body_bytes <= limit
 
     def release(self, size: int) -> None:
@@ -171,7 +171,7 @@ class Upload:
 
 
 def upload_of(scope: Mapping[str, Any]) -> Upload:
-    """That of a request; one that counts nothing where the server has none."""
+    """The upload of a request; one that counts nothing where the server has none."""
     found = (scope.get("extensions") or {}).get(UPLOAD)
     return found if isinstance(found, Upload) else Upload(None)
 
@@ -259,7 +259,7 @@ class RequestTimer:
             return self._slow_body(now, passed)
         limit = self._limits.idle_seconds if self.whole else self._limits.headers_seconds
         if 0 < limit < now - self._since:
-            message = f"the headers of the request took more than {limit:g} s (--timeout-headers)"
+            message = f"the request's headers took more than {limit:g} s (--timeout-headers)"
             return Overdue(message if self._begun and not self.whole else "")
         return None
 
@@ -267,7 +267,7 @@ class RequestTimer:
         self._waited += passed
         limit, rate = self._limits.body_seconds, self._limits.body_rate
         if 0 < limit < now - self._heard:
-            return Overdue(f"nothing of the body came for more than {limit:g} s (--timeout-body)")
+            return Overdue(f"no data of the body arrived for {limit:g} s (--timeout-body)")
         if rate and self._waited > limit + self._heard_bytes / rate:
-            return Overdue(f"the body came with less than {rate} bytes per second (--min-body-rate)")
+            return Overdue(f"the body arrived at less than {rate} bytes per second (--min-body-rate)")
         return None

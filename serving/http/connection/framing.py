@@ -31,13 +31,13 @@ def refusal(headers: Sequence[tuple[bytes, bytes]], http_version: str) -> Refusa
         elif name == b"content-length":
             lengths.append(value)
         elif name == b"expect" and value.strip().lower() != b"100-continue":
-            return 417, f"Expect: {_shown(value)} is not known; only 100-continue is"
+            return 417, f"Expect: {_shown(value)} is not supported; only 100-continue is"
     if len(hosts) > 1:
-        return 400, f"there are {len(hosts)} Host headers; send one"
+        return 400, f"the request has {len(hosts)} Host headers; send exactly one"
     if hosts and not _HOST.fullmatch(hosts[0].strip()):
-        return 400, "the Host header is not the name of a host"
+        return 400, "the Host header is not a valid host name"
     if len(lengths) > 1:
-        return 400, "there is more than one Content-Length header"
+        return 400, "the request has more than one Content-Length header"
     transfer = _transfer(b",".join(codings), http_version, has_length=bool(lengths)) if codings else None
     return transfer or _content(b",".join(encodings))
 
@@ -45,9 +45,9 @@ def refusal(headers: Sequence[tuple[bytes, bytes]], http_version: str) -> Refusa
 def _transfer(value: bytes, http_version: str, *, has_length: bool) -> Refusal | None:
     """For bodies in chunks."""
     if has_length:
-        return 400, "there are both Transfer-Encoding and Content-Length"
+        return 400, "the request has both Transfer-Encoding and Content-Length; send one"
     if http_version != "1.1":
-        return 400, f"Transfer-Encoding is not of HTTP/{http_version}"
+        return 400, f"Transfer-Encoding is not part of HTTP/{http_version}"
     parts = [part.strip(b" \t").lower() for part in value.split(b",")]
     if parts == [b"chunked"]:
         return None
@@ -56,16 +56,16 @@ def _transfer(value: bytes, http_version: str, *, has_length: bool) -> Refusal |
         known = last in _KNOWN_CODINGS and b"chunked" not in others
         return (
             501 if known else 400,
-            f"Transfer-Encoding: {_shown(value)} does not tell where the body ends; send chunked",
+            f"Transfer-Encoding: {_shown(value)} does not determine where the body ends; send chunked",
         )
-    return 501, f"Transfer-Encoding: {_shown(value)} is not decoded here; send chunked alone"
+    return 501, f"Transfer-Encoding: {_shown(value)} is not supported; send chunked alone"
 
 
 def _content(value: bytes) -> Refusal | None:
     """For bodies that are compressed."""
     if all(part.strip().lower() in (b"", b"identity") for part in value.split(b",")):
         return None
-    return 415, f"Content-Encoding: {_shown(value)} is not decoded here; send the body as it is"
+    return 415, f"Content-Encoding: {_shown(value)} is not supported; send the body uncompressed"
 
 
 def _shown(value: bytes) -> str:

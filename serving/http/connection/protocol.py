@@ -60,7 +60,7 @@ class DirectBody:
 
 
 def direct_body(scope: Scope) -> DirectBody | None:
-    """That of a request, if the server offers one."""
+    """The direct body of a request, if the server offers one."""
     extensions: dict[str, Any] = scope.get("extensions") or {}
     return extensions.get(DIRECT_BODY)
 
@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
     """The request that is being answered; those after it wait in `pipeline`."""
     _upload: Upload | None = None
-    """Of the request that is being read, from its headers on."""
+    """Upload of the request that is being read, from its headers on."""
     _refusal: tuple[int, str] | None = None
     _header_bytes = 0
     _framing = 0
@@ -160,7 +160,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # What never ends is not shown below.
         most = 2 * self._limits.header_bytes + (0 if self._upload is None else self._upload.received)
         if self._framing > most and not self._timer.whole and not self.transport.is_closing():
-            self._refuse(431, "the headers, or what surrounds the chunks of the body, take too many bytes")
+            self._refuse(431, "the headers or the chunk framing of the body are too large")
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -187,7 +187,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin the application, or let it wait for the response to the request before."""
         if len(self.pipeline) >= _MOST_PIPELINED:
-            self._stop(400, f"more than {_MOST_PIPELINED} requests wait on this connection")
+            self._stop(400, f"more than {_MOST_PIPELINED} requests are waiting on this connection")
         refused = refusal(self.headers, self.parser.get_http_version())
         if refused is not None:
             self._stop(*refused)
@@ -207,9 +207,9 @@ class LimitedProtocol(HttpToolsProtocol):
         assert self._upload is not None
         if not self.cycle.response_complete:
             if not self._upload.take(len(body)):
-                self._stop(503, "the server holds too many bodies; try again later")
+                self._stop(503, "the server is receiving too many request bodies; try again later")
         elif self._upload.skip(len(body)) > _MOST_DISCARDED:
-            self._stop(413, "the request was answered, and its body does not end")
+            self._stop(413, "the request was answered before its body ended")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -242,7 +242,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser, or a limit, has stopped at."""
-        self._refuse(*(self._refusal or (400, "this is not a request of HTTP/1.1")))
+        self._refuse(*(self._refusal or (400, "not a valid HTTP/1.1 request")))
 
     def _stop(self, status: int, message: str) -> None:
         """Stop the parser, and refuse the request; uvicorn asks for the answer above."""

@@ -74,7 +74,7 @@ class HttpServer(uvicorn.Server):
         """Close what is still open. Handlers see their clients leave, which is no error; being cancelled would be."""
         connections = list(self.server_state.connections)
         if connections:
-            _log.warning("%d connections are cut", len(connections))
+            _log.warning("closing %d connections that did not finish in time", len(connections))
         for connection in connections:
             if connection.transport is not None:
                 connection.transport.abort()

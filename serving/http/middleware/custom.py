@@ -35,7 +35,7 @@ def load_router(path: str) -> "APIRouter":
 
     found = _load("include_router", path)
     if not isinstance(found, APIRouter):
-        raise ConfigError(f"include_router={path!r}: not a router of FastAPI's")
+        raise ConfigError(f"include_router={path!r}: not a FastAPI router")
     return found
 
 

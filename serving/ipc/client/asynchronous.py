@@ -112,7 +112,7 @@ class AsyncEngine:
 
     @property
     def _outputs(self) -> OutputSink[Any]:
-        assert self._followed is not None, "nothing is served yet"
+        assert self._followed is not None, "the engine is not serving yet"
         return self._followed
 
     def _send(self, message: ToEngine) -> None:
@@ -203,7 +203,7 @@ class AsyncEngine:
         """Whoever still waits gets an error, and nothing more is sent; the process goes on until `end_process`."""
         if self._watch is not None:
             self._watch.cancel()
-        self.health.error = self.health.error or EngineError("the engine is shut down")
+        self.health.error = self.health.error or EngineError("the engine has been shut down")
         self.fail_all(str(self.health.error))
         self._events.close()
         self._supervisor.retire()
@@ -316,8 +316,8 @@ class AsyncEngine:
             self._deliver(self._outputs.process(message.outputs), message.stats)
         except Exception as error:
             # A defect here must not leave anybody waiting for results that were lost.
-            logger.exception("the engine's results could not be read")
-            self.fail_all(f"the engine's results could not be read: {error!r}")
+            logger.exception("cannot read the engine's results")
+            self.fail_all(f"cannot read the engine's results: {error!r}")
 
     def _deliver(self, processed: Processed, stats: StepStats | None = None) -> None:
         """Give results to their readers, and tell the engine what it need not go on with."""
@@ -349,5 +349,5 @@ class AsyncEngine:
     def _take_reconciled(self, unknown: list[str]) -> None:
         lost = self._reconciliation.lost(unknown, self._outputs.running() if unknown else {})
         if lost:
-            logger.error("the engine does not know %d requests that wait for it: %s", len(lost), ", ".join(lost[:5]))
-            self._fail(lost, EngineError("this request was lost on its way to the engine", RETRY_AFTER))
+            logger.error("the engine has lost %d requests that wait for it: %s", len(lost), ", ".join(lost[:5]))
+            self._fail(lost, EngineError("this request was lost on the way to the engine", RETRY_AFTER))

@@ -48,7 +48,7 @@ class BackgroundEngine:
 
     def __init__(self, config: EngineConfig, progress: Progress) -> None:
         if config.parallel.data_parallel_size_local is not None:
-            raise ConfigError("data_parallel_size_local: engines on other hosts are for `jaxllm serve`; leave it out")
+            raise ConfigError("data_parallel_size_local: only `jaxllm serve` supports engines on other hosts; omit it")
         self._events: SimpleQueue[tuple[int, FromEngine | EngineError]] = SimpleQueue()
         self._router = Router(config.parallel.data_parallel_routing)
         self._numbers = range(config.parallel.data_parallel_size)

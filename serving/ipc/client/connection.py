@@ -178,17 +178,17 @@ class EngineConnection:
     def _run_process(self) -> None:
         with self._sending:
             if self._closing:
-                raise EngineError("the engine was closed while it started")
+                raise EngineError("the engine was closed during start-up")
             self._process = self._launch(self._folder, self._exited)
 
     def _greet(self) -> None:
         """Wait for the process to say hello, and until it can be answered."""
         hello = self._receive()
         if hello is None:
-            raise EngineError(f"the engine process ended while it started ({self._exit})")
+            raise EngineError(f"the engine process ended during start-up ({self._exit})")
         assert isinstance(hello, Hello)
         if hello.version != __version__:
-            raise EngineError(f"the engine process is version {hello.version}, and this is {__version__}")
+            raise EngineError(f"the engine process has version {hello.version}, but this process has {__version__}")
         poller = zmq.Poller()
         poller.register(self._input, zmq.POLLOUT)
         poller.register(self._woken, zmq.POLLIN)
@@ -198,7 +198,7 @@ class EngineConnection:
         while True:
             match self._receive():
                 case None:
-                    raise EngineError(f"the engine process ended while it loaded the model ({self._exit})")
+                    raise EngineError(f"the engine process ended while loading the model ({self._exit})")
                 case Loading(stage, done, total):
                     progress(stage, done, total)
                 case Failed(kind, message):
@@ -242,7 +242,7 @@ class EngineConnection:
                     case _:
                         self._on_message(message)
         except LostMessageError as error:
-            return EngineError(f"the engine cannot be understood: {error}")
+            return EngineError(f"cannot decode the engine's messages: {error}")
         return EngineError(f"the engine process died: {self._exit}")
 
     def _dispose(self) -> None:

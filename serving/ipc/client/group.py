@@ -133,7 +133,9 @@ class EngineGroup:
         if method in ("start_weight_update", "update_weights_from", "finish_weight_update"):
             for engine in self.members.there:
                 if not engine.health.is_up:
-                    raise EngineError(f"engine {engine.number} is restarting: update it when it is back", RETRY_AFTER)
+                    raise EngineError(
+                        f"engine {engine.number} is restarting: repeat the update once it is back", RETRY_AFTER
+                    )
         if method == "save_sharded_state":
             # All engines have the same weights.
             first = next((engine for engine in self.engines if engine.health.is_up), self.engines[0])

@@ -148,7 +148,7 @@ async def watch(
         if health.down is not None:
             continue
         if heartbeat.hangs:
-            give_up(EngineError(f"the engine hangs: it has not answered for {heartbeat.silence:.0f} s"))
+            give_up(EngineError(f"the engine hangs: it has not responded for {heartbeat.silence:.0f} s"))
         elif now - asked >= min(RECONCILE_SECONDS, heartbeat.limit / 2):
             asked = now
             ask()

@@ -27,7 +27,7 @@ class Admission:
         count = sum(len(request.children) for request in requests)
         if most is not None and self._sequences + count > most and self._has_its_share(requests, count, most):
             raise QueueFullError(
-                f"the queue is full: {self._sequences} of {most} sequences run or wait; try again later"
+                f"the queue is full: {self._sequences} of {most} sequences are running or waiting; try again later"
             )
         known: set[str] = set()
         for request in requests:

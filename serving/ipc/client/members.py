@@ -126,7 +126,7 @@ class Members:
 
     @property
     def there(self) -> list[AsyncEngine]:
-        """Of these, the ones that are not gone for good."""
+        """The engines that have not failed permanently."""
         return [engine for engine in self.open if engine.health.error is None]
 
     # While they serve
@@ -160,8 +160,8 @@ class Members:
             left = sum(map(len, self.all[size:]))
             self.size = before
             raise ScalingTimeoutError(
-                f"{left} requests of the engines that should end still run after drain_timeout={seconds:g} s; all "
-                f"{before} engines go on. Try again with a longer one"
+                f"{left} requests of the engines to be stopped are still running after drain_timeout={seconds:g} s; "
+                f"all {before} engines continue; try again with a longer timeout"
             ) from None
         except BaseException:
             self.size = before
@@ -189,4 +189,4 @@ class Members:
         if all(engine.health.loss.done() for engine in self.all):
             self.loss.set_result(loss.result())
         else:
-            logger.error("engine %d is gone for good, the others go on: %s", number, loss.result())
+            logger.error("engine %d has failed permanently, the others continue: %s", number, loss.result())

@@ -19,7 +19,7 @@ _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _GOOGLE = "0x1ae0"
 """Vendor on the PCI bus."""
 _TPU_PORT = 8476
-"""That of the mesh controller of a process whose first chip is 0; with chip 1 it is the next one, and so on."""
+"""Port of the mesh controller of a process whose first chip is 0; with chip 1 it is the next one, and so on."""
 
 
 def visible_devices(
@@ -92,9 +92,7 @@ def _share(names: list[str], number: int, parallel: ParallelOptions, kind: str, 
         in_stages = f" in {stages} stages" if stages > 1 else ""
         wanted = "1 each" if size == "auto" else f"tensor_parallel_size={size}{in_stages} each"
         of = f", with {devices} devices each," if devices > 1 else ""
-        raise ConfigError(
-            f"data_parallel_size={count}: {wanted} is more than the {len(names)} {kind}{of} of this machine"
-        )
+        raise ConfigError(f"data_parallel_size={count}: {wanted} exceed the {len(names)} {kind}{of} of this machine")
     if count == 1 or (number + 1) * each > len(names):
         # An engine that was started alone has taken all.
         each = len(names) if count == 1 else each
@@ -107,7 +105,9 @@ def _share(names: list[str], number: int, parallel: ParallelOptions, kind: str, 
 def _bounds(chips: int) -> str:
     if chips not in _TPU_BOUNDS:
         sizes = ", ".join(map(str, _TPU_BOUNDS))
-        raise ConfigError(f"data_parallel_size: {chips} TPU chips for each engine; they can have {sizes}")
+        raise ConfigError(
+            f"data_parallel_size: {chips} TPU chips for each engine are not supported; supported: {sizes}"
+        )
     return _TPU_BOUNDS[chips]
 
 

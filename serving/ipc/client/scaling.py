@@ -31,7 +31,9 @@ class Scaling:
         """
         check_size(size)
         if self.target is not None:
-            raise ScalingBusyError(f"there will be {self.target} engines: wait for that, then ask again")
+            raise ScalingBusyError(
+                f"scaling to {self.target} engines is in progress: wait for it to finish, then try again"
+            )
         self.target = size
         work = self._change(size, drain_timeout) if self._elsewhere is None else self._elsewhere(size, drain_timeout)
         self._task = asyncio.create_task(self._finish(work))
@@ -73,4 +75,4 @@ def check_size(size: int) -> None:
 def check_left(size: int, members: Members) -> None:
     """Raise `RequestError` when the engines that would stay are gone for good."""
     if all(engine.health.error is not None for engine in members.all[:size]):
-        raise RequestError(f"{PARAMETER}={size}: the engines that would be left are gone for good", PARAMETER)
+        raise RequestError(f"{PARAMETER}={size}: the remaining engines have failed permanently", PARAMETER)

@@ -24,7 +24,7 @@ _KILL_SECONDS = 30.0
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
 _RECENT = 30.0
-STALE_WEIGHTS = "the engine was started again, and its weights had been replaced before: update them, with all tensors"
+STALE_WEIGHTS = "the engine was restarted and has lost its updated weights: repeat the update with all tensors"
 """What an engine says that has the checkpoint's weights, which are not those that are wanted."""
 
 
@@ -111,7 +111,7 @@ class EngineSupervisor:
         if delay is None:
             self._give_up(error)
             return
-        logger.error("%s; it is started again%s", error, f" in {delay:g} s" if delay else "")
+        logger.error("%s; restarting it%s", error, f" in {delay:g} s" if delay else "")
         self._restarting = asyncio.create_task(self._restart(old, delay))
 
     @property
@@ -163,7 +163,7 @@ class EngineSupervisor:
         while (failure := await self._start_again(delay)) is not None:
             if self._retired:
                 return
-            reason = EngineError(f"the engine could not be started again: {failure}")
+            reason = EngineError(f"the engine could not be restarted: {failure}")
             again = self._renew()
             if again is None:
                 self._give_up(reason)

@@ -134,7 +134,7 @@ class Clients:
             case Exception():
                 if client is self._first:
                     raise EngineError(str(message)) from message
-                logger.error("a client cannot be understood, and is left: %s", message)
+                logger.error("cannot decode a client's messages; disconnecting it: %s", message)
                 client.output_queue.put(Failed("EngineError", str(message)))
                 return self._detach(client)
             case _ if client is not self._first:

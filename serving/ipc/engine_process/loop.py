@@ -102,7 +102,7 @@ def _call(message: Call | UpdateWeights, engine: AnyEngine, clients: Clients) ->
         if isinstance(message, Call) and message.method not in get_args(ControlMethod):
             return Called(message.number, getattr(engine, message.method)())
         if isinstance(engine, PoolingEngine):
-            raise RequestError("a pooling engine cannot pause, sleep or take other weights")
+            raise RequestError("a pooling engine cannot pause, sleep or update its weights")
         try:
             return Called(message.number, _control(message, engine, clients))
         finally:
@@ -133,7 +133,7 @@ def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients)
         engine.add_request(request)  # type: ignore[arg-type]
     except RequestError as error:
         # The client checks with the same limits before it sends, so this is a bug. Nobody shall wait for it.
-        logger.exception("the engine refuses request %s", request.request_id)
+        logger.exception("the engine rejects request %s", request.request_id)
         refused = EngineOutput(
             request.request_id,
             [],
@@ -150,7 +150,7 @@ def _reconcile(message: Reconcile, engine: AnyEngine, client: Client, clients: C
     unfinished = engine.unfinished_ids()
     strays = clients.orphaned_ids(client, message.request_ids, unfinished)
     if strays:
-        logger.error("%d requests of which no client knows are ended: %s", len(strays), ", ".join(strays[:5]))
+        logger.error("ending %d requests that no client is waiting for: %s", len(strays), ", ".join(strays[:5]))
         engine.abort_request(strays)
     unknown = [name for name in message.request_ids if name not in unfinished and not engine.is_ending(name)]
     client.output_queue.put_behind(Reconciled(message.number, unknown))

@@ -123,9 +123,9 @@ class Head:
             logger.exception("the listener for other hosts failed")
         finally:
             for host in list(self._hosts.values()):
-                self._drop(host, "the server listens for other hosts no longer")
+                self._drop(host, "the server no longer listens for other hosts")
             for engine in self._waiting:
-                engine.take_end("the server listens for other hosts no longer")
+                engine.take_end("the server no longer listens for other hosts")
             self._close()
 
     def _end(self) -> None:
@@ -149,19 +149,21 @@ class Head:
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._miss(event["value"])
             else:
-                self._complain("somebody could not prove to be a host of engines: a wrong secret, or something else")
+                self._complain(
+                    "a connection failed to authenticate as a host of engines: it has a wrong secret, or is not jaxllm"
+                )
         if now - self._said_alive > ALIVE_SECONDS:
             self._said_alive = now
             for host in self._hosts.values():
                 self.relay.send(host.peer, Alive())
         for host in [each for each in self._hosts.values() if each.deadline < now]:
-            self._drop(host, f"its host {host.join.host} has vanished")
+            self._drop(host, f"its host {host.join.host} disappeared")
 
     def _miss(self, connection: int) -> None:
         """A connection has broken: whose it was need not be waited for."""
         host = next((each for each in self._hosts.values() if each.connection == connection), None)
         if host is not None:
-            self._drop(host, f"its host {host.join.host} has vanished: the connection broke")
+            self._drop(host, f"its host {host.join.host} disappeared: the connection was lost")
 
     def _complain(self, line: str, reason: str = "") -> None:
         now = time.monotonic()
@@ -180,7 +182,7 @@ class Head:
             self._admit(peer, message, connection)
         elif host is None:
             if not isinstance(message, Leave):
-                self._refuse(peer, Refused("join again", "the server does not know this host any more"))
+                self._refuse(peer, Refused("join again", "the server no longer knows this host"))
         else:
             host.deadline = time.monotonic() + SILENCE_SECONDS
             self._take_known(host, message)
@@ -194,7 +196,7 @@ class Head:
                 if engine is not None:
                     self._forget(engine, host, reason)
             case Leave():
-                self._drop(host, f"its host {host.join.host} has left")
+                self._drop(host, f"its host {host.join.host} has disconnected")
 
     def _admit(self, peer: bytes, join: Join, connection: int) -> None:
         wrong = mismatch(self._config, join)
@@ -204,11 +206,11 @@ class Head:
         ranks = range(join.first, join.first + join.count)
         others = [each for each in self._hosts.values() if set(each.ranks) & set(ranks)]
         if others:
-            self._refuse(peer, Refused("later", f"{others[0].join.host} has the engines {_named(ranks)} already"))
+            self._refuse(peer, Refused("later", f"{others[0].join.host} already has engines {_named(ranks)}"))
             return
         host = self._hosts[peer] = Host(peer, join, connection, time.monotonic() + SILENCE_SECONDS)
         self.relay.send(peer, Welcome())
-        logger.info("host %s has joined, for engines %s", join.host, _named(ranks))
+        logger.info("host %s joined with engines %s", join.host, _named(ranks))
         mine = [engine for engine in self._waiting if engine.number in ranks]
         for engine in mine:
             self._waiting.remove(engine)
@@ -216,7 +218,7 @@ class Head:
 
     def _refuse(self, peer: bytes, refused: Refused) -> None:
         if refused.kind == "for good":
-            self._complain("a host of engines is refused: ", refused.reason)
+            self._complain("rejected a host of engines: ", refused.reason)
         self.relay.send(peer, refused)
 
     def place(self, engine: HostEngine) -> None:
@@ -250,7 +252,7 @@ class Head:
         """End an engine, or stop waiting for its host."""
         if engine in self._waiting:
             self._waiting.remove(engine)
-            engine.take_end("nobody waits for its host any more")
+            engine.take_end("the server no longer waits for its host")
         elif engine.host is not None and engine.channel in engine.host.engines:
             self.relay.send(engine.host.peer, End(engine.channel, at_once))
         else:
@@ -263,7 +265,7 @@ class Head:
             self._forget(engine, host, reason)
         self.relay.close_all(host.peer)
         if not self._ending:
-            logger.error("host %s is gone, with the engines %s", host.join.host, _named(host.ranks))
+            logger.error("lost host %s with engines %s", host.join.host, _named(host.ranks))
             self.relay.send(host.peer, Refused("join again", reason))
 
     def _forget(self, engine: HostEngine, host: Host, reason: str) -> None:
@@ -294,25 +296,25 @@ def _unlike(data: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError):
         version = None
     if isinstance(version, str) and version != __version__:
-        return f"this host has jaxllm {version[:40]}, the server {__version__}: install the same"
-    return "this is no message of a host of engines"
+        return f"this host has jaxllm {version[:40]}, but the server has {__version__}: install the same version"
+    return "the message is not from a host of engines"
 
 
 def mismatch(config: EngineConfig, join: Join) -> str | None:
     """Why this host may not join, naming what to change; None: it may."""
     if join.version != __version__:
-        return f"this host has jaxllm {join.version[:40]}, the server {__version__}: install the same"
+        return f"this host has jaxllm {join.version[:40]}, but the server has {__version__}: install the same version"
     here, there = _options(config), _options(join.config)
     wrong = [name for name in here if here[name] != there[name]]
     if wrong:
         name = wrong[0]
-        return f"{name} is {there[name]!r} on this host, and {here[name]!r} on the server: give both the same"
+        return f"{name} is {there[name]!r} on this host, and {here[name]!r} on the server: set the same value on both"
     local = config.parallel.data_parallel_size_local or 0
     if join.first < local or join.count < 1 or join.first + join.count > MAX_ENGINES:
         last = join.first + join.count - 1
-        return f"engines {join.first} to {last}: other hosts may have {local} to {MAX_ENGINES - 1} here"
+        return f"engines {join.first} to {last}: other hosts must use {local} to {MAX_ENGINES - 1}"
     if len(join.folder) > 80 or not join.folder.startswith("/"):
-        return "the folder for sockets has too long a name: set TMPDIR to a shorter one"
+        return "the path of the folder for sockets is too long: set TMPDIR to a shorter one"
     return None
 
 

@@ -112,7 +112,7 @@ class HostSession:
 
     def run(self, stop: Stop) -> None:
         """Until it is over, or somebody asks to stop. Raises `ConfigError` when the server refuses us for good."""
-        logger.info("dialling %s, for engines %d to %d", self._address, self._first, self._first + self._count - 1)
+        logger.info("connecting to %s, for engines %d to %d", self._address, self._first, self._first + self._count - 1)
         while not self._over and not stop.asked:
             self._relay.step()
             self._report_exits()
@@ -140,14 +140,14 @@ class HostSession:
             self._wrong += _WRONG_HANDSHAKES if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH else 1
             if self._wrong >= _WRONG_HANDSHAKES and not self._joined:
                 raise ConfigError(
-                    f"{self._address} refuses the secret or the keys of this host (or is no jaxllm server): see "
+                    f"{self._address} rejects the secret or the keys of this host (or is not a jaxllm server): see "
                     "docs/data_parallel.md"
                 )
         if now - self._said > (ALIVE_SECONDS if self._joined else _DIAL_SECONDS):
             self._said = now
             self._relay.send(b"", Alive() if self._joined else self._join())
         if self._joined and now - self._heard > SILENCE_SECONDS:
-            logger.error("the server has not been heard of for %g s: its engines here end", SILENCE_SECONDS)
+            logger.error("the server has sent nothing for %g s: stopping its engines on this host", SILENCE_SECONDS)
             self._over = True
 
     def _join(self) -> Join:
@@ -159,7 +159,7 @@ class HostSession:
         try:
             message: Any = msgspec.msgpack.decode(data or b"", type=ToHost)
         except msgspec.DecodeError:
-            raise ConfigError(f"{self._address} is no jaxllm server of version {__version__}") from None
+            raise ConfigError(f"{self._address} is not a jaxllm server of version {__version__}") from None
         self._heard = time.monotonic()
         match message:
             case Welcome():
@@ -182,9 +182,9 @@ class HostSession:
     def _take_refusal(self, kind: str, reason: str) -> None:
         late = time.monotonic() - self._began > _LATER_SECONDS
         if kind == "for good" or (kind == "later" and late):
-            raise ConfigError(f"{self._address} refuses this host: {reason}")
+            raise ConfigError(f"{self._address} rejects this host: {reason}")
         if kind == "join again" and self._joined:
-            logger.error("%s: engines here end, and this host joins again", reason)
+            logger.error("%s: stopping the engines here and reconnecting this host", reason)
             self._over = True
 
     def _open(self, channel: int) -> str:
@@ -201,7 +201,7 @@ class HostSession:
             self._exits[channel] = str(error)
             return
         self._engines[channel] = launch(folder, self._tell_exit(channel))
-        logger.info("engine %d starts", number)
+        logger.info("starting engine %d", number)
 
     def _tell_exit(self, channel: int) -> Callable[[str], None]:
         def exited(reason: str) -> None:
@@ -212,7 +212,7 @@ class HostSession:
     def _end_engine(self, channel: int, *, at_once: bool) -> None:
         engine = self._engines[channel]
         if at_once:
-            engine.kill("the server says so")
+            engine.kill("the server asked for it")
             return
         # Waits for the process, while others are to be served.
 

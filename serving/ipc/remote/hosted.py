@@ -53,7 +53,7 @@ class HostEngine:
         self.host: Host | None = None
         self.channel = 0
         self.channels: dict[str, int] = {}
-        """Of all its clients, by their folders here."""
+        """Channels of all its clients, by their folders here."""
         self._head, self._on_exit = head, on_exit
         self._over = threading.Event()
         head.relay.call(partial(head.place, self))

@@ -28,11 +28,13 @@ def arranged(config: EngineConfig, *, headless: bool) -> EngineConfig:
     local = parallel.engines_here
     if headless:
         if start is None or local < 1:
-            raise ConfigError("headless: give data_parallel_start_rank and data_parallel_size_local, 1 or more")
+            raise ConfigError("headless requires data_parallel_start_rank, and data_parallel_size_local of at least 1")
         if start + local > MAX_ENGINES:
-            raise ConfigError(f"data_parallel_start_rank={start}: with {local} here there are more than {MAX_ENGINES}")
+            raise ConfigError(
+                f"data_parallel_start_rank={start}: with {local} engines on this host, the number exceeds {MAX_ENGINES}"
+            )
     elif local > size:
-        raise ConfigError(f"data_parallel_size_local={local}: there are only data_parallel_size={size}")
+        raise ConfigError(f"data_parallel_size_local={local}: must be at most data_parallel_size={size}")
     return config
 
 
@@ -40,12 +42,12 @@ def _external(config: EngineConfig, *, headless: bool) -> EngineConfig:
     parallel = config.parallel
     size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
     if rank is None:
-        raise ConfigError("data_parallel_external_lb: give data_parallel_rank, the number of this server's engine")
+        raise ConfigError("data_parallel_external_lb requires data_parallel_rank, the rank of this server's engine")
     if rank >= size:
         raise ConfigError(f"data_parallel_rank={rank}: must be 0 to {size - 1} with data_parallel_size={size}")
     if headless or parallel.data_parallel_hybrid_lb or parallel.data_parallel_size_local not in (None, 1):
         raise ConfigError(
-            "data_parallel_rank: with a balancer among engines each server has one; leave out headless, "
+            "data_parallel_rank: behind an external load balancer, each server has one engine; omit headless, "
             "data_parallel_hybrid_lb and data_parallel_size_local"
         )
     changed = replace(
@@ -66,12 +68,18 @@ def _hybrid(config: EngineConfig, *, headless: bool) -> EngineConfig:
         parallel.data_parallel_size_local,
     )
     if headless:
-        raise ConfigError("headless: with data_parallel_hybrid_lb each host has a server; leave one of them out")
+        raise ConfigError(
+            "headless and data_parallel_hybrid_lb cannot be combined: with the latter, each host has a server"
+        )
     if not local:
-        raise ConfigError("data_parallel_hybrid_lb: give data_parallel_size_local, the engines of this host, 1 or more")
+        raise ConfigError(
+            "data_parallel_hybrid_lb requires data_parallel_size_local, the number of engines on this host, of at "
+            "least 1"
+        )
     if start + local > size:
         raise ConfigError(
-            f"data_parallel_start_rank={start}: with data_parallel_size_local={local} beyond data_parallel_size={size}"
+            f"data_parallel_start_rank={start}: with data_parallel_size_local={local}, ranks exceed "
+            f"data_parallel_size={size}"
         )
     changed = replace(
         parallel,
@@ -98,7 +106,7 @@ def launches(config: EngineConfig, options: ServerOptions, launch: Launch) -> It
                 return here(number)
             if number >= parallel.data_parallel_size and not head.has_place(number):
                 raise ConfigError(
-                    f"no host has joined that has a place for engine {number}: start one with --headless "
+                    f"no host with room for engine {number} has joined: start one with --headless "
                     f"--data-parallel-start-rank {number}"
                 )
             return head.launch_of(number)

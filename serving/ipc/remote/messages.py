@@ -21,7 +21,7 @@ SILENCE_SECONDS = 5.0
 WINDOW = 32
 """Messages of a channel that may be under way: what waits beyond it waits where it is made, and merges there."""
 MOST_BYTES = 1 << 28
-"""Of one frame. Larger ones are not read."""
+"""Maximum size of a frame. Larger ones are not read."""
 
 
 class Join(msgspec.Struct, tag=True):

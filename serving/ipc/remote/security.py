@@ -1,6 +1,6 @@
 """Who may join: a shared secret, or keys of the operator's; either way CURVE encrypts and proves both sides.
 
-ZeroMQ's CURVE (RFC 26) needs a pair of keys for each side. Of a shared secret both pairs are derived, so that whoever
+ZeroMQ's CURVE (RFC 26) needs a pair of keys for each side. Both pairs are derived from a shared secret, so that whoever
 knows the secret knows the keys, and nobody else gets through the handshake. Without either, only this machine may join.
 """
 
@@ -48,20 +48,22 @@ def keys_of(options: ServerOptions, address: str, environment: Mapping[str, str]
     """
     if options.data_parallel_curve_key is not None or options.data_parallel_curve_peers is not None:
         if options.data_parallel_curve_key is None or options.data_parallel_curve_peers is None:
-            raise ConfigError("data_parallel_curve_key and data_parallel_curve_peers: give both or neither")
+            raise ConfigError("data_parallel_curve_key and data_parallel_curve_peers must be given together")
         public, own = _certificate(Path(options.data_parallel_curve_key))
         if own is None:
-            raise ConfigError(f"data_parallel_curve_key={options.data_parallel_curve_key!r}: it has no secret key")
+            raise ConfigError(
+                f"data_parallel_curve_key={options.data_parallel_curve_key!r}: the file has no secret key"
+            )
         peers = _peers(Path(options.data_parallel_curve_peers))
         if options.headless and len(peers) != 1:
-            raise ConfigError("data_parallel_curve_peers: with headless give one certificate, the server's")
+            raise ConfigError("data_parallel_curve_peers: with headless, give one certificate, that of the server")
         return Keys(public, own, peers)
     secret = _secret(options, os.environ if environment is None else environment)
     if secret is None:
         if not is_loopback(address):
             raise ConfigError(
-                f"data_parallel_address={address!r}: others can reach it, so engines need a secret to join: set "
-                f"{SECRET} or --data-parallel-secret-file to the same on each host"
+                f"data_parallel_address={address!r}: other machines can reach this address, so hosts need a secret to "
+                f"join: set {SECRET} or --data-parallel-secret-file to the same value on every host"
             )
         return None
     side, other = ("host", "head") if options.headless else ("head", "host")
@@ -109,7 +111,7 @@ def _secret(options: ServerOptions, environment: Mapping[str, str]) -> str | Non
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"data_parallel_secret_file={options.data_parallel_secret_file!r}: {error}") from None
     if secret is not None and len(secret) < _LEAST:
-        raise ConfigError(f"the data parallel secret has {len(secret)} characters; it needs at least {_LEAST}")
+        raise ConfigError(f"the data parallel secret has {len(secret)} characters, but needs at least {_LEAST}")
     return secret
 
 
@@ -124,12 +126,12 @@ def _certificate(path: Path) -> tuple[bytes, bytes | None]:
     try:
         return zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no certificate as zmq.auth.create_certificates writes it: {error}") from None
+        raise ConfigError(f"{path} is not a certificate as written by zmq.auth.create_certificates: {error}") from None
 
 
 def _peers(path: Path) -> frozenset[bytes]:
     """Public keys: of one certificate, or of all in a folder."""
     files = sorted(path.glob("*.key")) if path.is_dir() else [path]
     if not files:
-        raise ConfigError(f"data_parallel_curve_peers={str(path)!r}: there are no *.key files in it")
+        raise ConfigError(f"data_parallel_curve_peers={str(path)!r}: the folder contains no *.key files")
     return frozenset(_certificate(file)[0] for file in files)

@@ -37,10 +37,10 @@ class BatchInput:
             else:
                 num_more += 1
         if shown:
-            more = f"; and {num_more} more wrong lines" if num_more else ""
+            more = f"; and {num_more} more invalid lines" if num_more else ""
             raise RequestError(f"{self.name}: {'; '.join(shown)}{more}")
         if not self.ids:
-            raise RequestError(f"{self.name}: the file holds no requests")
+            raise RequestError(f"{self.name}: the file contains no requests")
 
     def problems(self, most: int | None = None, most_bytes: int | None = None) -> Iterator[tuple[int, str]]:
         """What is wrong with every line, by its number; nothing after `most` requests is looked at.
@@ -54,7 +54,7 @@ class BatchInput:
                 request = decode(line, self._urls)
                 first = self.ids.setdefault(request.custom_id, number)
                 if first != number:
-                    raise RequestError(f"custom_id {quoted(request.custom_id)} is that of line {first} too")
+                    raise RequestError(f"custom_id {quoted(request.custom_id)} is already used in line {first}")
             except RequestError as error:
                 yield number, str(error)
             if most is not None and len(self.ids) > most:

@@ -134,7 +134,7 @@ def _problems(source: BatchInput, most: int, most_bytes: int) -> list[BatchProbl
         for number, message in islice(source.problems(most, most_bytes), MOST_PROBLEMS)
     ]
     if not wrong and not source.ids:
-        return [BatchProblem(code="empty_file", message="the file holds no requests")]
+        return [BatchProblem(code="empty_file", message="the file contains no requests")]
     return wrong
 
 

@@ -69,7 +69,7 @@ def decode(line: bytes, urls: tuple[str, ...]) -> BatchRequest:
             f"url {quoted(request.url)}: must be one of {', '.join(urls)}{nearest(request.url, urls)}", "url"
         )
     if body.stream:
-        raise RequestError("body.stream: answers in a file cannot be streamed", "stream")
+        raise RequestError("body.stream: batch responses cannot be streamed", "stream")
     return request
 
 

@@ -55,14 +55,14 @@ class BatchRecord:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{self._name}: another process writes to it") from None
+            raise ConfigError(f"{self._name}: another process is writing to it") from None
         self._file.seek(0)
         whole = 0
         with open(self._file.fileno(), "rb", closefd=False) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):
                     if not (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
-                        raise self._foreign(f"line {number} is not a batch's answer")
+                        raise self._foreign(f"line {number} is not a batch response")
                     break
                 self._take(number, line)
                 whole += len(line)
@@ -72,15 +72,15 @@ class BatchRecord:
         try:
             name = msgspec.json.decode(line, type=_Known).custom_id
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise self._foreign(f"line {number} is not a batch's answer") from None
+            raise self._foreign(f"line {number} is not a batch response") from None
         if name not in self._ids:
             raise self._foreign(f"line {number} answers {quoted(name)}, which is not in the input")
         if name in self.done:
-            raise self._foreign(f"line {number} answers {quoted(name)} once more")
+            raise self._foreign(f"line {number} answers {quoted(name)} a second time")
         self.done.add(name)
 
     def _foreign(self, reason: str) -> ConfigError:
-        return ConfigError(f"{self._name}: {reason}; give an --output-file that is new, or the one of this input")
+        return ConfigError(f"{self._name}: {reason}; give a new --output-file, or the one that belongs to this input")
 
     def add(self, answer: BatchAnswer) -> None:
         """Write an answer down. Raises `ConfigError` when the disk is full."""
@@ -98,7 +98,9 @@ class BatchRecord:
                 # Whoever reads the file finds whole lines.
                 with suppress(OSError):
                     os.ftruncate(self._file.fileno(), whole)
-            raise ConfigError(f"cannot write {self._name}: {error.strerror}; the same command goes on") from error
+            raise ConfigError(
+                f"cannot write {self._name}: {error.strerror}; run the same command again to continue"
+            ) from error
 
     def __enter__(self) -> Self:
         return self

@@ -33,7 +33,8 @@ async def create_batch(request: Request) -> Response:
     source = find_file(request, body.input_file_id, "input_file_id")
     if source.purpose != "batch":
         raise RequestError(
-            f"input_file_id={quoted(body.input_file_id)}: it has the purpose {quoted(source.purpose)}", "input_file_id"
+            f"input_file_id={quoted(body.input_file_id)}: has the purpose {quoted(source.purpose)}, not 'batch'",
+            "input_file_id",
         )
     urls = batch_urls(operations_of(request.app))
     if body.endpoint not in urls:
@@ -59,7 +60,8 @@ def _window(text: str) -> int:
     seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
     if not 0 < seconds <= _LONGEST:
         raise RequestError(
-            f"completion_window={quoted(text)}: must be hours or days, such as 24h, of at most 30d", "completion_window"
+            f"completion_window={quoted(text)}: must be a number of hours or days, such as 24h, of at most 30d",
+            "completion_window",
         )
     return seconds
 
@@ -68,8 +70,8 @@ def _check_metadata(metadata: dict[str, str]) -> None:
     pairs, name_length, value_length = _MOST_METADATA
     if len(metadata) > pairs or any(len(k) > name_length or len(v) > value_length for k, v in metadata.items()):
         raise RequestError(
-            f"metadata: at most {pairs} pairs, names of at most {name_length} and values of at most {value_length} "
-            "characters",
+            f"metadata: at most {pairs} pairs are allowed, with names of at most {name_length} and values of at most "
+            f"{value_length} characters",
             "metadata",
         )
 
@@ -92,7 +94,7 @@ async def cancel_batch(request: Request) -> Response:
     """End a batch that runs; answers that are there stay."""
     batch = _find(request)
     if not batch.runs:
-        raise RequestError(f"{batch.id} has ended: it is {batch.status}", "batch_id")
+        raise RequestError(f"{batch.id} has already ended: its status is {batch.status}", "batch_id")
     batches_of(request).cancel(batch)
     return json_response(batch)
 
@@ -109,6 +111,8 @@ def _find(request: Request) -> Batch:
     batch_id = request.path_params["batch_id"]
     batch = batches_of(request).get(batch_id, owner_of(request))
     if batch is None:
-        message = f"there is no batch {quoted(batch_id)}: it was never made, or went for newer ones (--max-batches)"
+        message = (
+            f"there is no batch {quoted(batch_id)}: it never existed, or was deleted for newer ones (--max-batches)"
+        )
         raise HttpError(404, message, param="batch_id", code="batch_not_found")
     return batch

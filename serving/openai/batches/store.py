@@ -118,7 +118,9 @@ class BatchStore:
             del self._batches[name]
             self._record(name).unlink(missing_ok=True)
         if len(self._batches) >= self.max_batches:
-            raise QueueFullError(f"{self.max_batches} batches run already (--max-batches); cancel some, or wait", 60.0)
+            raise QueueFullError(
+                f"{self.max_batches} batches are already running (--max-batches); cancel some, or wait", 60.0
+            )
 
     def get(self, batch_id: str, owner: Owner) -> Batch | None:
         """A batch of this owner; None if it is not there, or another's."""
@@ -196,7 +198,7 @@ class BatchStore:
         first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
         disk = disk_problem(first)
         if disk is not None:
-            logger.warning("%s ends: %s", stored.batch.id, disk)
+            logger.warning("%s failed: %s", stored.batch.id, disk)
         elif not is_ours(error):
             logger.error("internal error in %s", stored.batch.id, exc_info=error)
         message = str(first) if is_ours(error) else "internal error; the server's log has the details"
@@ -239,7 +241,9 @@ class BatchStore:
         try:
             self._files.add(stored.owner.name, file)
         except OSError as error:
-            logger.warning("the file %s is lost when the server ends: %s", name, error.strerror)
+            logger.warning(
+                "cannot write the record of file %s, which will be lost when the server exits: %s", name, error.strerror
+            )
             self._files.add(stored.owner.name, file, lasting=False)
         return name
 
@@ -252,7 +256,11 @@ class BatchStore:
         try:
             self._save(stored)
         except OSError as error:
-            logger.warning("what became of %s is lost when the server ends: %s", stored.batch.id, error.strerror)
+            logger.warning(
+                "cannot write the results of %s, which will be lost when the server exits: %s",
+                stored.batch.id,
+                error.strerror,
+            )
 
     def _record(self, batch_id: str) -> Any:
         return self._files.folder / f"{batch_id}{_RECORD}"

@@ -33,7 +33,7 @@ class Answers:
         self._functions = functions
         self._parsers: dict[int, reply.ReplyParser] = {}
         self._arguments: dict[int, list[str]] = {}
-        """Of each answer that calls, the arguments of its last call, in pieces."""
+        """The arguments of the last call of each answer that calls, in pieces."""
 
     def deltas(self, completion: CompletionOutput) -> list[ChatDelta]:
         """The deltas of an answer's news, one for each part."""

@@ -25,7 +25,10 @@ def with_tools(body: ChatCompletionRequest) -> ChatCompletionRequest:
     """A request of the first version with its functions as tools. Raises `RequestError` for one that is of both."""
     for name in ("tools", "tool_choice"):
         if getattr(body, name):
-            raise RequestError(f"{name}: functions and function_call are its older names; give one of them", name)
+            raise RequestError(
+                f"{name}: functions and function_call are deprecated names of tools and tool_choice; use only one set",
+                name,
+            )
     choice: Any = body.function_call
     if isinstance(choice, dict):
         choice = {"type": "function", "function": choice}

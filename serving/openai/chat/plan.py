@@ -118,7 +118,7 @@ def plan_reply(
     reasoning = formats.reasoning
     if params.thinking_token_budget is not None and reasoning is None:
         raise RequestError(
-            "thinking_token_budget: the server does not know how this model marks its reasoning; start it with "
+            "thinking_token_budget: the reasoning format of this model is unknown; start the server with "
             "--reasoning-parser",
             "thinking_token_budget",
         )
@@ -156,8 +156,8 @@ def plan_reply(
 def _tool_format(formats: ReplyFormats) -> ToolFormat:
     if formats.tools is None:
         raise RequestError(
-            "tools: the server does not know how this model calls them: start it with --tool-call-parser and one of "
-            f"{', '.join(TOOL_FORMATS)}; tool_choice='none' shows them to the model and lets it answer in words",
+            "tools: the tool-call format of this model is unknown: start the server with --tool-call-parser and one "
+            f"of {', '.join(TOOL_FORMATS)}; with tool_choice='none', the model sees the tools but answers in text",
             "tools",
         )
     return formats.tools
@@ -188,7 +188,7 @@ def _with_grammar(
     try:
         return msgspec.structs.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
     except RequestError as error:
-        raise RequestError(f"tools: their schemas cannot be compiled to a grammar: {error}", "tools") from None
+        raise RequestError(f"tools: cannot compile their schemas to a grammar: {error}", "tools") from None
 
 
 def _json_schema(form: StructuredOutputsParams) -> dict[str, Any] | None:

@@ -24,8 +24,8 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
     """The messages of a request as templates read them, and the prompt; for threads. Raises `RequestError`."""
     if body.chat_template is not None and not server.options.trust_request_chat_template:
         raise RequestError(
-            "chat_template: templates in requests are off, because they are programs; the server allows them with "
-            "--trust-request-chat-template",
+            "chat_template: templates in requests are disabled, because they are programs; the server allows them "
+            "with --trust-request-chat-template",
             "chat_template",
         )
     messages = conversation(body.messages or ())
@@ -90,7 +90,7 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _plain(where: str, message: Message) -> dict[str, Any]:
     if message.content is None and message.role in _NEED_CONTENT:
         raise RequestError(
-            f"{where}.content: a message of the role {quoted(message.role)} needs content", f"{where}.content"
+            f"{where}.content: a message with role {quoted(message.role)} needs content", f"{where}.content"
         )
     plain = with_template_fields(message)
     for name in _WITHOUT_EFFECT:
@@ -122,7 +122,7 @@ def _call(where: str, call: ToolCall) -> dict[str, Any]:
 def _part(where: str, part: ContentPart) -> dict[str, Any]:
     """A part of the content. Whether the template reads one that is not text is found out with the template."""
     if is_media(part.type):
-        raise RequestError(f"{where}.type={quoted(part.type)}: this model reads text only", f"{where}.type")
+        raise RequestError(f"{where}.type={quoted(part.type)}: this model accepts text only", f"{where}.type")
     plain = with_template_fields(part)
     plain.pop("prompt_cache_breakpoint", None)
     if part.type in TEXT_TYPES:

@@ -35,7 +35,7 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse({}, allowed=False, forced=False, named=False, several=True)
-"""Of requests without any."""
+"""Tool use of requests without tools."""
 
 
 def tool_use(body: ChatCompletionRequest) -> ToolUse:
@@ -103,7 +103,7 @@ def _choice(
     if choice == "required":
         if not functions:
             raise RequestError(
-                "tool_choice='required': give tools of type 'function' with it; others are ignored", "tool_choice"
+                "tool_choice='required': requires tools of type 'function'; others are ignored", "tool_choice"
             )
         return "required", None
     if isinstance(choice, str):
@@ -142,6 +142,6 @@ def _known(tool: Any, functions: Mapping[str, Function], place: str) -> str:
     if not isinstance(name, str):
         raise RequestError(f"{place}: this field is required", place)
     if name not in functions:
-        hint = nearest(name, functions) if functions else "; give tools with it"
+        hint = nearest(name, functions) if functions else "; the request has no tools"
         raise RequestError(f"{place}={quoted(name)}: no tool has this name{hint}", place)
     return name

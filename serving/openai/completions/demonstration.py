@@ -20,7 +20,7 @@ from jaxllm.serving.openai.protocol.demonstration import GeneratedTexts, Generat
 from jaxllm.serving.text.outputs import RequestOutput
 
 _MOST_CHARACTERS = 2**20
-"""Of all prompts in a response; every line of a stream has them again."""
+"""Characters of all prompts in a response; every line of a stream has them again."""
 _MOST_IN_STREAM = 16
 """Texts in a line."""
 
@@ -43,11 +43,11 @@ def _check(body: GenerateRequest) -> None:
     """Raise `RequestError` for more text than the event loop can write without holding up the other requests."""
     n = body.n or 1
     if body.stream and n > _MOST_IN_STREAM:
-        raise RequestError(f"n={n}: a stream of whole texts has at most {_MOST_IN_STREAM}; see /v1/completions", "n")
+        raise RequestError(f"n={n}: a stream of whole texts allows at most {_MOST_IN_STREAM}; see /v1/completions", "n")
     if n * len(body.prompt) > _MOST_CHARACTERS:
         raise RequestError(
-            f"n={n}: every text begins with the prompt ({len(body.prompt)} characters), and they may have at most "
-            f"{_MOST_CHARACTERS} so; see /v1/completions",
+            f"n={n}: every text begins with the prompt ({len(body.prompt)} characters), and these copies may have at "
+            f"most {_MOST_CHARACTERS} characters; see /v1/completions",
             "n",
         )
 

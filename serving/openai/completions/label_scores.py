@@ -41,7 +41,7 @@ def _check(server: ServerState, body: LabelScoresRequest) -> int:
     if not body.label_token_ids:
         raise RequestError("label_token_ids: the list is empty", "label_token_ids")
     if len({type(item) for item in body.items}) > 1:
-        raise RequestError("items: texts and token ids cannot be mixed in one list", "items")
+        raise RequestError("items: strings and token IDs cannot be mixed in one list", "items")
     if body.cache_salt == "":
         raise RequestError("cache_salt='': must be a non-empty string", "cache_salt")
     mode = server.llm.info.logprobs_mode
@@ -83,7 +83,7 @@ def _build(
 
 
 def _token_ids(server: ServerState, field: str, given: Sequence[str | list[int]], *, special: bool) -> list[list[int]]:
-    """Of texts or token ids, all of one kind. Raises `RequestError`."""
+    """The token IDs of strings or token IDs, all of one kind. Raises `RequestError`."""
     texts = [each for each in given if isinstance(each, str)]
     if not texts:
         return [each for each in given if isinstance(each, list)]

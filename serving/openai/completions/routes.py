@@ -82,7 +82,7 @@ def prompts_of(body: CompletionRequest, limits: RequestLimits) -> list[GivenProm
         return [*split_prompts(body.prompt)]
     limits.check_width()
     if body.echo:
-        raise RequestError("echo: not compatible with prompt_embeds, which have no text; leave it out", "echo")
+        raise RequestError("echo cannot be combined with prompt_embeds, which have no text; omit it", "echo")
     texts = [] if not body.prompt else split_prompts(body.prompt)
     if len(embeds) + len(texts) > MAX_PROMPTS:
         raise RequestError(
@@ -100,7 +100,7 @@ def split_prompts(prompt: str | list[str | int | list[int]], *, most: int = MAX_
         raise RequestError("prompt: the list is empty", "prompt")
     kinds = {type(item) for item in prompt}
     if len(kinds) > 1:
-        raise RequestError("prompt: texts, token ids and lists of token ids cannot be mixed in one list", "prompt")
+        raise RequestError("prompt: strings, token IDs and lists of token IDs cannot be mixed in one list", "prompt")
     if kinds == {int}:
         return [cast("list[int]", prompt)]
     if len(prompt) > most:

@@ -176,7 +176,7 @@ def hidden_in(request: TextRequest, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _without_tokens(completion: CompletionOutput) -> CompletionOutput:
-    """Of a request for the prompt alone."""
+    """The completion of a request for the prompt alone."""
     logprobs: list[TokenChoices] | None = None if completion.logprobs is None else []
     reason = None if completion.finish_reason is None else "length"
     return replace(completion, text="", token_ids=[], logprobs=logprobs, finish_reason=reason, stop_reason=None)

@@ -25,6 +25,6 @@ def page(items: Sequence[Item], after: str | None, limit: int, most: int) -> tup
     if after is not None:
         places = [place for place, item in enumerate(items) if item.id == after]
         if not places:
-            raise RequestError(f"after={quoted(after)}: the list has no such item", "after")
+            raise RequestError(f"after={quoted(after)}: no such item in the list", "after")
         begin = places[0] + 1
     return list(items[begin : begin + limit]), begin + limit < len(items)

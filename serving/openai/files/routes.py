@@ -60,9 +60,7 @@ def _lifetime(form: Form, store: FileStore) -> int:
     """Seconds until the file expires. Raises `RequestError` for what is wrong with the form's fields."""
     purpose = form.fields.get("purpose")
     if purpose != _PURPOSE:
-        raise RequestError(
-            f"purpose={quoted(purpose)}: only files for batches are kept here, purpose 'batch'", "purpose"
-        )
+        raise RequestError(f"purpose={quoted(purpose)}: only files with purpose 'batch' are supported", "purpose")
     if form.fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise RequestError("expires_after.anchor: must be 'created_at'", "expires_after.anchor")
     text = form.fields.get("expires_after[seconds]")

@@ -58,7 +58,7 @@ class FileStore:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files, and reserved for those that are being written."""
+        """Bytes of all files, including those reserved for files that are being written."""
         return self._room.num_bytes
 
     @property
@@ -188,12 +188,12 @@ def lock_folder(folder: Path) -> IO[bytes]:
             lock = open_private(folder / "lock", "ab")
     except OSError as error:
         reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(f"files_dir={str(folder)!r}: {reason}; give a folder that can be written") from None
+        raise ConfigError(f"files_dir={str(folder)!r}: {reason}; give a writable folder") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise ConfigError(f"files_dir={str(folder)!r}: another server uses it") from None
+        raise ConfigError(f"files_dir={str(folder)!r}: in use by another server") from None
     return lock
 
 
@@ -230,12 +230,12 @@ class Room:
         flag = self._flags[kind]
         if self._used[kind][owner] + count > self._own[kind]:
             raise StorageError(
-                f"no room for more files of yours: they may be {self._own[kind]} {kind} together "
+                f"your storage is full: your files may have {self._own[kind]} {kind} in total "
                 f"(--max-stored-file-share of {flag}); delete some"
             )
         if self._all[kind] + count > self._max[kind]:
             raise QueueFullError(
-                f"no room for files: they may be {self._max[kind]} {kind} together ({flag}); delete some", 60.0
+                f"the storage is full: files may have {self._max[kind]} {kind} in total ({flag}); delete some", 60.0
             )
         self.add(owner, kind, count)
 

@@ -96,12 +96,12 @@ class _Reader:
         try:
             self._parser.write(data)
         except MultipartParseError as error:
-            raise RequestError(f"the form is broken: {shortened(error)}") from None
+            raise RequestError(f"the form is malformed: {shortened(error)}") from None
 
     def end(self) -> None:
         """The body is over. Raises `RequestError` if the form is not."""
         if not self._complete:
-            raise RequestError("the form is cut short")
+            raise RequestError("the form is truncated")
 
     def _finish(self) -> None:
         self._complete = True
@@ -119,7 +119,7 @@ class _Reader:
 
     def _check_header(self) -> None:
         if len(self._part.header) + len(self._part.value) > _MOST_HEADER_BYTES:
-            raise RequestError("the form is broken: a header is too long")
+            raise RequestError("the form is malformed: a header is too long")
 
     def _header_end(self) -> None:
         part = self._part
@@ -135,7 +135,7 @@ class _Reader:
         part.is_file = part.name == "file" and filename is not None
         if part.is_file:
             if self.form.filename is not None:
-                raise RequestError("file: only one file at a time", "file")
+                raise RequestError("file: only one file is allowed per request", "file")
             self.form.filename = (filename or b"").decode(errors="replace")[:256] or "file"
         self._num_parts += 1
         if self._num_parts > _MOST_FIELDS:

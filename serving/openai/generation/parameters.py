@@ -51,12 +51,12 @@ def sampling_params(
         given["extra_args"] = body.vllm_xargs
     if body.use_beam_search:
         if others["structured_outputs"] is not None:
-            raise RequestError("structured outputs do not go with beam search", "use_beam_search")
+            raise RequestError("structured outputs cannot be combined with beam search", "use_beam_search")
         return beam_params(body, {**given, **others}, max_tokens=max_tokens, logprobs=logprobs)
     if body.length_penalty not in (None, 1.0):
-        raise RequestError("length_penalty: only with use_beam_search", "length_penalty")
+        raise RequestError("length_penalty requires use_beam_search", "length_penalty")
     if body.early_stopping:
-        raise RequestError("early_stopping: only with use_beam_search", "early_stopping")
+        raise RequestError("early_stopping requires use_beam_search", "early_stopping")
     made = msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
     if body.stream:
         made.check_streamable()
@@ -77,9 +77,9 @@ def beam_params(
     What the model's makers recommend for drawing tokens does not matter here.
     """
     if body.stream:
-        raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
+        raise RequestError("beam search cannot be streamed: the best beams are known only at the end", "stream")
     if body.prompt_logprobs is None and "prompt_logprobs" in given:
-        raise RequestError("echo with logprobs is not compatible with beam search", "echo")
+        raise RequestError("echo with logprobs cannot be combined with beam search", "echo")
     options = BeamOptions(
         width=getattr(body, width_name(body)) or 1,
         n=body.n or 1,
@@ -110,10 +110,12 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
     """The form that the request asks for, if any. Raises `RequestError`, also if it asks for several."""
     found, names = _requested_forms(body)
     if len(found) > 1:
-        raise RequestError(f"{' and '.join(found)}: an output can have one form only; give one of them", [*found][1])
+        raise RequestError(
+            f"{' and '.join(found)}: an output can have only one constraint; give one of them", [*found][1]
+        )
     if not found:
         if body.guided_whitespace_pattern is not None:
-            raise RequestError("guided_whitespace_pattern: only with guided_json", "guided_whitespace_pattern")
+            raise RequestError("guided_whitespace_pattern requires guided_json", "guided_whitespace_pattern")
         return None
     ((source, fields),) = found.items()
     if body.guided_whitespace_pattern is not None:

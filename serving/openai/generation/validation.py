@@ -22,9 +22,9 @@ def check_generation(
     """
     if not body.stream:
         if body.stream_options is not None:
-            raise RequestError("stream_options are only for stream=true", "stream_options")
+            raise RequestError("stream_options requires stream=true", "stream_options")
     elif body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs cannot be streamed: leave stream out", "prompt_logprobs")
+        raise RequestError("prompt_logprobs cannot be streamed: omit stream", "prompt_logprobs")
     if body.cache_salt == "":
         raise RequestError("cache_salt='': must be a non-empty string", "cache_salt")
     check_sequences(body, num_prompts, limits.max_sequences)
@@ -52,7 +52,7 @@ def _check_alternatives(name: str, value: int, limits: AdmissionLimits) -> None:
     if 0 <= value <= most or (value == -1 and most >= limits.vocab_size):
         return
     if value == -1:
-        raise RequestError(f"{name}=-1: the whole vocabulary is returned only with --max-logprobs -1", name)
+        raise RequestError(f"{name}=-1: returning the whole vocabulary requires --max-logprobs -1", name)
     raise RequestError(f"{name}={value}: must be an integer from 0 to {most} (--max-logprobs)", name)
 
 
@@ -63,8 +63,8 @@ def check_max_tokens(name: str, asked: int | None, limits: AdmissionLimits) -> N
     """
     if asked is not None and asked > limits.max_model_len:
         raise BodyError(
-            f"{name}={asked}: this model's maximum context length is {limits.max_model_len} tokens, prompt and answer "
-            "together; ask for no more than that",
+            f"{name}={asked}: this model's maximum context length is {limits.max_model_len} tokens, prompt and output "
+            "together; request at most that many",
             name,
             "context_length_exceeded",
         )
@@ -77,8 +77,8 @@ def checked_priority(asked: int | None, limits: AdmissionLimits) -> int:
         raise RequestError("priority: must be a 64-bit signed integer", "priority")
     if priority and not limits.by_priority:
         raise RequestError(
-            f"priority={priority}: this server takes requests in order of arrival; it looks at priorities with "
-            "--scheduling-policy priority",
+            f"priority={priority}: this server schedules requests in order of arrival; start it with "
+            "--scheduling-policy priority to use priorities",
             "priority",
         )
     return priority
@@ -88,8 +88,8 @@ def check_texts(field: str, count: int, limits: AdmissionLimits) -> None:
     """Raise `RequestError` for more texts to pool than may ever run and wait."""
     if count > limits.max_sequences:
         raise RequestError(
-            f"{field}: {count} texts; a request may have at most {limits.max_sequences} "
-            "(--max-num-seqs and --max-queued-requests together)",
+            f"{field}: {count} strings; a request may have at most {limits.max_sequences} (--max-num-seqs and "
+            "--max-queued-requests together)",
             field,
         )
 
@@ -102,8 +102,8 @@ def check_encodable(text: str, field: str, limits: AdmissionLimits, longest_toke
     most = MOST_CONTEXTS * limits.max_model_len
     if longest_token is not None and len(text) > most * longest_token:
         raise PromptTooLongError(
-            f"{field}: {len(text)} characters; at most {most * longest_token} are encoded, {MOST_CONTEXTS} times as "
-            "many as the model's longest prompt can have",
+            f"{field}: {len(text)} characters; at most {most * longest_token} are accepted, {MOST_CONTEXTS} times the "
+            "length of the model's longest prompt",
             field,
         )
 
@@ -112,4 +112,4 @@ def check_decodable(field: str, count: int, limits: AdmissionLimits) -> None:
     """Raise `RequestError` for more token ids than are decoded at once."""
     most = MOST_CONTEXTS * limits.max_model_len
     if count > most:
-        raise RequestError(f"{field}: {count} token ids; at most {most} are decoded at once", field)
+        raise RequestError(f"{field}: {count} token IDs; at most {most} are accepted", field)

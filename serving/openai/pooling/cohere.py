@@ -68,7 +68,7 @@ async def create_cohere_embedding(request: Request) -> Response:
 def _texts(body: CohereEmbedRequest) -> tuple[list[str], str]:
     """The texts, and the field that has them. Raises `RequestError`."""
     if (body.texts is None) == (body.inputs is None):
-        raise RequestError("give either texts or inputs", "texts")
+        raise RequestError("give exactly one of texts and inputs", "texts")
     if body.texts is not None:
         texts, field = body.texts, "texts"
     else:
@@ -122,7 +122,8 @@ def _embeddings(vectors: Sequence[np.ndarray], types: Sequence[str]) -> CohereEm
             made.base64 = [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors]
         elif len(vectors[0]) % 8:
             raise RequestError(
-                f"embedding_types: {kind} needs a multiple of 8 numbers, not {len(vectors[0])}", "embedding_types"
+                f"embedding_types: {kind} needs embeddings with a multiple of 8 dimensions, not {len(vectors[0])}",
+                "embedding_types",
             )
         elif kind == "ubinary":
             made.ubinary = [_bits(each).tolist() for each in vectors]

@@ -67,7 +67,7 @@ async def pool_texts(
 ) -> tuple[Identity, list[PoolingRequestOutput]]:
     """`pool` for a body with input or messages."""
     if (body.input is None) == (body.messages is None):
-        raise RequestError("give either input or messages", "input")
+        raise RequestError("give exactly one of input and messages", "input")
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     prompts: list[Any]
     if body.messages is None:

@@ -38,8 +38,8 @@ class VectorFormat:
         self._order = sys.byteorder if order == "native" else order
         if self.encoding == "bytes" and _num_texts(body) > MOST_DESCRIBED:
             raise RequestError(
-                f"encoding_format='bytes': {_num_texts(body)} texts; a header describes at most {MOST_DESCRIBED}: use "
-                "bytes_only or base64",
+                f"encoding_format='bytes': {_num_texts(body)} texts; the metadata header describes at most "
+                f"{MOST_DESCRIBED}: use bytes_only or base64",
                 "encoding_format",
             )
 

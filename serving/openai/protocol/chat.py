@@ -82,11 +82,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     audio: Annotated[Any, Ignored("this model writes text only")] = None
     modalities: Annotated[Any, Ignored("this model writes text only", (["text"],))] = None
-    moderation: Annotated[Any, Ignored("there is no moderation")] = None
+    moderation: Annotated[Any, Ignored("moderation is not supported")] = None
     store: Annotated[Any, Ignored("chat completions are not stored; see /v1/responses", (False,))] = None
-    verbosity: Annotated[Any, Ignored("this model has one verbosity; ask for less or more in words", ("medium",))] = (
-        None
-    )
+    verbosity: Annotated[
+        Any, Ignored("this model has one verbosity; ask for shorter or longer answers in a message", ("medium",))
+    ] = None
     web_search_options: Annotated[Any, Ignored("this model does not search the web")] = None
 
 

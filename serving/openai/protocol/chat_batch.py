@@ -8,8 +8,8 @@ from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.generation import OneAnswer
 from jaxllm.serving.openai.protocol.messages import Message
 
-_NO_TOOLS = "a batch has no tools; see /v1/chat/completions"
-_WHOLE = "a batch is answered as a whole; see /v1/chat/completions"
+_NO_TOOLS = "a batch does not support tools; see /v1/chat/completions"
+_WHOLE = "a batch cannot be streamed; see /v1/chat/completions"
 
 
 class BatchChatRequest(OneAnswer, ChatCompletionRequest, kw_only=True):

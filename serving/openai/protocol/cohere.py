@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from jaxllm.serving.http.body.base import Answer, Body, Refused
 from jaxllm.serving.http.body.bounds import AtLeastOne, Int64, Text, documented
 
-_TEXT_ONLY = "this model reads text only"
+_TEXT_ONLY = "this model accepts text only"
 Vectors = list[list[float]]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 

@@ -28,7 +28,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     """Begin the text with the prompt."""
 
-    suffix: Annotated[Any, Refused("this model cannot fill in the middle of a text: leave suffix out", ("",))] = None
+    suffix: Annotated[Any, Refused("this model cannot fill in the middle of a text: omit suffix", ("",))] = None
 
 
 class CompletionChoice(Answer, kw_only=True):

@@ -6,7 +6,7 @@ from jaxllm.serving.http.body.base import Answer, Refused
 from jaxllm.serving.http.body.bounds import Text
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 
-_TEXTS = "the answer is texts alone; see /v1/completions"
+_TEXTS = "the response contains only texts; see /v1/completions"
 
 
 class GenerateRequest(CompletionRequest, kw_only=True):

@@ -27,10 +27,10 @@ from jaxllm.serving.openai.protocol.response_format import ResponseFormat, Struc
 
 _BACKEND = "grammars are compiled by llguidance"
 _ONE_EACH = "each conversation has one answer; see /v1/chat/completions"
-_TRANSFER = "there is no transfer of KV caches between servers"
-_TEXT_ONLY = "this model reads text only"
+_TRANSFER = "KV cache transfer between servers is not supported"
+_TEXT_ONLY = "this model accepts text only"
 _LENGTH = "the length is limited by max_tokens (in responses: max_output_tokens)"
-_OPTIONS = "send options beside the others, by the names they have here, such as temperature and max_tokens"
+_OPTIONS = "send options as fields of the request, under this API's names, such as temperature and max_tokens"
 
 
 class StreamOptions(Body, kw_only=True):
@@ -168,12 +168,12 @@ class GenerationRequest(Body, kw_only=True):
     """Most tokens of reasoning; -1: no limit. Only where the server tells reasoning from text."""
 
     guided_decoding_backend: Annotated[Any, Ignored(_BACKEND, ("auto", "guidance", "llguidance"))] = None
-    logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
-    watermarking: Annotated[Any, Ignored("there is no watermark", (False,))] = None
+    logits_processors: Annotated[Any, Refused("requests cannot contain code", ([],))] = None
+    watermarking: Annotated[Any, Ignored("watermarks are not supported", (False,))] = None
     return_token_offsets: Annotated[Any, Ignored("not supported; completions have logprobs.text_offset", (False,))] = (
         None
     )
-    return_prompt_text: Annotated[Any, Ignored("chat completions have it; see /tokenize, too", (False,))] = None
+    return_prompt_text: Annotated[Any, Ignored("use chat completions, or /tokenize", (False,))] = None
     return_mm_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, (True, False))] = None
     mm_payload: Annotated[Any, Refused(_TEXT_ONLY)] = None
     n_predict: Annotated[Any, Refused(_LENGTH)] = None
@@ -181,14 +181,14 @@ class GenerationRequest(Body, kw_only=True):
     options: Annotated[Any, Refused(_OPTIONS, ({},))] = None
     media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
     mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
-    routed_experts_prompt_start: Annotated[Any, Ignored("routing of experts is not returned", (0,))] = None
+    routed_experts_prompt_start: Annotated[Any, Ignored("the routing of experts is not returned", (0,))] = None
     kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     return_weight_versions: Annotated[Any, Ignored("not supported; see /metrics, weights_version", (False,))] = None
 
 
 class OneAnswer(GenerationRequest, kw_only=True):
-    """The same where several conversations are answered together: fields that ask for several answers are refused."""
+    """Several conversations answered together: fields that ask for several answers are rejected."""
 
     n: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
     best_of: Annotated[Any, Refused(_ONE_EACH, (1,))] = None

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar
 from jaxllm.serving.http.body.base import Body, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import MOST_CALLS, MOST_PARTS, Text, at_most
 
-_TEXT_ONLY = "this model reads text only"
-_CONTINUE = "continue the last message with continue_final_message beside the messages"
+_TEXT_ONLY = "this model accepts text only"
+_CONTINUE = "to continue the last message, set continue_final_message in the request"
 
 
 class ContentPart(TemplateBody, kw_only=True):
@@ -23,7 +23,7 @@ class ContentPart(TemplateBody, kw_only=True):
     audio_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
     video_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
     file: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    data: Annotated[Any, Refused("embeddings are prompts of /v1/completions, and no parts of conversations")] = None
+    data: Annotated[Any, Refused("embeddings are supported as prompts of /v1/completions only")] = None
 
 
 class CalledFunction(TemplateBody, kw_only=True):

@@ -15,7 +15,7 @@ from jaxllm.serving.http.body.bounds import (
 )
 from jaxllm.serving.openai.protocol.messages import Message
 
-_TEXT_ONLY = "this model reads text only"
+_TEXT_ONLY = "this model accepts text only"
 
 
 class PooledRequest(Body, kw_only=True):
@@ -28,13 +28,13 @@ class PooledRequest(Body, kw_only=True):
     truncate_prompt_tokens: OrMinusOne | None = None
     """Keep only this many tokens of a text that is longer, special ones included; -1: as many as the model reads."""
     truncation_side: Literal["left", "right"] | None = None
-    """With truncate_prompt_tokens: which end of a text is lost; default right. Of two texts always the right one."""
+    """With truncate_prompt_tokens: the end of a text to cut; default right, and always right for two texts."""
     priority: Int64 | None = None
     """Lower numbers go first, where the server schedules by priority; default 0."""
     request_id: str | None = None
     """Part of the response's id and of the log; by default random."""
 
-    cache_salt: Annotated[Any, Ignored("a pooling model keeps nothing of a text")] = None
+    cache_salt: Annotated[Any, Ignored("a pooling model caches nothing")] = None
     mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
 
 
@@ -76,7 +76,7 @@ class EmbeddingRequest(TextsRequest, kw_only=True):
     """Numbers of such arrays; default float32."""
     endianness: Annotated[str, documented(enum=["native", "little", "big"])] | None = None
     """Order of the bytes of such numbers; default native, the server's."""
-    truncate: Annotated[Any, Refused("see truncate_prompt_tokens and truncation_side", ("NONE",))] = None
+    truncate: Annotated[Any, Refused("use truncate_prompt_tokens and truncation_side", ("NONE",))] = None
 
     @property
     def is_normalized(self) -> bool | None:
@@ -183,7 +183,7 @@ class Classified(Answer, kw_only=True):
     label: str
     """The class with the largest probability."""
     probs: list[float]
-    """Of all classes."""
+    """Probabilities of all classes."""
     num_classes: int
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from jaxllm.serving.http.body.base import Body, Ignored, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import MOST_PARTS, NonEmpty, at_most
 
-_TEXT_ONLY = "this model reads text only"
+_TEXT_ONLY = "this model accepts text only"
 _NO_PROGRAMS = "only the model itself calls functions"
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -134,7 +134,7 @@ class ReasoningInput(Body, kw_only=True):
     """Shown to the model where there is no content."""
     content: list[ReasoningPart] | None = None
     status: ItemStatus | None = None
-    encrypted_content: Annotated[Any, Ignored("reasoning is never encrypted here: send its content")] = None
+    encrypted_content: Annotated[Any, Ignored("encrypted reasoning is not supported: send its content")] = None
 
 
 class ItemReference(Body, kw_only=True):
@@ -178,7 +178,7 @@ class ResponseTool(Body, kw_only=True):
     """Whether calls must fit the schema."""
     output_schema: dict[str, Any] | None = None
     """Accepted, without effect."""
-    defer_loading: Annotated[Any, Ignored("there is no search for tools", (False,))] = None
+    defer_loading: Annotated[Any, Ignored("tool search is not supported", (False,))] = None
     allowed_callers: Annotated[Any, Ignored(_NO_PROGRAMS, (["direct"],))] = None
 
 
@@ -190,7 +190,7 @@ class CustomTool(Body, kw_only=True):
     description: str | None = None
     format: dict[str, Any] | None = None
     """Form of the text: {type: text}, or a grammar, which is shown to the model and not enforced."""
-    defer_loading: Annotated[Any, Ignored("there is no search for tools", (False,))] = None
+    defer_loading: Annotated[Any, Ignored("tool search is not supported", (False,))] = None
     allowed_callers: Annotated[Any, Ignored(_NO_PROGRAMS, (["direct"],))] = None
 
 

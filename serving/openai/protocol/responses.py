@@ -18,7 +18,7 @@ from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS, TOOL_KINDS
 LOGPROBS = "message.output_text.logprobs"
 """What `include` may ask for."""
 
-_ONE = "a response has one answer"
+_ONE = "a response has exactly one answer"
 
 
 def any_of(*names: str) -> dict[str, Any]:
@@ -65,9 +65,9 @@ class TextSettings(Body, kw_only=True):
 
     format: TextFormat | None = None
     """Plain text, or JSON."""
-    verbosity: Annotated[Any, Ignored("this model has one verbosity; ask for less or more in words", ("medium",))] = (
-        None
-    )
+    verbosity: Annotated[
+        Any, Ignored("this model has one verbosity; ask for shorter or longer answers in a message", ("medium",))
+    ] = None
 
 
 class ReasoningSettings(Body, kw_only=True):
@@ -146,14 +146,16 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     prompt_logprobs: Annotated[Any, Ignored("responses have no logprobs of the prompt; see /v1/chat/completions")] = (
         None
     )
-    return_token_ids: Annotated[Any, Ignored("responses have no token ids; see /v1/chat/completions", (False,))] = None
-    response_format: Annotated[Any, Refused("responses call it text.format", ({"type": "text"},))] = None
-    conversation: Annotated[Any, Refused("there are no conversations; use previous_response_id")] = None
-    previous_input_messages: Annotated[Any, Refused("use previous_response_id, or send all as input", ([],))] = None
-    context_management: Annotated[Any, Ignored("nothing is compacted; see truncation", ([],))] = None
-    personality: Annotated[Any, Ignored("this model has one personality; say in instructions how it is to be")] = None
-    moderation: Annotated[Any, Ignored("there is no moderation")] = None
-    prompt: Annotated[Any, Refused("there are no prompt templates: send instructions and input")] = None
+    return_token_ids: Annotated[Any, Ignored("responses have no token IDs; see /v1/chat/completions", (False,))] = None
+    response_format: Annotated[Any, Refused("use text.format", ({"type": "text"},))] = None
+    conversation: Annotated[Any, Refused("conversations are not supported; use previous_response_id")] = None
+    previous_input_messages: Annotated[Any, Refused("use previous_response_id, or send everything as input", ([],))] = (
+        None
+    )
+    context_management: Annotated[Any, Ignored("compaction is not supported; see truncation", ([],))] = None
+    personality: Annotated[Any, Ignored("this model has one personality; describe another in instructions")] = None
+    moderation: Annotated[Any, Ignored("moderation is not supported")] = None
+    prompt: Annotated[Any, Refused("prompt templates are not supported: send instructions and input")] = None
 
 
 class RetrieveQuery(Body, kw_only=True):

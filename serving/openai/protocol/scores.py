@@ -80,8 +80,8 @@ class RerankRequest(ScoredRequest, kw_only=True):
     """Most results; 0 or none: all."""
     return_documents: bool | None = None
     """Return the documents' texts too; default true."""
-    max_chunks_per_doc: Annotated[Any, Refused("documents are not cut into chunks")] = None
-    rank_fields: Annotated[Any, Refused("documents have one field, text", (["text"],))] = None
+    max_chunks_per_doc: Annotated[Any, Refused("documents are not split into chunks")] = None
+    rank_fields: Annotated[Any, Refused("documents have only one field, text", (["text"],))] = None
 
 
 class RankedDocument(Answer, kw_only=True):

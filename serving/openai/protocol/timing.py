@@ -20,7 +20,7 @@ class RequestTiming(Answer, kw_only=True):
 
     @classmethod
     def of(cls, metrics: RequestMetrics | None, num_tokens: int) -> "RequestTiming":
-        """Of a request that has ended, with so many generated tokens."""
+        """The timing of a finished request with so many generated tokens."""
         arrival, scheduled, first, last = (
             (None, None, None, None)
             if metrics is None

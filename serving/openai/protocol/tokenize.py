@@ -34,8 +34,8 @@ class TokenizeRequest(Body, kw_only=True):
     """With messages: an argument for the chat template that many know; chat_template_kwargs comes before it."""
     tools: Annotated[list[Tool], at_most(MOST_TOOLS)] | None = None
     """Functions to show to the model."""
-    media_io_kwargs: Annotated[Any, Ignored("this model reads text only", ({},))] = None
-    mm_processor_kwargs: Annotated[Any, Ignored("this model reads text only", ({},))] = None
+    media_io_kwargs: Annotated[Any, Ignored("this model accepts text only", ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Ignored("this model accepts text only", ({},))] = None
 
 
 class TokenizeResponse(Answer, kw_only=True):

@@ -30,7 +30,7 @@ class Usage(Answer, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Of chats; 0 tokens of reasoning where the server does not tell it from content."""
+    """For chats; 0 reasoning tokens if the server does not separate reasoning from content."""
 
     @classmethod
     def total(cls, usages: "Sequence[Usage]") -> "Usage":

@@ -130,7 +130,7 @@ def _content(
         if part.type not in allowed:
             expected = " or ".join(map(repr, allowed))
             raise RequestError(
-                f"{place}.type={quoted(part.type)}: this model reads text only, in parts of type {expected} here",
+                f"{place}.type={quoted(part.type)}: this model accepts text only, in parts of type {expected}",
                 f"{place}.type",
             )
         text = part.refusal if part.type == "refusal" else part.text

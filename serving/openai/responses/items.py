@@ -66,7 +66,7 @@ def _read_item(item: dict[str, Any], path: str) -> Item | ItemReference:
     if not isinstance(kind, str) or kind not in ITEM_KINDS:
         known = ", ".join(map(repr, ITEM_KINDS))
         raise UnsupportedError(
-            f"{path}.type={quoted(kind)}: this server knows {known}{nearest(str(kind), ITEM_KINDS)}", f"{path}.type"
+            f"{path}.type={quoted(kind)}: this server supports {known}{nearest(str(kind), ITEM_KINDS)}", f"{path}.type"
         )
     body = as_body(item, ITEM_KINDS[kind], path)
     assert isinstance(body, Item | ItemReference)

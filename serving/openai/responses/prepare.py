@@ -23,7 +23,7 @@ from jaxllm.serving.openai.responses.store import ResponseStore, Turn
 Result = TypeVar("Result")
 
 _FEW_ITEMS = 64
-"""Of a conversation: about a millisecond of work."""
+"""Items of a conversation: about a millisecond of work."""
 _MOST_METADATA = (16, 64, 512)
 """Pairs, and characters of a name and of a value."""
 
@@ -43,19 +43,19 @@ def check(body: ResponsesRequest, store: ResponseStore) -> None:
     metadata = body.metadata or {}
     if len(metadata) > pairs or any(len(k) > name_length or len(v) > value_length for k, v in metadata.items()):
         raise RequestError(
-            f"metadata: at most {pairs} pairs, names of at most {name_length} and values of at most {value_length} "
-            "characters",
+            f"metadata: at most {pairs} pairs are allowed, with names of at most {name_length} and values of at most "
+            f"{value_length} characters",
             "metadata",
         )
     if body.background and body.store is False:
-        raise RequestError("background needs the response to be stored: leave store out", "background")
+        raise RequestError("background requires a stored response: omit store", "background")
     if not store.enabled:
         for field in ("store", "background", "previous_response_id"):
             if getattr(body, field):
                 raise UnsupportedError(f"{field}: {NOT_KEPT}", field)
 
 
-NOT_KEPT = "this server keeps no responses (--max-stored-responses is 0, or --api-server-count above 1)"
+NOT_KEPT = "this server stores no responses (--max-stored-responses is 0, or --api-server-count above 1)"
 
 
 def read_turn(body: ResponsesRequest, items: Sequence[Item | ItemReference], store: ResponseStore, owner: str) -> Turn:
@@ -70,7 +70,7 @@ def read_turn(body: ResponsesRequest, items: Sequence[Item | ItemReference], sto
             raise errors.unknown_response(body.previous_response_id, "previous_response_id")
         if previous.runs:
             raise RequestError(
-                f"previous_response_id={quoted(body.previous_response_id)}: it is still {previous.response.status}",
+                f"previous_response_id={quoted(body.previous_response_id)}: is still {previous.response.status}",
                 "previous_response_id",
             )
         before = previous.turn

@@ -154,11 +154,11 @@ async def retrieve_response(request: Request) -> Response:
     stored = _stored(request)
     if not query.stream:
         if query.starting_after is not None:
-            raise RequestError("starting_after is only for stream=true", "starting_after")
+            raise RequestError("starting_after requires stream=true", "starting_after")
         return json_response(stored.response)
     if stored.log is None:
         raise RequestError(
-            "stream: only a response that was made with background=true and stream=true can be streamed again",
+            "stream: only a response created with background=true and stream=true can be streamed again",
             "stream",
         )
     return _log_stream(request, stored.log, 0 if query.starting_after is None else query.starting_after + 1)
@@ -168,7 +168,7 @@ async def cancel_response(request: Request) -> Response:
     """End a response that runs in the background; one that has ended stays as it is."""
     stored = _stored(request)
     if stored.cancel is None:
-        raise RequestError("only a response that was made with background=true can be cancelled", "response_id")
+        raise RequestError("only a response created with background=true can be cancelled", "response_id")
     stored.cancel()
     return json_response(stored.response)
 

@@ -79,7 +79,7 @@ class Stored:
     cancel: Callable[[], None] | None = None
     """Ends it while it runs; for responses in the background."""
     num_bytes: int = 0
-    """Of response and events."""
+    """Size of response and events."""
 
     @property
     def runs(self) -> bool:

@@ -66,7 +66,9 @@ def _namespace_tools(namespace: NamespaceTool, path: str) -> Iterator[CallableTo
         place = f"{path}.tools[{index}]"
         read = _read(tool, place)
         if isinstance(read, NamespaceTool):
-            raise UnsupportedError(f"{place}.type: a namespace holds functions and custom tools", f"{place}.type")
+            raise UnsupportedError(
+                f"{place}.type: a namespace may contain only functions and custom tools", f"{place}.type"
+            )
         yield CallableTool(read, namespace)
 
 
@@ -75,8 +77,8 @@ def _read(tool: dict[str, Any], path: str) -> ResponseTool | CustomTool | Namesp
     if not isinstance(kind, str) or kind not in TOOL_KINDS:
         known = ", ".join(map(repr, TOOL_KINDS))
         raise UnsupportedError(
-            f"{path}.type={quoted(kind)}: only tools of the types {known} are supported; this server "
-            "runs none of its own",
+            f"{path}.type={quoted(kind)}: only tools of the types {known} are supported; this server runs no built-in "
+            "tools",
             f"{path}.type",
         )
     body = as_body(tool, TOOL_KINDS[kind], path)

@@ -79,7 +79,7 @@ class ValueTags:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The same for the key's tag."""
+        """The keys of the key's tag."""
         return tuple(dict.fromkeys((self.key, self.key.replace(" ", ""))))
 
     @property

@@ -68,7 +68,7 @@ async def show_landing(request: Request) -> Response:
         about.version, about.model = __version__, server.model_names[0]
     if "text/html" not in request.headers.get("accept", ""):
         return Response(msgspec.json.encode(about), media_type="application/json")
-    known = f"{about.model}, version {about.version}" if about.model else "This server wants a key."
+    known = f"{about.model}, version {about.version}" if about.model else "This server requires an API key."
     links = {"API and its fields": about.docs, "Models": f"{root}/v1/models", "Health": f"{root}/health"}
     page = Template(_read("landing.html")).substitute(
         about=escape(known),

@@ -88,7 +88,7 @@ class RemoteEngine:
         self.take_end("left")
 
     def reach(self, folder: str) -> str:
-        """Of no use: the supervisor has the engine serve others."""
+        """Not used: the supervisor has the engine serve others."""
         return folder
 
     def kill(self, reason: str) -> None:

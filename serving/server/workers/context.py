@@ -10,7 +10,7 @@ from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """Of one of several API server processes, for which the supervisor loads the engines and speaks.
+    """Context of one of several API server processes, for which the supervisor loads the engines and speaks.
 
     `launch_of` finds an engine by its number, `shared_metrics` has what the others have measured, `on_listening` is
     called when it answers. `scale` has the supervisor change the number of engines, and from `follow` on it tells the

@@ -45,7 +45,7 @@ class WorkerScaling:
 
     async def _answer(self, worker: Worker, size: int, seconds: float) -> None:
         if self._busy:
-            worker.tell(Scaled("ScalingBusyError", "the number of engines is being changed: ask again later"))
+            worker.tell(Scaled("ScalingBusyError", "scaling is in progress: try again later"))
             return
         self._busy = True
         try:
@@ -75,7 +75,7 @@ class WorkerScaling:
                 raise
         elif size < before:
             if all(number in self._engines.lost for number in range(size)):
-                raise RequestError(f"{PARAMETER}={size}: the engines that would be left are gone for good")
+                raise RequestError(f"{PARAMETER}={size}: the remaining engines have failed permanently")
             try:
                 await self._ask("drain", size, seconds)
             except Exception:

@@ -103,7 +103,7 @@ class ApiServers:
             self._start_worker(index)
         starting = asyncio.ensure_future(self._start(progress))
         if not await before(signals.first, starting):
-            _log.info("told to end before the model was loaded")
+            _log.info("received a signal to exit before the model was loaded")
             await cancel(starting)
             return signals.exit_code
         starting.result()
@@ -239,13 +239,13 @@ class ApiServers:
             self._none_runs.set()
         if self._ending:
             return
-        error = EngineError(f"an API server process ended by itself ({meaning})")
+        error = EngineError(f"an API server process ended unexpectedly ({meaning})")
         # One that cannot start would not the next time either.
         delay = self._budget.take() if self._all_listen.is_set() else None
         if delay is None:
             self._fail(EngineError(f"{error}{self._budget if self._all_listen.is_set() else ''}"))
             return
-        _log.error("%s; it is started again%s", error, f" in {delay:g} s" if delay else "")
+        _log.error("%s; restarting it%s", error, f" in {delay:g} s" if delay else "")
         self._shared_metrics.clear_load(worker.index)
         self._loop.call_later(delay, self._start_worker, worker.index)
 

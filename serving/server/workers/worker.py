@@ -63,6 +63,6 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """That of the engine, with our own places of modules: middleware is found there."""
+    """The engine's environment, with our own module paths: middleware is found there."""
     paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  (an entry of PYTHONPATH)
     return {**environment(), "PYTHONPATH": os.pathsep.join(paths)}

@@ -35,7 +35,7 @@ class WorkerPart:
     async def scale(self, size: int, drain_timeout: float) -> None:
         """Have the supervisor change the number of engines. Raises what `Scaling.scale` raises."""
         if self._asked is not None:
-            raise ScalingBusyError("the number of engines is being changed: ask again later")
+            raise ScalingBusyError("scaling is in progress: try again later")
         self._asked = asyncio.get_running_loop().create_future()
         try:
             self._send(Scale(size, drain_timeout))

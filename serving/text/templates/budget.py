@@ -6,7 +6,7 @@ from typing import Any, Final
 from jaxllm.errors import RequestError
 
 SECONDS: Final = 2.0
-"""Of processor time, in addition to what the input's size allows."""
+"""CPU time, in addition to what the input's size allows."""
 UNITS: Final = 1 << 24
 """Characters of output, in addition to what the input's size allows."""
 UNITS_PER_INPUT: Final = 64
@@ -52,15 +52,17 @@ class Budget:
     def copied(self, length: int) -> None:
         """Count a text or list that was made of others. Raises `TemplateLimitError` also if it is too long."""
         if length > self.largest:
-            raise TemplateLimitError(f"the template makes a text or list longer than {self.largest:,}")
+            raise TemplateLimitError(f"the template creates a string or list longer than {self.largest:,}")
         self.spend(1 + length // _COPIES)
 
     def _check(self) -> None:
         self._next = self._used + _CLOCK_UNITS
         if self._used > self.units:
-            raise TemplateLimitError(f"the template writes, or repeats, more than {self.units:,} characters or steps")
+            raise TemplateLimitError(
+                f"the template writes or iterates over more than {self.units:,} characters or steps"
+            )
         if time.thread_time() > self._deadline:
-            raise TemplateLimitError(f"the template takes more than {self._seconds:.1f} s of processor time")
+            raise TemplateLimitError(f"the template takes more than {self._seconds:.1f} s of CPU time")
 
 
 def size_of(value: Any, limit: int | None = None) -> int:

@@ -63,7 +63,7 @@ def _as_integer(budget: Budget, value: Any, *args: Any, **named: Any) -> None:
 def _summed(budget: Budget, value: Any, *_: Any, **named: Any) -> None:
     start = named.get("start", _[1] if len(_) > 1 else 0)
     if not isinstance(start, (int, float)):
-        raise TemplateLimitError("the template sums what is no number")
+        raise TemplateLimitError("the template sums values that are not numbers")
     # Items of a generator are counted as they come.
     budget.spend(len(value) if isinstance(value, Sized) else 1)
 
@@ -110,7 +110,7 @@ def _guarded_json(context: Context, value: Any, *args: Any, **named: Any) -> str
         for each in (*args, *named.values()):
             check_width(each)
             if isinstance(each, (str, list, tuple)) and size_of(each, _MOST_DIGITS) > _MOST_DIGITS:
-                raise TemplateLimitError("the template indents or separates JSON by a long text")
+                raise TemplateLimitError("the template indents or separates JSON with a string that is too long")
         indent = named.get("indent", args[1] if len(args) > 1 else None)
         if isinstance(indent, int) and indent > 32:
             raise TemplateLimitError("the template indents JSON by more than 32 spaces")

@@ -123,7 +123,7 @@ def _known_parts(
             thoughts.append(_thought(part))
         else:
             place = f"{where}.content[{index}].type"
-            raise RequestError(f"{place}={quoted(kind)}: this model reads text only", place)
+            raise RequestError(f"{place}={quoted(kind)}: this model accepts text only", place)
     return known, list(filter(None, thoughts))
 
 

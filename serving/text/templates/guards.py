@@ -18,7 +18,7 @@ _PADDING: Final = 64
 _SEARCH: Final = 1 << 28
 """Searching from the end may take as many steps as the lengths of both texts multiplied."""
 _BITS: Final = 1 << 14
-"""Of an integer that is a product or a power."""
+"""Maximum bits of an integer that is a product or a power."""
 _LONG: Final = 512
 _VIEWS: Final = (KeysView, ValuesView, ItemsView)
 _DIGITS: Final = re.compile(r"\d{5}|[{][^{}]*:[^{}]*[{]|%[^a-zA-Z%]*\*")
@@ -103,7 +103,7 @@ def _from_the_end(budget: Budget, text: Any, *args: Any, **named: Any) -> None:
     budget.copied(len(text))
     for each in (*args, *named.values()):
         if isinstance(each, (str, bytes)) and len(each) * len(text) > _SEARCH:
-            raise TemplateLimitError("the template looks for too long a text from the end")
+            raise TemplateLimitError("the template searches for too long a string from the end")
 
 
 def check_format(budget: Budget, text: Any, *args: Any, **named: Any) -> None:
@@ -111,7 +111,7 @@ def check_format(budget: Budget, text: Any, *args: Any, **named: Any) -> None:
     values = [*args, *named.values()]
     pattern = str(text)
     if _DIGITS.search(pattern):
-        raise TemplateLimitError("the template formats with a width that is large, or is an argument")
+        raise TemplateLimitError("the template formats with a width that is too large or is an argument")
     largest = max((_length(budget, value) for value in values), default=0)
     budget.copied(len(pattern) + (pattern.count("{") + pattern.count("%")) * (largest + _LONG))
 
@@ -161,7 +161,7 @@ def guarded_call(budget: Budget, called: Any, args: tuple[Any, ...], named: dict
         return called(*args, **named)
     check = _METHODS.get(name)
     if check is None or isinstance(owner, type):
-        raise TemplateLimitError(f"chat templates cannot call {type(owner).__name__}.{name} here")
+        raise TemplateLimitError(f"chat templates must not call {type(owner).__name__}.{name}")
     if name == "join" and len(args) == 1:
         args = ([*counted(budget, args[0])],)
     check(budget, owner, *args, **named)

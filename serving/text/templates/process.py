@@ -18,7 +18,7 @@ MEMORY: Final = 512 << 20
 """Bytes of memory for a job, in addition to so many times its own length:"""
 MEMORY_PER_BYTE: Final = 64
 SPARE_SECONDS: Final = 2.0
-"""Of processor time, in addition to what the budget of a rendering is; then a single step has taken too long."""
+"""CPU time, in addition to the budget of a rendering; then a single step has taken too long."""
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -66,7 +66,7 @@ def _answer(job: bytes) -> dict[str, str]:
         given: dict[str, Any] = json.loads(job)
         return {"text": apply(given.pop("template"), Conversation(**given))}
     except MemoryError:
-        return {"limit": "the template takes too much memory"}
+        return {"limit": "the template uses too much memory"}
     except TemplateLimitError as error:
         return {"limit": str(error)}
     # A template is a program of somebody else's: it raises what it likes.

@@ -74,9 +74,7 @@ def chosen(own: str | Mapping[str, str] | None, given: str | None, tools: Sequen
     else:
         template = own["tool_use"] if tools and "tool_use" in own else own.get("default")
     if template is None:
-        raise ValueError(
-            f"the model has several chat templates and none is the default: name one of {sorted(own or ())}"
-        )
+        raise ValueError(f"the model has several chat templates but no default: name one of {sorted(own or ())}")
     return template
 
 
@@ -85,7 +83,7 @@ class _Plain:
 
     def __init__(self) -> None:
         self.size = 0
-        """Of all that was copied, as `budget.size_of` counts."""
+        """Size of all that was copied, as `budget.size_of` counts."""
 
     def of(self, value: Any) -> Any:
         self.size += _ITEM
@@ -133,7 +131,7 @@ def _tag(message: dict[str, Any], template: str) -> str:
     if content is None:
         raise ValueError("continue_final_message: the final message has no content to continue")
     if "content" not in template:
-        raise ValueError("continue_final_message: the chat template shows no content")
+        raise ValueError("continue_final_message: the chat template does not output the content")
     if isinstance(content, str):
         message["content"] = content + _TAG
         return content
@@ -149,6 +147,6 @@ def _cut(rendered: str, final: str) -> str:
     """The prompt up to the mark."""
     place = rendered.rfind(_TAG.strip())
     if place < 0 or final.strip() not in rendered:
-        raise ValueError("continue_final_message: the chat template does not show the final message as it is")
+        raise ValueError("continue_final_message: the chat template alters the final message")
     keeps_spaces = rendered.startswith(_TAG, place)
     return rendered[:place] if keeps_spaces else rendered[:place].rstrip()

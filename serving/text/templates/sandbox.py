@@ -97,7 +97,7 @@ class TemplateSandbox:
         if closed:
             raise QueueFullError("the server is shutting down")
         if not answer:
-            raise TemplateLimitError("it takes too much time or memory, and was ended", "chat_template")
+            raise TemplateLimitError("rendering took too much time or memory and was stopped", "chat_template")
         told: dict[str, str] = json.loads(answer)
         if "limit" in told:
             raise TemplateLimitError(told["limit"], "chat_template")
@@ -112,7 +112,7 @@ class TemplateSandbox:
             try:
                 process = self._idle.pop() if self._idle else _Process()
             except OSError as error:
-                raise QueueFullError(f"there is no process to render templates: {error.strerror}") from None
+                raise QueueFullError(f"cannot start a process to render templates: {error.strerror}") from None
             self._busy.add(process)
         return process
 

@@ -27,7 +27,7 @@ INSTRUCTIONS = ("system", _DEVELOPER)
 """Roles of whoever says what the model is to do."""
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "qzxtool", "arguments": {"a": "b"}}}
 _MOST_SECONDS = 5.0
-"""Of all trials together. Some tens of them take milliseconds; a template that takes longer is not tried further."""
+"""Time of all trials together. Dozens of them take milliseconds; a template that takes longer is not tried further."""
 _DESCRIBED = {"description": "Text.", "parameters": {"type": "object", "properties": {}}}
 
 

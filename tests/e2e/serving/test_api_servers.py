@@ -138,7 +138,7 @@ def test_too_many_that_die_end_all(tmp_path: Path, scratch: Path) -> None:
             worker.kill()
         assert server.end() == 1
         last = server.log.splitlines()[-1]
-        assert "an API server process ended by itself (killed by SIGKILL" in last
+        assert "an API server process ended unexpectedly (killed by SIGKILL" in last
         assert "1 restarts within 600 s" in last
         psutil.wait_procs([*workers, engine], timeout=20)
         assert not any(process.is_running() for process in (*workers, engine))

@@ -18,7 +18,7 @@ def test_a_trace_shows_the_steps(http: httpx.Client) -> None:
     assert started.status_code == 200, started.text
     again = http.post("/start_profile")
     assert again.status_code == 400
-    assert "being taken already" in again.text
+    assert "already in progress" in again.text
     assert http.post("/v1/completions", json=BODY).status_code == 200
     folder = Path(http.post("/stop_profile").json()["folder"])
     assert str(folder) == started.json()["folder"]
@@ -28,7 +28,7 @@ def test_a_trace_shows_the_steps(http: httpx.Client) -> None:
     assert any("step_" in name for name in names), sorted(names)[:50]
     ended = http.post("/stop_profile")
     assert ended.status_code == 400
-    assert "no trace is being taken" in ended.text
+    assert "no trace is in progress" in ended.text
 
 
 def test_without_a_folder_there_are_none(llm: LLM) -> None:
@@ -40,6 +40,6 @@ def test_without_a_folder_there_are_none(llm: LLM) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with LLM("demo", **OPTIONS, profiler_dir=str(tmp_path / "file")) as llm:
-        with pytest.raises(RequestError, match="could not be started"):
+        with pytest.raises(RequestError, match="cannot start a trace"):
             llm.start_profile()
         assert llm.generate("Mira is", use_tqdm=False)[0].finished

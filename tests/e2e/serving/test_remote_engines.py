@@ -96,9 +96,9 @@ def test_another_host_takes_part(pair: Any) -> None:
     half_open = socket.create_connection(("127.0.0.1", cluster.port))
     noise(cluster.port)
     for name, flags, secret, first, reason in (
-        ("wrong-secret", (), "another secret, that is long", 5, "refuses the secret"),
+        ("wrong-secret", (), "another secret, that is long", 5, "rejects the secret"),
         ("wrong-model", ("--seed", "5"), "", 5, "seed is 5 on this host, and 0 on the server"),
-        ("wrong-rank", (), "", 0, "engines 0 to 0: other hosts may have 1 to 63 here"),
+        ("wrong-rank", (), "", 0, "engines 0 to 0: other hosts must use 1 to 63"),
     ):
         with cluster.host(name, *flags, secret=secret, first=first) as stranger:
             assert stranger.process.wait(SECONDS) == 2, stranger.log
@@ -118,7 +118,7 @@ def test_a_host_that_joins_later_is_used_by_scaling(pair: Any) -> None:
 
     nobody = scale(3)
     assert nobody.status_code == 400
-    assert "no host has joined that has a place for engine 2" in nobody.json()["error"]["message"]
+    assert "no host with room for engine 2 has joined" in nobody.json()["error"]["message"]
     with cluster.host("spare", first=2) as spare:
         spare.wait_for("joined")
         assert scale(3).status_code == 200

@@ -139,7 +139,7 @@ def test_where_nothing_is_left_the_request_is_refused(engine: Engine, tokenizer:
     assert len(found["other"][0]) == 10
     (*_, last) = found["stuck"][1]
     assert last.finish_reason == "abort"
-    assert "no token is left" in (last.refusal or "")
+    assert "no token can follow" in (last.refusal or "")
     assert found["stuck"][0] == []
 
 

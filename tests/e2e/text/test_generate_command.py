@@ -54,7 +54,7 @@ def test_a_file(run_python: RunPython, llm: LLM, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "/nowhere/at/all"], "there is no such folder"),
+        (["--model", "/nowhere/at/all"], "no such folder"),
         (["--max-model-len", "100000", "--num-gpu-blocks-override", "8"], "max_model_len"),
         (["--prompt-logprobs", "-7"], "prompt_logprobs=-7"),
     ],

@@ -211,7 +211,7 @@ def test_more_prompts_than_slots_in_order(llm: LLM) -> None:
         (["fine", "word " * 300], {}, "prompt 1: the prompt has .* tokens.*max_model_len=256"),
         (["fine", [5, 1 << 20]], {}, "prompt 1: prompt token 1 is 1048576"),
         (["fine", "a\ud800"], {}, "prompt 1: not valid Unicode"),
-        (["fine", None], {}, "prompt 1: a prompt is text or a list of token ids"),
+        (["fine", None], {}, "prompt 1: a prompt must be a string or a list of token IDs"),
         (["fine"], {"logprobs": 21}, "logprobs=21: at most 20"),
         (["fine"], {"stop_token_ids": [1 << 20]}, "stop_token_ids"),
         (["fine"], {"allowed_token_ids": [1 << 20]}, "allowed_token_ids"),
@@ -247,7 +247,7 @@ def test_the_engine_beneath_lives_as_long_as_somebody_has_it() -> None:
     engine.close()
     engine.close()
     for call in (engine.step, lambda: engine.add_request("c", PROMPTS[0]), lambda: engine.abort_request("b")):
-        with pytest.raises(EngineError, match="this engine is closed: make a new one"):
+        with pytest.raises(EngineError, match="this engine is closed: create a new one"):
             call()
 
 
@@ -303,7 +303,7 @@ def test_functions_and_methods_reach_the_engine() -> None:
         limit = llm.llm_engine.engine.info.max_model_len
         assert llm.collective_rpc("max_model_len", args=(1,), kwargs={"times": 2}) == [2 * (limit + 1)]
         assert llm.collective_rpc(lambda worker: worker.rank) == [0]
-        with pytest.raises(RequestError, match="no method of the worker"):
+        with pytest.raises(RequestError, match="the worker has no such method"):
             llm.collective_rpc("engine")
         assert llm.get_world_size() == 1
         llm.generate(PROMPTS[0], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)

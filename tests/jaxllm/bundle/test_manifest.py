@@ -53,23 +53,23 @@ def test_each_stage_has_its_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "broken: Input data was truncated"),
-        ("{", "broken: "),
-        ("[]", "broken: Expected `object`, got `array`"),
-        ("[" * 100_000, "broken: "),
-        ("\x00\x01", "broken: "),
-        ({}, "broken: Object missing required field `format`"),
-        ({"format": "zip", "version": 1}, "not a bundle of executables, its format is 'zip'"),
-        ({"format": "jaxllm executables", "version": 2}, "version 2 of the format, and this jaxllm reads version 1"),
-        (manifest(num_pages=-1), "broken: Expected `int` >= 2"),
-        (manifest(num_pages="9"), "broken: Expected `int`, got `str`"),
-        (manifest(surprise=1), "broken: Object contains unknown field `surprise`"),
-        (with_file("/etc/passwd"), "impossible file name '/etc/passwd'"),
-        (with_file("../step_8.bin"), "impossible file name '../step_8.bin'"),
-        (with_file("a/step_8.bin"), "impossible file name"),
-        (with_file("step_8.bin\n"), "impossible file name"),
-        (with_file(".."), "impossible file name"),
-        (with_file("manifest.json"), "impossible file name"),
+        ("", "invalid: Input data was truncated"),
+        ("{", "invalid: "),
+        ("[]", "invalid: Expected `object`, got `array`"),
+        ("[" * 100_000, "invalid: "),
+        ("\x00\x01", "invalid: "),
+        ({}, "invalid: Object missing required field `format`"),
+        ({"format": "zip", "version": 1}, "not a bundle of executables: its format is 'zip'"),
+        ({"format": "jaxllm executables", "version": 2}, "format version 2, but this jaxllm reads version 1"),
+        (manifest(num_pages=-1), "invalid: Expected `int` >= 2"),
+        (manifest(num_pages="9"), "invalid: Expected `int`, got `str`"),
+        (manifest(surprise=1), "invalid: Object contains unknown field `surprise`"),
+        (with_file("/etc/passwd"), "invalid file name '/etc/passwd'"),
+        (with_file("../step_8.bin"), "invalid file name '../step_8.bin'"),
+        (with_file("a/step_8.bin"), "invalid file name"),
+        (with_file("step_8.bin\n"), "invalid file name"),
+        (with_file(".."), "invalid file name"),
+        (with_file("manifest.json"), "invalid file name"),
     ],
     ids=lambda value: None if isinstance(value, dict) or len(value) > 40 else value or "empty",
 )
@@ -83,7 +83,7 @@ def test_a_bad_manifest_is_refused(tmp_path: Path, content: Any, message: str) -
 def test_a_folder_without_a_bundle(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         read_manifest(tmp_path / "missing")
-    with pytest.raises(ConfigError, match=r"not a bundle of executables, it has no manifest\.json"):
+    with pytest.raises(ConfigError, match=r"not a bundle of executables: it has no manifest\.json"):
         read_manifest(tmp_path)
 
 
@@ -106,5 +106,5 @@ def test_a_file_is_what_was_written(tmp_path: Path) -> None:
     elsewhere.write_bytes(DATA)
     file.unlink()
     file.symlink_to(elsewhere)
-    with pytest.raises(ConfigError, match="not a plain file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_file(tmp_path, saved)

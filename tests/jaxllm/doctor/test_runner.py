@@ -35,7 +35,7 @@ def test_a_stage_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
     report, said = run_one("hangs", tmp_path, seconds=4)
     assert time.monotonic() - begin < 30
     assert report.status == "failed"
-    assert report.summary == ("did not end within 4 s while it did this: waiting for a device that never answers")
+    assert report.summary == ("did not end within 4 s during: waiting for a device that never answers")
     assert report.doing == said[-1] == "waiting for a device that never answers"
     assert report.advice == "look at the device"
     # What it started is ended as well: it might hold the device. A zombie has no command line.
@@ -50,7 +50,7 @@ def test_a_stage_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
 def test_a_stage_that_crashes_names_its_signal(tmp_path: Path) -> None:
     report, _ = run_one("crashes", tmp_path)
     assert report.status == "failed"
-    assert report.summary == "was ended by SIGSEGV while it did this: compiling for the device"
+    assert report.summary == "was ended by SIGSEGV during: compiling for the device"
     assert report.advice == "look at the device"
 
 
@@ -64,7 +64,7 @@ def test_an_exception_is_the_summary_and_its_traceback_the_log(tmp_path: Path) -
 def test_an_error_that_says_what_to_do_needs_no_traceback(tmp_path: Path) -> None:
     report, _ = run_one("misconfigured", tmp_path)
     assert report.status == "failed"
-    assert report.summary == "model 'demo': there is no such folder"
+    assert report.summary == "model 'demo': no such folder"
     assert report.log == []
 
 

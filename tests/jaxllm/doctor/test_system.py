@@ -79,7 +79,7 @@ def test_a_lock_that_was_left_behind(machine: dict[str, Any], tmp_path: Path) ->
     ("driver", "versions", "says"),
     [
         ("580.1", {"jax": "0.11.0"}, "pip install 'jax[cuda13]'"),
-        ("570.2", {"jax": "0.11.0", "jax-cuda13-plugin": "0.11.0"}, "does not run CUDA 13"),
+        ("570.2", {"jax": "0.11.0", "jax-cuda13-plugin": "0.11.0"}, "is too old for CUDA 13"),
         ("580.1", {"jax": "0.11.0", "jaxlib": "0.10.2", "jax-cuda13-plugin": "0.11.0"}, "jaxlib 0.10.2 does not"),
         (None, {"jax": "0.11.0"}, "no driver is loaded"),
     ],

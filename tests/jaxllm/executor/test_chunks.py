@@ -21,12 +21,12 @@ from tests.pallas_kernels.paged_attention.test_random_batches import batches, pa
 def test_pages_that_do_not_divide_chunks_are_an_error(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "Llama-4-Scout-17B-16E.json", tmp_path / "config.json")
     options = {"model": str(tmp_path), "max_model_len": 32768}
-    with pytest.raises(ConfigError, match="block_size=48: attention within chunks of 8192 tokens"):
+    with pytest.raises(ConfigError, match="block_size=48: must divide the attention chunk of 8192 tokens"):
         resolve_config(EngineConfig.from_options({**options, "block_size": 48}))
     resolved = resolve_config(EngineConfig.from_options(options))
     # A table without end, and three of 12 layers that keep a chunk.
     assert resolved.cache_groups.windows == (0, 8192, 8192, 8192)
-    with pytest.raises(ValueError, match="pages that divide them, not of 16"):
+    with pytest.raises(ValueError, match="page size 16 must divide"):
         chunked_batch(make_inputs(Case("one", ((1, 9),))).batch, 24, 16)
 
 

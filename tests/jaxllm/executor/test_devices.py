@@ -41,8 +41,8 @@ def test_sizes(options: dict[str, Any], size: int | None) -> None:
     ("options", "message"),
     [
         ({"mesh": "modle=2"}, "unknown axis 'modle'.*data, model"),
-        ({"mesh": "model"}, "expected names and numbers"),
-        ({"mesh": "model=0"}, "expected names and numbers"),
+        ({"mesh": "model"}, "expected axis names and sizes"),
+        ({"mesh": "model=0"}, "expected axis names and sizes"),
         ({"mesh": "model=2", "tensor_parallel_size": 4}, "contradicts"),
         ({"tensor_parallel_size": 0}, "at least 1"),
         ({"tensor_parallel_size": "many"}, "tensor_parallel_size='many': expected int or 'auto'"),
@@ -109,7 +109,7 @@ def test_tpus_do_not_compute_in_float16(tmp_path: Path, caplog: pytest.LogCaptur
     device = one_tpu()
     with caplog.at_level(logging.WARNING):
         assert resolve_config(EngineConfig.from_options({"model": model}), [device]).dtype == "bfloat16"
-    assert "bfloat16 in place of the checkpoint's float16" in caplog.text
+    assert "bfloat16 instead of the checkpoint's float16" in caplog.text
     with pytest.raises(ConfigError, match="dtype='float16': not supported on TPUs; use bfloat16"):
         resolve_config(EngineConfig.from_options({"model": model, "dtype": "half"}), [device])
 

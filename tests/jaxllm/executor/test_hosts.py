@@ -31,7 +31,7 @@ def four_chips(tmp_path: Path) -> Path:
 def test_several_hosts(four_chips: Path) -> None:
     with pytest.raises(ConfigError, match=r"one of the 4 hosts in TPU_WORKER_HOSTNAMES.*TPU_PROCESS_BOUNDS=1,1,1"):
         check_one_host({"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "1"}, four_chips)
-    with pytest.raises(ConfigError, match="TPU_TOPOLOGY=4x4 has 16 chips, and this host 4"):
+    with pytest.raises(ConfigError, match="TPU_TOPOLOGY=4x4 has 16 chips, but this host has 4"):
         check_one_host({"TPU_TOPOLOGY": "4x4"}, four_chips)
 
 

@@ -43,7 +43,7 @@ def test_programs_give_away_what_they_update_and_return_what_they_declare(progra
 
 
 def test_a_program_of_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(EngineError, match="program 'set_paegs' is unknown; there are steps and empty_state"):
+    with pytest.raises(EngineError, match=r"program 'set_paegs' is unknown \(known: steps and empty_state"):
         find_record("set_paegs")
 
 

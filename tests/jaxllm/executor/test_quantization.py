@@ -35,10 +35,10 @@ def test_what_fits_is_accepted(tmp_path: Path, section: dict[str, Any] | None, m
 @pytest.mark.parametrize(
     ("section", "method", "message"),
     [
-        (AWQ, "gptq", "'gptq': the checkpoint is quantised by 'awq'; leave quantization out"),
-        (AWQ, "int8", "'int8': the checkpoint is quantised by 'awq'"),
-        (None, "awq", "'awq': the checkpoint is not quantised; choose one of int8, int4, fp8"),
-        ({"quant_method": "hqq"}, None, "quantised by 'hqq' cannot be read; supported methods are awq, "),
+        (AWQ, "gptq", "'gptq': the checkpoint is quantized with 'awq', which needs no flag; omit quantization"),
+        (AWQ, "int8", "'int8': the checkpoint is quantized with 'awq'"),
+        (None, "awq", "'awq': the checkpoint is not quantized; choose one of int8, int4, fp8"),
+        ({"quant_method": "hqq"}, None, "quantized with 'hqq' cannot be read; supported methods are awq, "),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -82,8 +82,8 @@ def test_no_abbreviations(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--block-size", "x"], "--block-size: 'x' is not a whole number"),
-        (["--block-size", "1e400k"], "is not a whole number"),
+        (["--block-size", "x"], "--block-size: 'x' is not an integer"),
+        (["--block-size", "1e400k"], "is not an integer"),
         (["--block-size"], "expected one argument"),
         (["--gpu-memory-utilization", "half"], "--gpu-memory-utilization: invalid float value: 'half'"),
         (["--dtype", "int7"], "choose from"),
@@ -104,10 +104,10 @@ def test_help_shows_defaults_bounds_choices_and_sections() -> None:
     parser = FlagParser()
     add_engine_flags(parser)
     text = re.sub(r"\s+", " ", parser.format_help())
-    assert "Most compiled grammars that are kept. (default: 256; at least 1)" in text
+    assert "Maximum number of compiled grammars in the cache. (default: 256; at least 1)" in text
     assert "Default: 64 on TPU, else 16. (1 to 256)" in text
     assert "{auto,float32,bfloat16,float16}" in text
-    assert "scheduler options: Who runs in a step." in text
+    assert "scheduler options: Limits and order of the requests that run in a step." in text
     assert "(default: on)" in text
     assert "trust-remote-code" not in text
 
@@ -210,11 +210,11 @@ def test_dots_in_values_and_in_unknown_flags_stay(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('--structured-outputs-config {"enable_in_reasoning":true}', "grammars begin after the reasoning"),
+        ('--structured-outputs-config {"enable_in_reasoning":true}', "grammars always begin after the reasoning"),
         ('--structured-outputs-config {"bakend":"auto"}', "unknown key 'bakend'; did you mean 'backend'"),
-        ("--kv-cache-dtype-skip-layers 0 1", "all layers have the --kv-cache-dtype"),
+        ("--kv-cache-dtype-skip-layers 0 1", "--kv-cache-dtype applies to all layers"),
         ("--tokenizer-mode mistral", "the fast tokenizer of the model's folder"),
-        ('--additional-config {"a":1}', "no platforms with options of their own"),
+        ('--additional-config {"a":1}', "no platform has options of its own"),
     ],
 )
 def test_what_would_change_results_is_refused(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_objects_are_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--names", "[1, 2]"], "--names: [1, 2] is not a list of texts"),
+        (["--names", "[1, 2]"], "--names: [1, 2] is not a list of strings"),
         (["--names"], "expected at least one argument"),
         (["--extra", "[]"], "--extra: '[]' is not a JSON object"),
     ],
@@ -301,5 +301,5 @@ def test_wrong_texts_and_objects(arguments: list[str], expected: str, capsys: py
     "options", [{"names": "a"}, {"names": ["a"]}, {"names": (1,)}, {"extra": []}, {"extra": {1: 2}}]
 )
 def test_wrong_containers_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"expected texts|expected names and values"):
+    with pytest.raises(ConfigError, match=r"expected a list of strings|expected a mapping"):
         Texts(**options)

@@ -100,9 +100,9 @@ def test_another_secret_is_told(ours: str | None, theirs: str | None) -> None:
     port = free_ports()
     leader, follower = LeaderGroup(place(0, port), ours), FollowerGroup(place(1, port), theirs)
     try:
-        with pytest.raises(ConfigError, match="another secret"):
+        with pytest.raises(ConfigError, match="a different secret"):
             follower.join(20)
-        with pytest.raises(EngineError, match=r"process 1 of 2 has not come within 0.1 s"):
+        with pytest.raises(EngineError, match=r"process 1 of 2 did not connect within 0.1 s"):
             leader.join(0.1)
     finally:
         follower.close()
@@ -113,10 +113,10 @@ def test_two_engines_on_one_port() -> None:
     port = free_ports()
     leader = LeaderGroup(place(0, port), None)
     try:
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is in use: another engine leads there"):
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is in use, by another engine"):
             LeaderGroup(place(0, port), None)
         other = FollowerGroup(place(2, port, size=3), None)
-        with pytest.raises(ConfigError, match="it is process 2 of 3, and this engine has 2"):
+        with pytest.raises(ConfigError, match="it is process 2 of 3, but this engine has 2"):
             other.join(20)
         other.close()
     finally:
@@ -125,7 +125,7 @@ def test_two_engines_on_one_port() -> None:
 
 def test_nobody_leads() -> None:
     follower = FollowerGroup(place(1, free_ports()), None)
-    with pytest.raises(EngineError, match=r"has not begun with this one, process 1 of 2, within 0.2 s"):
+    with pytest.raises(EngineError, match=r"did not start together with process 1 of 2 within 0.2 s"):
         follower.join(0.2)
     follower.close()
 
@@ -153,8 +153,8 @@ def test_strangers_change_nothing() -> None:
     [
         (0, signal.SIGKILL, "the connection to the first process"),
         (1, signal.SIGKILL, "the connection to process 1"),
-        (0, signal.SIGSTOP, "silent for 1 s"),
-        (1, signal.SIGSTOP, "silent for 1 s"),
+        (0, signal.SIGSTOP, "sent nothing for 1 s"),
+        (1, signal.SIGSTOP, "sent nothing for 1 s"),
     ],
 )
 def test_a_process_that_is_killed_or_falls_silent_ends_the_other(ended: int, how: signal.Signals, line: str) -> None:

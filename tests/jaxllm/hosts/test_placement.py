@@ -56,7 +56,7 @@ def test_ray_says_where() -> None:
     expected = Placement(2, 1, "fd00::1", 4000, "Ray")
     assert place({**LWS, **expected.variables}, **options) == expected
     assert place({}, **options | {"nnodes": 1}) is None
-    with pytest.raises(ConfigError, match="has not started this process"):
+    with pytest.raises(ConfigError, match="this process was not started by Ray"):
         place(LWS, **options)
 
 

@@ -25,5 +25,5 @@ def test_one_machine_needs_none(address: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_stages_on_several_hosts_are_refused_before_anybody_waits(rank: int) -> None:
     options = {"pipeline_parallel_size": 2, "nnodes": 2, "node_rank": rank}
-    with pytest.raises(ConfigError, match="=2: stages are devices of one process, and nnodes=2: no stage can send"):
+    with pytest.raises(ConfigError, match="=2: all stages must be in one process, but nnodes=2"):
         join(EngineConfig.from_options(options), {})

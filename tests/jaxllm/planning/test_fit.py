@@ -39,7 +39,10 @@ def test_requests_are_as_long_as_a_chip_holds(
     found = fitted(absent["v6e-1"], model)
     assert 100_000 < found.max_model_len < 131_072
     assert found.max_model_len % 1024 == 0
-    assert f"max_model_len is {found.max_model_len}, not the model's 131072: the KV cache holds no more" in caplog.text
+    assert (
+        f"max_model_len is reduced to {found.max_model_len}, from the model's 131072, to fit the KV cache"
+        in caplog.text
+    )
     with pytest.raises(CapacityError, match=r"max_model_len=131072 does not fit.*would fit: --max-model-len 1\d{5}"):
         fitted(absent["v6e-1"], model, max_model_len=131_072)
     assert fitted(absent["v6e-1"], model, max_model_len=65_536).max_model_len == 65_536
@@ -67,7 +70,10 @@ def test_where_all_chips_hold_no_longest_request_it_is_shorter(
 
 def test_what_does_not_fit_says_what_would(absent: dict[str, TargetDevices], tmp_path: Path) -> None:
     model = write_model(tmp_path, **LLAMA_3_1)
-    message = r"weights and state need 15\.0 GiB on each device, and 14\.4 GiB are usable; would fit: .*parallel-size 4"
+    message = (
+        r"weights and state need 15\.0 GiB on each device, but only 14\.4 GiB are usable; this would fit: "
+        r".*parallel-size 4"
+    )
     with pytest.raises(CapacityError, match=message):
         fitted(absent["v5e-8"], model, tensor_parallel_size=1)
     with pytest.raises(CapacityError, match="would fit: --tensor-parallel-size 4 --topology 2x2"):
@@ -123,14 +129,14 @@ def test_gpus_that_are_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cap
     assert fit_here(resolve_config(config)).max_model_len < 131_072, "something else is in it"
     here(monkeypatch, "gpu", 1, 14 * GIB)
     with pytest.raises(
-        CapacityError, match=r"15\.0 GiB on each .* 13\.7 .*would fit: 4 such devices, of which 1 are here"
+        CapacityError, match=r"15\.0 GiB on each .* 13\.7 .*would fit: 4 such devices \(this machine has 1\)"
     ):
         fit_here(resolve_config(config))
     with caplog.at_level(logging.INFO):
         here(monkeypatch, "gpu", 4, 36 * GIB)
         fit_here(resolve_config(config))
-    assert caplog.text.count("3 of 4 devices are not used") == 1
-    assert "CUDA_VISIBLE_DEVICES leaves them to others" in caplog.text
+    assert caplog.text.count("3 of 4 devices are unused") == 1
+    assert "hide them from this process with CUDA_VISIBLE_DEVICES" in caplog.text
 
 
 def test_a_device_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,5 +152,7 @@ def test_weights_of_a_pooling_model(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     config = EngineConfig.from_options({"model": write_model(tmp_path), "dtype": "float32"})
     resolved = resolve_config(config)
     check_weights(resolved, LLAMA_3_8B_WEIGHTS)
-    with pytest.raises(CapacityError, match=r"need 29\.9 GiB on each device, and 19\.6 .*would fit: --dtype bfloat16"):
+    with pytest.raises(
+        CapacityError, match=r"need 29\.9 GiB on each device, but only 19\.6 .*would fit: --dtype bfloat16"
+    ):
         check_weights(resolved, 2 * LLAMA_3_8B_WEIGHTS)

@@ -29,15 +29,15 @@ def test_this_machine(device: str | None) -> None:
         (
             "h100",
             None,
-            r"there is none here, and only TPUs can be planned for without one \(v4, v5e, v5p, v6e, tpu7x\)",
+            r"this machine has none, and only TPUs can be planned without one \(v4, v5e, v5p, v6e, tpu7x\)",
         ),
-        ("tpu", None, "there is none here"),
-        ("cpu", "2x2", "--topology 2x2: only for a --device that is a TPU"),
-        ("v6e", "", "expected the chips along each axis, such as 2x2"),
-        ("v6e", "8", "expected the chips along each axis, such as 2x2"),
-        ("v5p", "2x2x1x1", "expected the chips along each axis, such as 2x2x1"),
-        ("v6e", "2x-2", "expected the chips along each axis"),
-        ("v6e", "0x2", "expected the chips along each axis"),
+        ("tpu", None, "this machine has none"),
+        ("cpu", "2x2", "--topology 2x2: requires a TPU as --device"),
+        ("v6e", "", "expected the number of chips along each axis, such as 2x2"),
+        ("v6e", "8", "expected the number of chips along each axis, such as 2x2"),
+        ("v5p", "2x2x1x1", "expected the number of chips along each axis, such as 2x2x1"),
+        ("v6e", "2x-2", "expected the number of chips along each axis"),
+        ("v6e", "0x2", "expected the number of chips along each axis"),
     ],
 )
 def test_devices_that_there_are_not(device: str, topology: str | None, message: str) -> None:
@@ -65,7 +65,7 @@ def test_the_smallest_usual_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     find_target("v6e", "1x2", 2)
     find_target("v5p", "1x2x1", 2)
     assert asked[4:] == [("v6e:1x2", (1, 2, 1)), ("v5p:1x2x1", (1, 2, 1))], "a part of a host"
-    with pytest.raises(ConfigError, match="has 8 devices, and the engine needs 16"):
+    with pytest.raises(ConfigError, match="has 8 devices, but the engine needs 16"):
         find_target("v6e", "2x4", 16)
 
 

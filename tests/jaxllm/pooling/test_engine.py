@@ -124,10 +124,10 @@ def test_tokens_of_long_and_short_texts(engine: PoolingEngine) -> None:
     [
         ([], {}, "the prompt is empty"),
         ([5, 2000], {}, "prompt token 1 is 2000"),
-        ([5], {"task": "classify"}, "does embed, token_embed"),
-        ([5], {"use_activation": True}, "is for class scores"),
+        ([5], {"task": "classify"}, "supports embed, token_embed"),
+        ([5], {"use_activation": True}, "applies to class scores"),
         ([5], {"dimensions": 129}, "have 128"),
-        ([5], {"step_tag_id": 3}, "step_tag_id: is for task='token_classify'"),
+        ([5], {"step_tag_id": 3}, "step_tag_id: requires task='token_classify'"),
     ],
 )
 def test_wrong_requests(engine: PoolingEngine, token_ids: list[int], params: dict[str, Any], message: str) -> None:
@@ -145,7 +145,7 @@ def test_wrong_requests(engine: PoolingEngine, token_ids: list[int], params: dic
         ({"dimensions": 0}, "dimensions=0: must be at least 1"),
         ({"truncate_prompt_tokens": -2}, "must be at least 1, or -1"),
         ({"normalize": 1}, "must be true or false"),
-        ({"softmax": True, "activation": False}, "mean the same"),
+        ({"softmax": True, "activation": False}, "are synonyms"),
         ({"normalise": True}, "did you mean 'normalize'"),
         ({"step_tag_id": -3}, "must be an integer of at least 0"),
         ({"returned_token_ids": [0, True]}, "returned_token_ids: True must be an integer"),
@@ -159,13 +159,13 @@ def test_wrong_parameters(params: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runner": "pooling", "convert": "none"}, "convert='none': LlamaForCausalLM generates"),
+        ({"runner": "pooling", "convert": "none"}, "convert='none': LlamaForCausalLM is a generative model"),
         ({"runner": "pooling", "pooler_config": {"pooling_tpye": "last"}}, "did you mean 'pooling_type'"),
         ({"runner": "pooling", "pooler_config": {"pooling_type": "max"}}, "choose one of last, mean, cls"),
         ({"runner": "pooling", "pooler_config": {"tok_pooling_type": "LAST"}}, "choose one of all, step"),
-        ({"runner": "pooling", "pooler_config": {"pooling_type": "STEP"}}, "give step_tag_id"),
-        ({"runner": "pooling", "pooler_config": {"task": "classify"}}, "does embed, token_embed"),
-        ({"runner": "pooling", "tensor_parallel_size": 2}, "one device so far"),
+        ({"runner": "pooling", "pooler_config": {"pooling_type": "STEP"}}, "requires step_tag_id"),
+        ({"runner": "pooling", "pooler_config": {"task": "classify"}}, "supports embed, token_embed"),
+        ({"runner": "pooling", "tensor_parallel_size": 2}, "one device; start several servers"),
         ({"convert": "classify"}, "score.weight"),
     ],
 )

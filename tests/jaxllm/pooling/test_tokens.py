@@ -51,7 +51,7 @@ def test_classes_of_tokens(tmp_path: Path, architecture: str) -> None:
         assert (engine.info.pooling.tasks, engine.info.pooling.size) == (("token_classify",), 3)
         found = pool(engine, TEXTS)
         second = pool(engine, TEXTS[3:], PoolingParams(use_activation=False, returned_token_ids=[2, 0]))
-        with pytest.raises(RequestError, match="there are 3 classes"):
+        with pytest.raises(RequestError, match="the model has 3 classes"):
             engine.add_request(request("x", TEXTS[0], PoolingParams(returned_token_ids=[3])))
     for text, scores in zip(TEXTS, found, strict=True):
         wanted = torch.softmax(torch.tensor(logits(model, text)), -1).numpy()

@@ -59,7 +59,7 @@ def test_requests_come_and_go() -> None:
     assert step(0, 2) == [None] * 2
     host.forget(everyone[0])
     told.fails = True
-    assert step(2, 1) == [f"the logits processor {host.name} has failed: OSError"] * 2
+    assert step(2, 1) == [f"logits processor {host.name} failed: OSError"] * 2
     told.fails = False
     host.forget(everyone[1])
     assert step(2) == [None]

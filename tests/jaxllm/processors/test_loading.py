@@ -54,7 +54,7 @@ def test_by_class_by_name_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) ->
     found = {("vllm.logits_processors", "mine"): [point], ("vllm.logits_processors", None): [point]}
     monkeypatch.setattr(metadata, "entry_points", lambda group, name=None: found.get((group, name), []))
     assert loaded("mine") == (LogitsProcessor,)
-    with pytest.raises(ConfigError, match=r"'yours': give package.module:Class.*installed are mine"):
+    with pytest.raises(ConfigError, match=r"'yours': expected package.module:Class.*installed: mine"):
         loaded("yours")
 
 
@@ -64,9 +64,9 @@ def test_by_class_by_name_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) ->
         ("no_such_module:Class", "ModuleNotFoundError"),
         (f"{HERE}:Nothing", "AttributeError"),
         (f"{HERE}:process_dict_updates", "not a class"),
-        ("collections:OrderedDict", "has no apply, update_state, is_argmax_invariant"),
-        ("__main__:Nothing", "can be imported"),
-        ([3], "expected texts"),
+        ("collections:OrderedDict", "lacks apply, update_state, is_argmax_invariant"),
+        ("__main__:Nothing", "importable module"),
+        ([3], "expected a list of strings"),
     ],
 )
 def test_what_is_wrong_is_told(given: Any, says: str) -> None:

@@ -89,7 +89,7 @@ def test_bad_words_are_bounded_in_tokens(words: list[list[int]]) -> None:
 def test_lists_of_tokens_count_once_for_each_sequence() -> None:
     token_ids = list(range(MAX_LISTED_TOKENS // 8))
     SamplingParams(n=8, allowed_token_ids=token_ids)
-    with pytest.raises(RequestError, match="n=9 with 65536 token ids in allowed_token_ids") as caught:
+    with pytest.raises(RequestError, match="n=9 with 65536 token IDs in allowed_token_ids") as caught:
         SamplingParams(n=9, allowed_token_ids=token_ids)
     assert caught.value.parameter == "n"
 
@@ -128,7 +128,7 @@ def test_vllms_names_that_ask_for_nothing() -> None:
 def test_vllms_older_name_of_the_form() -> None:
     form = StructuredOutputsParams(regex="a+", backend="xgrammar")  # type: ignore[call-arg]
     assert SamplingParams.from_dict({"guided_decoding": form}).structured_outputs == StructuredOutputsParams(regex="a+")
-    with pytest.raises(RequestError, match="guided_decoding: the same as structured_outputs, and both are given"):
+    with pytest.raises(RequestError, match="guided_decoding: a synonym of structured_outputs; give only one"):
         SamplingParams.from_dict({"guided_decoding": form, "structured_outputs": form})
 
 

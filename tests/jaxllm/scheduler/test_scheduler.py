@@ -343,7 +343,7 @@ def test_names_are_unique_among_unfinished_requests() -> None:
 
 
 def test_too_few_pages_for_one_request() -> None:
-    with pytest.raises(CapacityError, match=r"needs 16 pages of 4 tokens, but only 15 .* at most max_model_len=60"):
+    with pytest.raises(CapacityError, match=r"needs 16 pages of 4 tokens, but only 15 .* lower max_model_len to 60"):
         scheduler_of(num_pages=16)
     scheduler_of(num_pages=17)
 

@@ -47,7 +47,7 @@ def test_names_of_properties_and_definitions_are_no_keywords(name: str) -> None:
 
 def test_a_grammar_that_is_too_deep_is_an_error_of_the_request() -> None:
     chain = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(5000)) + 'r5000 ::= "a"'
-    with pytest.raises(RequestError, match="too deep inside one another"):
+    with pytest.raises(RequestError, match="nested too deeply"):
         check(StructuredOutputsParams(grammar=chain))
 
 
@@ -73,9 +73,9 @@ def test_values_and_properties_called_format_stay() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "or write anyOf"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "otherwise use anyOf"),
         ({"not": {}, "type": "string"}, 'these keywords of JSON Schema are not supported: "not"'),
-        ({"$ref": "http://x/y"}, "'http://x/y', and none is fetched"),
+        ({"$ref": "http://x/y"}, "'http://x/y', which is not fetched"),
         ({"type": "string", "pattern": "b", "format": "date"}, "json: Unsatisfiable schema: Regex is empty"),
     ],
 )

@@ -62,5 +62,5 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.largest_dtype is None
     for _ in range(2):
-        with pytest.raises(ModelError, match=f"neither {SINGLE_FILE} nor {INDEX_FILE} is there"):
+        with pytest.raises(ModelError, match=f"has neither {SINGLE_FILE} nor {INDEX_FILE}"):
             _ = checkpoint.tensors

@@ -23,7 +23,7 @@ def test_local_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["./nowhere", "../nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "", "a\\b"])
 def test_paths_are_not_looked_up_on_the_hub(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
-    with pytest.raises(ModelError, match="there is no such folder"):
+    with pytest.raises(ModelError, match="no such folder"):
         find_model(model)
 
 
@@ -31,10 +31,10 @@ def test_hub_id_that_is_nowhere(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as error:
         find_model("some-org/some-model", download_dir=str(tmp_path))
     assert str(error.value) == (
-        "model 'some-org/some-model': there is no such local folder, and it is not in the local hub cache, "
-        "and HF_HUB_OFFLINE is set"
+        "model 'some-org/some-model': no such local folder, and it is not in the local Hub cache, and HF_HUB_OFFLINE "
+        "is set"
     )
-    with pytest.raises(ModelError, match="not a valid hub id"):
+    with pytest.raises(ModelError, match="not a valid Hub ID"):
         find_model("some org/model?", download_dir=str(tmp_path))
 
 
@@ -47,7 +47,7 @@ def test_hub_id_in_the_cache(tmp_path: Path) -> None:
     (repository / "refs" / "main").write_text(commit)
     small.save(snapshot)
     assert read_config(find_model("some-org/some-model", download_dir=str(tmp_path))).vocab_size == 24
-    with pytest.raises(ModelError, match=r"\(revision v2\): there is no such local folder, and it is not in the"):
+    with pytest.raises(ModelError, match=r"\(revision v2\): no such local folder, and it is not in the"):
         find_model("some-org/some-model", "v2", str(tmp_path))
 
 
@@ -59,5 +59,5 @@ def test_hub_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     for with_weights in (True, False):
-        with pytest.raises(ModelError, match=r"downloading it from the hub failed: RuntimeError: line one$"):
+        with pytest.raises(ModelError, match=r"downloading it from the Hub failed: RuntimeError: line one$"):
             find_model("org/name", "v2", weights=with_weights)

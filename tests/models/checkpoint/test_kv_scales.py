@@ -68,7 +68,7 @@ def test_names(folder: Path, name: str, scales: dict[str, float]) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
 def test_values_that_are_no_scales(folder: Path, bad: float) -> None:
     add(folder, GOOD | {"v_scale": bad})
-    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.v_scale' is .*finite and above 0"):
+    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.v_scale' is .*finite and greater than 0"):
         read_kv_scales(Checkpoint(folder), range(LAYERS))
 
 

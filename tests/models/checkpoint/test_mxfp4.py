@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     ),
     "blocks that are not bytes": (
         lambda values: {**values, f"{NAME}_blocks": _blocks(values).astype(np.float32)},
-        "down_proj_blocks' of type F32 is not of bytes",
+        "down_proj_blocks' of type F32 does not hold bytes",
     ),
     "a scale that is no number": (
         lambda values: {**values, f"{NAME}_scales": np.full_like(values[f"{NAME}_scales"], 255)},

@@ -62,7 +62,7 @@ def test_rope_options_by_kind_of_layer() -> None:
         "full_attention": {**YARN, "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4},
     }  # fmt: skip
     for wrong in ({"rope_theta": 1e5}, {"rope_scaling": YARN}, {"rope_parameters": YARN}):
-        with pytest.raises(ModelError, match="rope options of this model are per kind of layer"):
+        with pytest.raises(ModelError, match="this model has rope options per layer type"):
             overridden({"rope_parameters": by_layer}, wrong)
 
 

@@ -106,7 +106,7 @@ def test_an_error_reaches_whoever_takes_the_tensor(tensors: list[Tensor]) -> Non
     path = tensors[0].path
     path.write_bytes(path.read_bytes()[: tensors[-1].end - 4])
     taken: list[Any] = []
-    with pytest.raises(ModelError, match=f"file ended within tensor '{tensors[-1].name}'"):
+    with pytest.raises(ModelError, match=f"the file ends within tensor '{tensors[-1].name}'"):
         taken.extend(tensor for tensor, _ in read_ahead((tensor, BFLOAT16, None) for tensor in tensors))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
 

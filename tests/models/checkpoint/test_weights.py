@@ -192,7 +192,7 @@ def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[Path], object
 
 
 def test_no_weights(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json is there$"):
+    with pytest.raises(ModelError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json$"):
         load(tmp_path)
 
 
@@ -214,8 +214,11 @@ def test_a_hub_model_without_safetensors_says_what_to_do(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("names", "advice"),
     [
-        (["model.pt"], r"\(found model\.pt\): of PyTorch's files only pytorch_model\.bin is read.*save_pretrained"),
-        (["other.safetensors"], r"\(found other\.safetensors\): a single file is called model\.safetensors"),
+        (
+            ["model.pt"],
+            r"\(found model\.pt\): the only PyTorch files supported are pytorch_model\.bin.*save_pretrained",
+        ),
+        (["other.safetensors"], r"\(found other\.safetensors\): a single file must be named model\.safetensors"),
     ],
 )
 def test_weights_of_other_formats_say_what_to_do(tmp_path: Path, names: list[str], advice: str) -> None:
@@ -242,7 +245,7 @@ def test_bad_index(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="'weight_map' is missing or empty"):
         load(tmp_path)
     (tmp_path / INDEX_FILE).write_text('{"weight_map": ')
-    with pytest.raises(ModelError, match="broken JSON at line 1"):
+    with pytest.raises(ModelError, match="invalid JSON at line 1"):
         load(tmp_path)
 
 

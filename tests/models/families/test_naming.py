@@ -85,7 +85,7 @@ def test_names_that_others_wrote(given: Any, architecture: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "'architectures' is missing, and so is 'model_type'"),
+        ({}, "both 'architectures' and 'model_type' are missing"),
         ({"model_type": "x" * 5000}, "no architecture is known for 'model_type' 'xxx"),
         ({"model_type": 5}, "'model_type' must be a string"),
         ({"architectures": [1]}, "'architectures' must be a list of strings"),

@@ -40,7 +40,7 @@ def read_mine(file: ConfigFile, architecture: str) -> ModelConfig:
 MINE = Family(read_mine)
 
 
-ADVICE = "`jaxllm models` lists all, and docs/add-a-model.md says how to add one"
+ADVICE = "`jaxllm models` lists all supported ones, and docs/add-a-model.md explains how to add one"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "no numbers of bytes": (lambda t: without(t, "nested_quant_map"), r"weight\.nested_quant_map' is missing"),
     "another code": (
         lambda t: {**t, f"{NAME}.quant_map": torch.zeros(16)},
-        r"weight\.quant_map' is not the code that the configuration names",
+        r"weight\.quant_map' is not the code given in the configuration",
     ),
     "scales that are not finite": (
         lambda t: {**t, f"{NAME}.nested_absmax": t[f"{NAME}.nested_absmax"] * torch.nan},
@@ -92,8 +92,8 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "a block": (lambda t: state(t, blocksize=0), "has 'blocksize' = 0, not a positive integer"),
     "a block of blocks": (lambda t: state(t, nested_blocksize=7), r"weight\.nested_absmax' is "),
     "an offset": (lambda t: state(t, nested_offset="much"), "has 'nested_offset' = much, not a finite number"),
-    "a type": (lambda t: state(t, quant_type="fp4"), "does not say 'quant_type': 'nf4'"),
-    "no JSON": (lambda t: {**t, STATE: torch.zeros(5, dtype=torch.uint8)}, "is no JSON"),
+    "a type": (lambda t: state(t, quant_type="fp4"), "does not have the 'quant_type' 'nf4'"),
+    "no JSON": (lambda t: {**t, STATE: torch.zeros(5, dtype=torch.uint8)}, "is not JSON"),
 }
 
 
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_blocks_over_several_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"weight' has rows of 96, which are not of whole blocks of 64"):
+    with pytest.raises(ModelError, match=r"weight' has rows of 96, which is not a multiple of the block size 64"):
         read(tmp_path, four_bits(dense(96))[0], BitsAndBytes("nf4"))
 
 

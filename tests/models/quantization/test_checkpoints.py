@@ -100,7 +100,7 @@ def changed(folder: Path, name: str, change: Any) -> None:
 def test_an_order_that_is_another_one_than_that_beside_it(tmp_path: Path) -> None:
     save(tmp_path, llama(), FORMATS["GPTQ desc_act"])
     changed(tmp_path, "model.layers.1.self_attn.k_proj.g_idx", lambda order: order.flip(0))
-    with pytest.raises(ModelError, match=r"'model.layers.1.self_attn.\w_proj.weight': its inputs are in another order"):
+    with pytest.raises(ModelError, match=r"'model.layers.1.self_attn.\w_proj.weight': the order of its inputs differs"):
         logits(tmp_path)
 
 
@@ -113,7 +113,7 @@ def test_reordered_experts_are_not_shared_by_devices(tmp_path: Path) -> None:
 def test_a_matrix_that_the_configuration_has_otherwise(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj"
     save(tmp_path, llama(), FORMATS["int8 per channel, per token"], plain=["layers.0.mlp.down_proj"])
-    with pytest.raises(ModelError, match=f"'{name}.weight' is an ordinary one of F32, but the configuration says"):
+    with pytest.raises(ModelError, match=f"'{name}.weight' has type F32, but the configuration declares"):
         logits(tmp_path)
 
 

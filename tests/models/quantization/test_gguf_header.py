@@ -100,7 +100,7 @@ LIES = {
     "more keys than are read": (header(keys=MAX_KEYS + 1) + bytes(13 * MAX_KEYS + 13), f"has {MAX_KEYS + 1} keys"),
     "a name": (header(tensors=1) + tensor("a" * 2000), "has a name of 2000 characters"),
     "a type of values": (header(keys=1) + string("k") + struct.pack("<IQ", 77, 0), "'k' has a value of type 77"),
-    "a key that is there twice": (header(keys=2) + (string("k") + struct.pack("<IB", 0, 1)) * 2, "'k' is there twice"),
+    "a key that is there twice": (header(keys=2) + (string("k") + struct.pack("<IB", 0, 1)) * 2, "'k' occurs twice"),
     "text": (header(keys=1) + struct.pack("<Q", 2) + b"\xff\xfe" + bytes(16), "not UTF-8"),
     "alignment": (
         header(keys=1) + string("general.alignment") + struct.pack("<II", 4, 0),
@@ -109,13 +109,13 @@ LIES = {
     "dimensions": (header(tensors=1) + tensor(sizes=(1,) * 9), "tensor 'a' has 9 dimensions"),
     "no size": (header(tensors=1) + tensor(sizes=(0, 4)), r"tensor 'a' has shape \[4, 0\]"),
     "a size": (header(tensors=1) + tensor(sizes=(HUGE, HUGE)), "tensor 'a' ends at byte .*truncated"),
-    "a row": (header(tensors=1) + tensor(sizes=(33,)), "whole blocks of 32"),
-    "a type": (header(tensors=1) + tensor(kind=16), "tensor 'a' has type IQ2_XXS, which is not read"),
+    "a row": (header(tensors=1) + tensor(sizes=(33,)), "multiples of the block size 32"),
+    "a type": (header(tensors=1) + tensor(kind=16), "tensor 'a' has type IQ2_XXS, which is not supported"),
     "a type nobody knows": (header(tensors=1) + tensor(kind=99), "tensor 'a' has type 99"),
     "place": (header(tensors=1) + tensor(offset=HUGE), "tensor 'a' ends at byte"),
-    "a place between": (header(tensors=1) + tensor(offset=1), "no multiple of the alignment"),
+    "a place between": (header(tensors=1) + tensor(offset=1), "not a multiple of the alignment"),
     "one place for two": (header(tensors=2) + tensor("a") + tensor("b") + bytes(99), "tensor 'b' overlaps"),
-    "one name for two": (header(tensors=2) + tensor() + tensor(offset=64) + bytes(200), "tensor 'a' is there twice"),
+    "one name for two": (header(tensors=2) + tensor() + tensor(offset=64) + bytes(200), "tensor 'a' occurs twice"),
 }
 
 
@@ -147,24 +147,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "heads of each layer": ({"llama.attention.head_count": [2, 4]}, "the same for all layers"),
     "too many layers": ({"llama.block_count": 10**9}, "num_hidden_layers"),
     "no number": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "a finite number"),
-    "an unknown option": ({"llama.attention.surprise": 1}, "'llama.attention.surprise' = 1 is not known"),
+    "an unknown option": ({"llama.attention.surprise": 1}, "'llama.attention.surprise' = 1 is unknown"),
     "a rope": ({"llama.rope.scaling.type": "spiral"}, "'llama.rope.scaling.type' must be none, linear"),
     "part of a head": ({"llama.rope.dimension_count": 8}, "'llama.rope.dimension_count' must be the size of a head"),
     "an end": ({"tokenizer.ggml.eos_token_id": "end"}, "'tokenizer.ggml.eos_token_id' must be a token id"),
-    "an architecture": ({"architecture": "qwen2x"}, "'qwen2x', which is not read from GGUF; the nearest .* qwen2"),
-    "no embedding": ({"names": ("output.weight",)}, "'token_embd.weight', a matrix, is missing"),
-    "a tensor": ({"names": ("token_embd.weight", "blk.0.attn_spam.weight")}, "'blk.0.attn_spam.weight' has no place"),
+    "an architecture": ({"architecture": "qwen2x"}, "'qwen2x', which is not supported in GGUF; the nearest .* qwen2"),
+    "no embedding": ({"names": ("output.weight",)}, "the matrix 'token_embd.weight' is missing"),
+    "a tensor": (
+        {"names": ("token_embd.weight", "blk.0.attn_spam.weight")},
+        "'blk.0.attn_spam.weight' does not belong",
+    ),
     "experts": (
         {
             "names": ("token_embd.weight", "blk.0.ffn_gate_exps.weight"),
             "llama.expert_count": 4,
             "llama.expert_used_count": 1,
         },
-        "'blk.0.ffn_gate_exps.weight' has 2 experts, and the model 4",
+        "'blk.0.ffn_gate_exps.weight' has 2 experts, but the model has 4",
     ),
     "rows of heads": (
         {"names": ("token_embd.weight", "blk.0.attn_q.weight"), "llama.attention.head_count": 7},
-        "'blk.0.attn_q.weight' has 48 rows, which are not of 7 heads",
+        "'blk.0.attn_q.weight' has 48 rows, which 7 heads do not divide",
     ),
 }
 

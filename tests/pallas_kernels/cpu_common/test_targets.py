@@ -36,4 +36,4 @@ def test_a_folder_that_cannot_be_written_is_no_failure(run_python: RunPython, tm
     file.touch()
     result = run_python("-c", USE, str(file / "folder"))
     assert result.stdout.strip() == "True", result.stderr
-    assert "is not kept for the next start" in result.stderr
+    assert "for the next start" in result.stderr

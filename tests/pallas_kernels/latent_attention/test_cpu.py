@@ -23,5 +23,5 @@ def test_the_same_bits_beside_rows_of_the_same_pages(rows: list[tuple[int, int]]
 
 
 def test_sizes_that_are_not_whole_vectors_are_refused() -> None:
-    with pytest.raises(ValueError, match="these are 64, 24 and 16, and float32"):
+    with pytest.raises(ValueError, match="not 64, 24, 16 and float32"):
         make_inputs(Case("odd", ((1, 5),), rope_size=24)).call("cpu")

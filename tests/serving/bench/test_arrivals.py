@@ -55,13 +55,19 @@ def test_a_ramp_may_begin_at_nothing() -> None:
     [
         ({"request_rate": 0}, "request_rate=0: must be greater than 0"),
         ({"burstiness": math.nan}, "burstiness=nan: must be greater than 0"),
-        ({"ramp_up_start_rps": 1}, "need ramp_up_strategy"),
-        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1}, "needs ramp_up_start_rps and a ramp_up_end_rps"),
-        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 3, "ramp_up_end_rps": 2}, "that is not less"),
-        ({"ramp_up_strategy": "exponential", "ramp_up_start_rps": 0, "ramp_up_end_rps": 2}, "starts above 0"),
+        ({"ramp_up_start_rps": 1}, "require ramp_up_strategy"),
+        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1}, "requires ramp_up_start_rps and a ramp_up_end_rps"),
+        (
+            {"ramp_up_strategy": "linear", "ramp_up_start_rps": 3, "ramp_up_end_rps": 2},
+            "greater than 0 and not smaller",
+        ),
+        (
+            {"ramp_up_strategy": "exponential", "ramp_up_start_rps": 0, "ramp_up_end_rps": 2},
+            "must be greater than 0 for an exponential ramp",
+        ),
         (
             {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 2, "request_rate": 3},
-            "leave it out",
+            "cannot be combined",
         ),
     ],
 )

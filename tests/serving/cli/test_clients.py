@@ -60,9 +60,9 @@ def test_a_chat_without_a_server(server: ServerProcess, api: httpx.Client, capsy
     first = chat_answer(api, "What is 1 plus 2?")
     assert done.stdout == f"{first}\n{chat_answer(api, 'What is 1 plus 2?', first, 'Where does Luma live?')}\n"
     for arguments, message in (
-        (("./none", "-q", "a"), "there is no such folder"),
+        (("./none", "-q", "a"), "no such folder"),
         (("demo", "-q", "a", "--temperature", "-1"), "temperature=-1.0: must be"),
-        (("demo", "--url", server.url), "leave it out to chat with a server's"),
+        (("demo", "--url", server.url), "omit it to use a server"),
     ):
         assert main(["chat", *arguments]) == 2
         said = capsys.readouterr().err
@@ -92,12 +92,12 @@ def test_lines_of_a_file_are_one_conversation(server: ServerProcess, api: httpx.
         (
             ["--url", "http://127.0.0.1:9/v1"],
             1,
-            "no server answers at http://127.0.0.1:9/v1/: start one with `jaxllm serve`",
+            "no server is listening at http://127.0.0.1:9/v1/: start one with `jaxllm serve`",
         ),
-        (["--url", "ftp://x"], 2, "url='ftp://x': expected one like http://localhost:8000/v1"),
-        (["--api-key", "wrong"], 2, "refuses the key (--api-key)"),
+        (["--url", "ftp://x"], 2, "url='ftp://x': expected a URL such as http://localhost:8000/v1"),
+        (["--api-key", "wrong"], 2, "rejects the API key (--api-key)"),
         (["--model-name", "dmo"], 2, "has no model 'dmo'; did you mean 'demo'?"),
-        (["--top-p", "7"], 2, "the server says: top_p=7"),
+        (["--top-p", "7"], 2, "the server returned 400: top_p=7"),
     ],
 )
 def test_errors_are_one_line(server: ServerProcess, arguments: list[str], code: int, message: str) -> None:
@@ -186,10 +186,10 @@ def test_chat_in_a_terminal(server: ServerProcess, api: httpx.Client) -> None:
         program.read_until("system prompt: Be brief.")
         program.read_until("> ")
         program.type("/rest\n")
-        program.read_until("no command /rest; did you mean 'reset'?")
+        program.read_until("unknown command /rest; did you mean 'reset'?")
         program.read_until("> ")
         program.type("/help\n")
-        program.read_until("/reset   forget the conversation")
+        program.read_until("/reset   clear the conversation")
         program.read_until("> ")
         program.type("/exit\n")
         assert program.process.wait(30) == 0
@@ -231,7 +231,7 @@ def test_an_error_does_not_end_the_conversation(server: ServerProcess) -> None:
     with terminal("complete", "--url", server.url, "--max-tokens", "4", "--top-p", "7") as program:
         program.read_until("> ")
         program.type("Once\n")
-        program.read_until("error: the server says: ")
+        program.read_until("error: the server returned ")
         program.read_until("> ")
 
 
@@ -298,12 +298,12 @@ def test_certificate_errors_are_said_as_such(tls_server: ServerProcess, certific
     done = run_tls(*ask, url, "--cacert", "/nowhere.pem")
     assert "cannot read certificates from '/nowhere.pem'" in done.stderr
     done = run_tls(*ask, f"http://127.0.0.1:{tls_server.port}")
-    assert "does it speak TLS (https://)?" in done.stderr
+    assert "does the server expect TLS (https://)?" in done.stderr
 
 
 def test_tls_with_a_server_that_speaks_none(server: ServerProcess) -> None:
     done = run_tls("chat", "-q", "hi", "--url", server.url.replace("http:", "https:"))
-    assert "does not speak TLS as expected" in done.stderr
+    assert "does not speak TLS" in done.stderr
 
 
 def test_bench_serve_over_tls(tls_server: ServerProcess, certificate: tuple[str, str]) -> None:

@@ -187,20 +187,20 @@ def call_of(manifest: dict[str, Any]) -> dict[str, Any]:
     [
         (shutil.rmtree, "no such folder; `jaxllm compile` makes one"),
         (lambda folder: (folder / "manifest.json").unlink(), "not a bundle of executables"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "broken: Input data was truncated"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "invalid: Input data was truncated"),
         (lambda folder: (folder / "step_8.bin").unlink(), "step_8.bin: missing"),
         (lambda folder: (folder / "step_8.bin").write_bytes(b""), "corrupt: 0 bytes instead of"),
         (lambda folder: flip(folder / "step_8.bin"), "its checksum is wrong"),
-        (edit(lambda manifest: manifest["executables"].pop("step_8")), "incomplete, it lacks step_8"),
+        (edit(lambda manifest: manifest["executables"].pop("step_8")), "incomplete: it lacks step_8"),
         (edit(lambda manifest: manifest["engine"].update(jax="0.1")), "jax: 0.1 in the bundle"),
         (edit(lambda manifest: manifest["engine"].update(platform="tpu")), "platform: tpu in the bundle, cpu here"),
-        (edit(lambda manifest: manifest["engine"].update(model_config="x")), "model_config: for another configuration"),
+        (edit(lambda manifest: manifest["engine"].update(model_config="x")), "model_config: for another model"),
         (edit(lambda manifest: manifest["engine"]["cpu_features"].append("avx9")), "this CPU lacks (avx9)"),
         (edit(lambda manifest: call_of(manifest)["kept"].pop()), "other arguments or results than this engine's"),
         (edit(lambda manifest: call_of(manifest)["outputs"].pop()), "other arguments or results than this engine's"),
-        (edit(lambda manifest: call_of(manifest)["outputs"][0].update(dtype="int99")), "unknown type of array 'int99'"),
-        (edit(lambda manifest: call_of(manifest)["outputs"][0].update(split=["x"])), "an engine without one"),
-        (replace_program, "the runtime refuses executable jit(step_8_tokens)"),
+        (edit(lambda manifest: call_of(manifest)["outputs"][0].update(dtype="int99")), "unknown array dtype 'int99'"),
+        (edit(lambda manifest: call_of(manifest)["outputs"][0].update(split=["x"])), "this engine has none"),
+        (replace_program, "the runtime rejects executable jit(step_8_tokens)"),
     ],
     ids=[
         "no folder", "no manifest", "broken manifest", "no file", "empty file", "flipped bit", "incomplete",
@@ -228,7 +228,7 @@ def test_every_difference_is_named_with_the_remedy(bundle: Path) -> None:
 
 def test_a_kv_cache_that_does_not_fit_here(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxllm.executor.bundles.cpu_free_bytes", lambda _: 2**20)
-    with pytest.raises(CapacityError, match=r"they need 0\.\d+ GiB of memory, .* and 0\.00 GiB are free"):
+    with pytest.raises(CapacityError, match=r"they need 0\.\d+ GiB of memory, .* but only 0\.00 GiB are free"):
         LLM("demo", **OPTIONS, executables=str(bundle))
 
 
@@ -239,9 +239,9 @@ def test_an_older_bundle_is_replaced_and_anything_else_left_alone(
     other.mkdir()
     (other / "thesis.txt").write_text("do not delete")
     assert cli.main(["compile", "--output", str(other), *FLAGS]) == 2
-    assert "holds something that is not a bundle; it is left alone" in capsys.readouterr().err
+    assert "the folder is neither empty nor a bundle" in capsys.readouterr().err
     assert cli.main(["compile", "--output", str(other / "thesis.txt"), *FLAGS]) == 2
-    assert "a file is there" in capsys.readouterr().err
+    assert "is a file" in capsys.readouterr().err
     assert (other / "thesis.txt").read_text() == "do not delete"
 
     # A failure while writing leaves the old one, and nothing alongside it.
@@ -261,10 +261,10 @@ def test_an_older_bundle_is_replaced_and_anything_else_left_alone(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["demo", "--model", "x"], "two models are given: 'demo' and --model 'x'"),
+        (["demo", "--model", "x"], "the model is given twice: 'demo' and --model 'x'"),
         (["--device", "v6f"], "--device v6f: unknown; did you mean 'v6e'"),
-        (["--device", "h200"], "only TPUs can be planned for without one (v4, v5e, v5p, v6e, tpu7x)"),
-        (["--topology", "2x2"], "--topology 2x2: only for a --device that is a TPU"),
+        (["--device", "h200"], "only TPUs can be planned without one (v4, v5e, v5p, v6e, tpu7x)"),
+        (["--topology", "2x2"], "--topology 2x2: requires a TPU as --device"),
         (["missing/folder"], "missing/folder"),
     ],
 )

@@ -41,7 +41,7 @@ def test_text_and_exit_code_of_a_broken_backend(run_python: RunPython) -> None:
     ("flags", "says"),
     [
         (["--stage", "nothing"], "invalid choice: 'nothing'"),
-        (["--timeout", "0"], "a stage needs some seconds"),
+        (["--timeout", "0"], "must be greater than 0"),
         (["--stage", "system", "--report", "/nowhere/report.json"], "No such file"),
     ],
 )

@@ -43,16 +43,16 @@ def test_the_smallest_gpu_that_holds_it(llama: str, capsys: pytest.CaptureFixtur
     # One that is named holds what it can, and the command says so.
     assert cli.main(["manifest", llama, *flags, "--gpus", "1"]) == 0
     printed, said = capsys.readouterr()
-    assert "that is less than the model allows" in said
+    assert "this is below the model's limit" in said
     assert "--max-model-len" in printed
 
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["demo"], "--device: say what to run on"),
+        (["demo"], "--device is required"),
         (["demo", "--device", "v6"], "unknown"),
-        (["demo", "--device", "cpu", "--topology", "2x2"], "only TPUs have one"),
+        (["demo", "--device", "cpu", "--topology", "2x2"], "only TPUs have a topology"),
         (["demo", "--device", "v6e", "--gpus", "2"], "--gpus 2"),
         (["demo", "--device", "cpu", "--replicas", "0"], "--replicas 0"),
         (["demo", "--device", "cpu", "--bucket", "models"], "expected gs://"),
@@ -81,7 +81,7 @@ def test_models_that_nothing_holds(llama: str, capsys: pytest.CaptureFixture[str
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("mine")
     assert cli.main(["manifest", "demo", "--device", "cpu", "--output", str(tmp_path)]) == 2
-    assert "name a folder that is new or empty" in capsys.readouterr().err
+    assert "give a new or empty folder" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 
 

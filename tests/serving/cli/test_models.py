@@ -29,7 +29,7 @@ def test_what_may_be_quantised_is_said_of_all(capsys: pytest.CaptureFixture[str]
     assert main(["models"]) == 0
     *_, checkpoints, loading = capsys.readouterr().out.splitlines()
     assert checkpoints.startswith(
-        "quantised checkpoints: awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, "
+        "quantized checkpoints: awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, "
     )
     assert {"fp8", "int4", "int8"} <= set(loading.replace(",", "").split())
 

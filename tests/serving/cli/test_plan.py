@@ -74,7 +74,7 @@ def test_it_fits(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture
     decode, prefill = found["1", "x", "1"], found["2048", "x", "64"]
     assert decode[3:] == ["1.2", "s", "9.25", "9.16", "0.08", "0.00", "108", "decode,", "memory", "bound"]
     assert prefill[3:] == ["1.2", "s", "32.34", "31.14", "1.20", "0.00", "63,327", "prefill,", "compute", "bound"]
-    assert "Decodes have 1,024 tokens before them" in text
+    assert "Decodes have 1,024 tokens of context" in text
     assert chip["compiled"] == [2048, 1]
 
 
@@ -94,7 +94,7 @@ def test_json_says_the_same(chip: dict[str, Any], llama: str, capsys: pytest.Cap
 def test_stages(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip["weights"] = LLAMA_3_8B_WEIGHTS // 2
     text = plan(capsys, llama, "--pp", "2", "--max-num-seqs", "64")
-    assert "2 stages, with as many steps under way, each with up to 32 of the decodes\n" in text
+    assert "2 stages and as many steps in flight, each with up to 32 of the decodes\n" in text
     for line in ("stage 0, layers 0 to 15 on 1 device, GiB", "stage 1, layers 16 to 31 on 1 device, GiB"):
         assert f"memory of each device of {line}\n  weights         7.48\n" in text
     assert chip["compiled"] == [2048, 1, 2048, 1]
@@ -117,16 +117,16 @@ def test_stages(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[
 def test_a_stage_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip["weights"] = 30 * GIB
     text = plan(capsys, llama, "--pp", "2")
-    assert "does not fit: stage 0: weights and state need 30.1 GiB on each device, and 28.8 GiB are usable" in text
-    assert "  would fit: --quantization int8\n" in text, "each stage has half of it"
+    assert "does not fit: stage 0: weights and state need 30.1 GiB on each device, but only 28.8 GiB are usable" in text
+    assert "  this would fit: --quantization int8\n" in text, "each stage has half of it"
 
 
 def test_a_model_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip["weights"] = 30 * GIB
-    assert "  would fit: --quantization int8\n" in plan(capsys, llama)
+    assert "  this would fit: --quantization int8\n" in plan(capsys, llama)
     text = plan(capsys, llama, "--quantization", "int4")
-    assert "does not fit: weights and state need 30.1 GiB on each device, and 28.8 GiB are usable" in text
-    assert "no single option would make it fit: take a chip with more memory, or a smaller model" in text
+    assert "does not fit: weights and state need 30.1 GiB on each device, but only 28.8 GiB are usable" in text
+    assert "no single option makes it fit: choose a chip with more memory or a smaller model" in text
     assert "  temporaries not compiled\n" in text
     assert chip["compiled"] == [], "nothing is compiled in vain"
 
@@ -137,7 +137,7 @@ def test_requests_that_are_too_long(chip: dict[str, Any], llama: str, capsys: py
     free = 0.8 * GIB - GIB // 16 - GIB // 8 - GIB // 128
     fits = (int(free) // PAGE - 1) * 16
     assert "does not fit: max_model_len=8192 does not fit: " in text
-    assert f"  would fit: --max-model-len {fits} or less\n" in text
+    assert f"  this would fit: --max-model-len {fits} or less\n" in text
     assert "fits: the KV" in plan(capsys, llama, "--max-model-len", str(fits))
     assert "does not fit" in plan(capsys, llama, "--max-model-len", str(fits + 16))
 
@@ -147,20 +147,20 @@ def test_requests_of_no_length_are_shorter_as_in_the_engine(
 ) -> None:
     chip["weights"] = 28 * GIB
     assert "requests of 3,072 at once" in plan(capsys, llama)
-    assert "max_model_len is 3072, not the model's 8192" in caplog.text
+    assert "max_model_len is reduced to 3072, from the model's 8192" in caplog.text
 
 
 def test_steps_that_are_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip.update(weights=26 * GIB, temporaries=2 * GIB)
     text = plan(capsys, llama, "--max-model-len", "8192")
-    assert "  would fit: --max-num-batched-tokens 1024 or less\n" in text
+    assert "  this would fit: --max-num-batched-tokens 1024 or less\n" in text
     assert "fits: the KV" in plan(capsys, llama, "--max-model-len", "8192", "--max-num-batched-tokens", "1024")
 
 
 def test_a_smaller_type(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip["weights"] = 2 * LLAMA_3_8B_WEIGHTS
     text = plan(capsys, llama, "--dtype", "float32")
-    assert "  would fit: --dtype bfloat16\n" in text
+    assert "  this would fit: --dtype bfloat16\n" in text
 
 
 def test_the_compiler_says_no(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +186,7 @@ def test_this_machine_for_real(demo_folder: Path, capsys: pytest.CaptureFixture[
     ("flags", "message"),
     [
         (["--device", "v99"], "--device v99: unknown"),
-        (["--topology", "2x2"], "--topology 2x2: only for a --device that is a TPU"),
+        (["--topology", "2x2"], "--topology 2x2: requires a TPU as --device"),
         (["missing/folder"], "missing/folder"),
         (["--max-model-len", "4096"], "max_model_len=4096: the model has positions for 2048 tokens only"),
     ],

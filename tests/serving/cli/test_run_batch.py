@@ -72,8 +72,8 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130, said
-    assert "finishing the requests that run" in said
-    assert "the same command goes on with them" in said
+    assert "finishing running requests" in said
+    assert "run the same command again to continue" in said
     assert "Traceback" not in said
     interrupted = lines_of(file)
     assert interrupted[: len(killed) - 1] == killed[:-1]
@@ -87,7 +87,7 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     engine.kill()
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1, said
-    assert "the same command goes on with them" in said
+    assert "run the same command again to continue" in said
     assert "Traceback" not in said
     interrupted = lines_of(file)
     assert not any(b'"status_code":503' in line for line in interrupted), "that is not the request's fault"
@@ -110,7 +110,7 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     process = start(tmp_path)
     _, said = process.communicate(timeout=DEADLINE)
     assert (process.returncode, file.read_bytes()) == (0, before)
-    assert "all 36 requests are answered already" in said
+    assert "all 36 requests already have responses" in said
 
 
 def check_answers(given: list[dict[str, Any]], answers: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ def test_the_summary_counts_what_was_refused(tmp_path: Path) -> None:
         (["-i", "in.jsonl"], "give --output-file"),
         (["-i", "in.jsonl", "-o", "out", "--concurrency", "0"], "must be at least 1"),
         (["-i", "wrong.jsonl", "-o", "out"], "wrong.jsonl: line 1: not valid JSON"),
-        (["-i", "in.jsonl", "-o", "wrong.jsonl"], "line 1 is not a batch's answer"),
+        (["-i", "in.jsonl", "-o", "wrong.jsonl"], "line 1 is not a batch response"),
     ],
 )
 def test_what_is_wrong_is_one_line(

@@ -42,7 +42,7 @@ def test_the_model_stands_alone_or_behind_its_flag(arguments: list[str]) -> None
 
 def test_two_models_are_refused() -> None:
     assert parse("a", "--model", "a")[0].model.model == "a"
-    with pytest.raises(ConfigError, match="two models are given: 'a' and --model 'b'"):
+    with pytest.raises(ConfigError, match="the model is given twice: 'a' and --model 'b'"):
         parse("a", "--model", "b")
 
 
@@ -89,11 +89,11 @@ def test_a_file_in_the_forms_of_vllm(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("text", "message"),
     [
         ("max-modle-len: 8", "unknown option 'max-modle-len'; did you mean 'max_model_len'"),
-        ("max-model-len: many", "max-model-len: 'many' is not a whole number"),
+        ("max-model-len: many", "max-model-len: 'many' is not an integer"),
         ("max-model-len: [1]", "expected int"),
         ("step-timeout: soon", "'soon' is not a number"),
         ("port: true", "port=True: expected int"),
-        ("- port", "expected lines of 'flag: value', got a list"),
+        ("- port", "expected a mapping with lines 'flag: value', got a list"),
         ("a: b: c", "not valid YAML"),
     ],
 )
@@ -116,7 +116,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("VLLM_API_KEY", "theirs")
     assert parse()[1].api_key == ("theirs",)
     for wrong in (["--api-key", "[]"], *(["--config", write(tmp_path, text)] for text in ("api-key: []", "api-key:"))):
-        with pytest.raises(ConfigError, match="holds no key"):
+        with pytest.raises(ConfigError, match="contains no key"):
             parse(*wrong)
 
 

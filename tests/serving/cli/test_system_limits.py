@@ -23,7 +23,7 @@ def test_as_many_files_as_allowed(given: tuple[int, int], set_to: int, monkeypat
 
 def test_too_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
-    with pytest.raises(ConfigError, match=r"only 24 files .* \(ulimit -n\); the server needs at least 64"):
+    with pytest.raises(ConfigError, match=r"limit of open files is 24 \(ulimit -n\), but the server needs at least 64"):
         raise_file_limit()
 
 

@@ -50,7 +50,7 @@ def test_llama_needs_two_v5e(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_weights_that_the_compiler_itself_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, write_model(tmp_path / "llama", num_hidden_layers=96), "--device", "v6e", *SMALL)
-    assert found["reason"] == "weights and state need 41.0 GiB on each device, and 28.8 GiB are usable"
+    assert found["reason"] == "weights and state need 41.0 GiB on each device, but only 28.8 GiB are usable"
     assert found["advice"] == ["--quantization int8", "--tensor-parallel-size 2 --topology 2x2"]
 
 
@@ -101,6 +101,6 @@ def test_a_plan_leaves_the_compilation_cache_alone(tmp_path: Path, run_python: R
 
 def test_a_topology_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "demo", "--device", "v6e", "--topology", "3x5"]) == 2
-    assert "libtpu knows no topology v6e:3x5: " in capsys.readouterr().err
+    assert "libtpu does not support topology v6e:3x5: " in capsys.readouterr().err
     assert cli.main(["plan", "demo", "--device", "v6e", "--topology", "1x1", "--tp", "2"]) == 2
-    assert "--topology 1x1: has 1 devices, and the engine needs 2" in capsys.readouterr().err
+    assert "--topology 1x1: has 1 devices, but the engine needs 2" in capsys.readouterr().err

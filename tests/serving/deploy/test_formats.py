@@ -138,7 +138,7 @@ def test_engines_that_share_a_host_load_bundles_of_their_own_size() -> None:
     hardware = slices_of("v6e", "2x4")[0]
     four = installation(hardware, tensor_parallel_size=4, data_parallel_size=2, executables=Bucket("bundles", ""))
     assert four.engine_topology == "2x2"
-    with pytest.raises(ConfigError, match="has just 2 chips"):
+    with pytest.raises(ConfigError, match="has exactly 2 chips"):
         installation(hardware, tensor_parallel_size=2, data_parallel_size=4, executables=Bucket("bundles", ""))
 
 

@@ -177,7 +177,7 @@ def test_wrong_buckets(text: str) -> None:
 
 
 def test_several_hosts_have_no_bundles() -> None:
-    with pytest.raises(ConfigError, match="bundles are for engines of one host"):
+    with pytest.raises(ConfigError, match="bundles require engines on one host"):
         installation(slices_of("v6e", "4x4")[0], executables=Bucket("models", ""))
 
 
@@ -192,5 +192,5 @@ def test_what_kubernetes_refuses_is_refused_here(name: str, changes: dict[str, A
 def test_unknown_hardware() -> None:
     with pytest.raises(ConfigError, match="v6e"):
         slices_of("v6")
-    with pytest.raises(ConfigError, match="it comes in 1x1, 2x2"):
+    with pytest.raises(ConfigError, match="choose one of 1x1, 2x2"):
         slices_of("v6e", "3x3")

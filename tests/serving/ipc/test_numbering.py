@@ -23,7 +23,7 @@ def test_a_gap_and_a_repetition_are_errors() -> None:
     encoder, decoder = NumberedEncoder(FrameEncoder()), NumberedDecoder[ToEngine](FrameDecoder(ToEngine))
     first, _lost, third = (encoder.encode(Abort([name])) for name in "abc")
     decoder.decode(first)
-    with pytest.raises(LostMessageError, match="message 1 was lost: message 2 came"):
+    with pytest.raises(LostMessageError, match="message 1 was lost: received message 2"):
         decoder.decode(third)
     with pytest.raises(LostMessageError):
         decoder.decode(first)

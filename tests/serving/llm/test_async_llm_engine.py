@@ -108,7 +108,7 @@ async def test_who_waits_for_one_that_is_shut_down_gets_an_error() -> None:
     await asyncio.sleep(0)
     ended = engine.shutdown()
     leaving.cancel()
-    with pytest.raises(EngineError, match="shut down while it started"):
+    with pytest.raises(EngineError, match="shut down during start-up"):
         await waiting
     with pytest.raises(asyncio.CancelledError):
         await leaving

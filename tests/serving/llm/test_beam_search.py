@@ -47,7 +47,7 @@ def test_a_wrong_value_is_named(wrong: dict[str, Any], parameter: str) -> None:
     ],
 )  # fmt: skip
 def test_what_beams_cannot_take_into_account_is_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="not compatible with beam search") as caught:
+    with pytest.raises(RequestError, match="cannot be combined with beam search") as caught:
         SamplingParams(beam_search=BeamOptions(width=2), **other)
     assert caught.value.parameter == next(iter(other))
     assert SamplingParams(beam_search=BeamOptions(width=2), stop=[], logit_bias={}, seed=3, temperature=0.5)

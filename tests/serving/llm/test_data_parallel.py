@@ -83,7 +83,7 @@ async def test_pinned_requests_stay_where_they_are_sent(llm: AsyncLLM) -> None:
 async def test_places_are_counted_together(llm: AsyncLLM) -> None:
     tasks = [asyncio.ensure_future(text_of(llm, prompt, LONG)) for prompt in PROMPTS[:8] + PROMPTS]
     await until(lambda: llm.num_unfinished == 20)
-    with pytest.raises(QueueFullError, match="20 of 20 sequences run or wait"):
+    with pytest.raises(QueueFullError, match="20 of 20 sequences are running or waiting"):
         await text_of(llm, "one too many", SEEDED)
     for task in tasks:
         task.cancel()
@@ -123,9 +123,9 @@ async def test_engines_are_added_and_removed_while_requests_run(llm: AsyncLLM) -
     then = [asyncio.ensure_future(text_of(llm, prompt, SEEDED)) for prompt in PROMPTS]
     late = asyncio.ensure_future(scaling.scale(1, 0.1))
     await until(lambda: scaling.target == 1)
-    with pytest.raises(ScalingBusyError, match="there will be 1 engines"):
+    with pytest.raises(ScalingBusyError, match="scaling to 1 engines is in progress"):
         await scaling.scale(2, 60)
-    with pytest.raises(ScalingTimeoutError, match="requests of the engines that should end still run"):
+    with pytest.raises(ScalingTimeoutError, match="requests of the engines to be stopped are still running"):
         await late
     assert (members.size, len(members.all), scaling.target) == (3, 3, None)
     await scaling.scale(2, 60)

@@ -175,11 +175,11 @@ def test_a_tokenizer_of_sentencepiece_is_that_of_transformers(tmp_path: Path, mo
     ("keys", "message"),
     [
         ({"tokenizer.ggml.pre": "kawaii"}, "'tokenizer.ggml.pre' is 'kawaii'"),
-        ({"tokenizer.ggml.model": "runes"}, "no tokenizer can be made .*runes"),
-        ({"tokenizer.ggml.model": "no_vocab"}, "there is no tokenizer in it"),
+        ({"tokenizer.ggml.model": "runes"}, "cannot build a tokenizer .*runes"),
+        ({"tokenizer.ggml.model": "no_vocab"}, "contains no tokenizer"),
         ({"tokenizer.ggml.eos_token_id": 10**6}, "'tokenizer.ggml.eos_token_id' must be the id of one of 1536 tokens"),
         ({"tokenizer.ggml.tokens": "all"}, "'tokenizer.ggml.tokens' must be a list"),
-        ({"tokenizer.ggml.merges": ["one", "a b c"]}, "no tokenizer can be made"),
+        ({"tokenizer.ggml.merges": ["one", "a b c"]}, "cannot build a tokenizer"),
     ],
 )
 def test_a_wrong_vocabulary_is_named_where_it_is_needed(

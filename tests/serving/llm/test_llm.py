@@ -70,7 +70,7 @@ def test_one_prompt_may_stand_alone(make: Make, tokenizer: Tokenizer) -> None:
     assert output.prompt == "the cat"
     assert output.prompt_token_ids == tokenizer.hf.encode("the cat")
     assert llm.generate([], use_tqdm=False) == []
-    with pytest.raises(RequestError, match="expected text, token ids, or a list of prompts, got int"):
+    with pytest.raises(RequestError, match="expected a string, token IDs, or a list of prompts, got int"):
         llm.generate(5)  # type: ignore[arg-type]
 
 
@@ -251,7 +251,7 @@ def test_closing(make: Make) -> None:
         assert not engine.closed
     assert engine.closed
     llm.close()
-    with pytest.raises(EngineError, match="closed: make a new one"):
+    with pytest.raises(EngineError, match="closed: create a new one"):
         llm.generate("x")
 
 
@@ -478,7 +478,7 @@ def test_vllms_arguments_for_what_there_is_not(make: Make) -> None:
     _, llm = make()
     assert lengths(llm.generate([[103]], use_tqdm=False, lora_request=None, mm_processor_kwargs={})) == [4]
     assert lengths(llm.generate([[103], [104]], use_tqdm=False, priority=3)) == [4, 5]
-    with pytest.raises(RequestError, match=r"lora_request: adapters") as error:
+    with pytest.raises(RequestError, match=r"lora_request: LoRA adapters") as error:
         llm.generate([[103]], lora_request="sql")
     assert error.value.parameter == "lora_request"
     talk = [{"role": "user", "content": "the cat"}]
@@ -495,7 +495,7 @@ def test_vllms_arguments_for_what_there_is_not(make: Make) -> None:
     for wrong in ({"load_config": {"load_format": "dummy"}}, {"model_config": {"dtype": "float16"}}):
         with pytest.raises(RequestError, match="update_config: "):
             llm.collective_rpc("update_config", args=(wrong,))
-    with pytest.raises(EngineError, match="collective_rpc reaches the engine"):
+    with pytest.raises(EngineError, match="collective_rpc to reach the engine"):
         llm.apply_model(print)
     with pytest.raises(ConfigError, match=r"give package\.module\.Class"):
         LLM(worker_extension_cls="no.such.Class")

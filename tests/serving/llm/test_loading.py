@@ -25,7 +25,7 @@ def test_a_function_changes_the_configuration(tmp_path: Path) -> None:
     assert called_overrides(lambda config: config, {"model": folder}) == {}
     with pytest.raises(ConfigError, match="the function returned NoneType"):
         called_overrides(lambda _: None, {"model": folder})
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         called_overrides(change, {"model": str(tmp_path / "absent")})
 
 

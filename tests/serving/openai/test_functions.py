@@ -61,7 +61,7 @@ def test_which_calls(client: OpenAI) -> None:
         ({"function_call": "always"}, "function_call", "must be one of"),
         ({"functions": [{"name": "a b"}]}, "functions[0].name", "letters"),
         ({"functions": [ADD, ADD]}, "functions[1].name", "another"),
-        ({"tools": [{"type": "function", "function": ADD}]}, "tools", "older names"),
+        ({"tools": [{"type": "function", "function": ADD}]}, "tools", "deprecated names"),
         ({"functions": [{"name": "f", "parameters": {"type": "array"}}]}, "functions[0].parameters", "object"),
     ],
 )

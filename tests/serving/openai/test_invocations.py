@@ -25,7 +25,7 @@ def test_it_answers_as_the_route_of_the_body(http: httpx.Client, path: str, body
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"{}", "none of messages, prompt"), (b'{"input": "x"}', "none of"), (b"", "empty"), (b"{", "JSON"),
+        (b"{}", "one of messages, prompt"), (b'{"input": "x"}', "one of"), (b"", "empty"), (b"{", "JSON"),
         (b"[]", "object"), (b'{"prompt": "\xff"}', "UTF-8"), (b'{"prompt": ' + b"[" * 9999, "nested"),
         (b'{"prompt": "x", "max_tokens": -1}', "max_tokens"),
     ],

@@ -156,5 +156,5 @@ def test_middleware_that_is_none(operator_module: str, path: str) -> None:
 
 
 def test_a_router_that_is_none(operator_module: str) -> None:
-    with pytest.raises(ConfigError, match="not a router"):
+    with pytest.raises(ConfigError, match="not a FastAPI router"):
         load_router(f"{operator_module}.number")

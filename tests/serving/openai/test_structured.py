@@ -83,8 +83,8 @@ def test_names(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
         ({"guided_choice": []}, "guided_choice", "guided_choice="),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "guided_regex and guided_choice"),
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "one form only"),
-        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "only with guided_json"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "only one constraint"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "requires guided_json"),
         ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, "guided_decoding_backend", "llguidance"),
     ],
 )

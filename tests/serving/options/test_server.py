@@ -46,7 +46,7 @@ def test_a_key_from_the_environment() -> None:
     assert from_environment({"JAXLLM_API_KEY": "a", "VLLM_API_KEY": "b"}, lines.append) == {"api_key": ("a",)}
     assert lines == []
     assert from_environment({"VLLM_API_KEY": "b"}, lines.append) == {"api_key": ("b",)}
-    assert lines == ["VLLM_API_KEY gives --api-key; the name for this server is JAXLLM_API_KEY"]
+    assert lines == ["VLLM_API_KEY sets --api-key; use JAXLLM_API_KEY instead"]
 
 
 def test_no_variable_of_keys_opens_the_server() -> None:
@@ -55,7 +55,7 @@ def test_no_variable_of_keys_opens_the_server() -> None:
     for one in (",", "a,b"):
         assert from_environment({"VLLM_API_KEY": one}, lines.append) == {"api_key": (one,)}, "vLLM has one key"
     for environ in ({"JAXLLM_API_KEY": ","}, {"JAXLLM_API_KEY": " , ", "VLLM_API_KEY": "b"}):
-        with pytest.raises(ConfigError, match=r"JAXLLM_API_KEY=.* there is no value in it"):
+        with pytest.raises(ConfigError, match=r"JAXLLM_API_KEY=.* contains no value"):
             from_environment(environ, lines.append)
 
 
@@ -84,11 +84,11 @@ def test_variables_of_vllm() -> None:
     ("options", "message"),
     [
         ({"port": 70000}, "port=70000: must be 0 to 65535"),
-        ({"ssl_keyfile": "key.pem"}, "give ssl_certfile too"),
+        ({"ssl_keyfile": "key.pem"}, "ssl_keyfile requires ssl_certfile"),
         ({"root_path": "llm"}, "must begin with /"),
-        ({"metrics_prefix": "my-llm"}, "must be letters, digits and underscores"),
-        ({"api_key": ("a", " ")}, "api_key: an empty text"),
-        ({"middleware": ("module",)}, "must look like module:attribute"),
+        ({"metrics_prefix": "my-llm"}, "must consist of letters, digits and underscores"),
+        ({"api_key": ("a", " ")}, "api_key: values must not be blank"),
+        ({"middleware": ("module",)}, "must have the form module:attribute"),
         ({"log_format": "jason"}, "did you mean 'json'"),
         ({"shutdown_timeout": -1.0}, "must be at least 0"),
     ],

@@ -46,9 +46,9 @@ def test_scores_are_the_probability_of_yes(judge: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "give two tokens"),
+        ([], "give one or two tokens"),
         (["no", "perhaps"], "'perhaps' is not a token"),
-        ([1.5, 2], "give two tokens"),
+        ([1.5, 2], "give one or two tokens"),
     ],
 )
 def test_tokens_that_are_not_there(judge: Path, given: list[object], message: str) -> None:
@@ -57,5 +57,5 @@ def test_tokens_that_are_not_there(judge: Path, given: list[object], message: st
 
 
 def test_a_classifier_has_no_tokens_to_choose_from(cross_encoder: Path) -> None:
-    with pytest.raises(ConfigError, match="only models that generate"):
+    with pytest.raises(ConfigError, match="only generative models"):
         LLM(str(cross_encoder), pooler_config=JUDGE, **QUICK)

@@ -76,23 +76,23 @@ def test_embeddings_and_their_angles(embedding: LLM) -> None:
 def test_wrong_calls_say_what_to_do(embedding: LLM, crossing: LLM) -> None:
     with pytest.raises(RequestError, match=r"is a pooling model.*runner='generate'"):
         embedding.generate("Once")
-    with pytest.raises(RequestError, match="demo does embed, token_embed"):
+    with pytest.raises(RequestError, match="demo supports embed, token_embed"):
         embedding.classify("Once")
-    with pytest.raises(RequestError, match="prompt 1: the text has 401 tokens, and this model reads at most 64"):
+    with pytest.raises(RequestError, match="prompt 1: the text has 401 tokens, but this model accepts at most 64"):
         embedding.embed(["Once", "cat " * 400])
-    with pytest.raises(RequestError, match="expected a text or a list of texts"):
+    with pytest.raises(RequestError, match="expected a string or a list of strings"):
         embedding.score("Once", [3])  # type: ignore[list-item]
-    with pytest.raises(RequestError, match="2 first texts and 3 second ones"):
+    with pytest.raises(RequestError, match="2 first texts and 3 second texts"):
         crossing.score(["a", "b"], ["a", "b", "c"])
-    with pytest.raises(RequestError, match="use_activation: scores of an embedding model are cosines"):
+    with pytest.raises(RequestError, match="use_activation does not apply to embedding models"):
         embedding.score("a", "b", pooling_params=PoolingParams(use_activation=False))
-    with pytest.raises(RequestError, match="chat_template: an embedding model reads each text alone"):
+    with pytest.raises(RequestError, match="chat_template does not apply to embedding models"):
         embedding.score("a", "b", chat_template="{{ messages[0].content }}")
     neutral: dict[str, Any] = {"late_chunking_params": None, "requires_token_ids": False}
     assert PoolingParams(**neutral) == PoolingParams()
     with pytest.raises(RequestError, match="late_chunking_params"):
         PoolingParams(**{**neutral, "late_chunking_params": 3})
-    with pytest.raises(RequestError, match="task='embed' in the parameters, where 'classify'"):
+    with pytest.raises(RequestError, match="task='embed' in pooling_params contradicts the requested task 'classify'"):
         crossing.classify("a", pooling_params=PoolingParams(task="embed"))
 
 

@@ -54,10 +54,10 @@ def test_nothing_is_said() -> None:
     ("given", "message"),
     [
         ({"reasoning_start": "<a>"}, "did you mean 'reasoning_start_str'"),
-        ({"reasoning_start_str": 7}, "must be a text"),
+        ({"reasoning_start_str": 7}, "must be a string"),
         ({"reasoning_start_str": "<a>"}, "give reasoning_start_str and reasoning_end_str"),
         ({"reasoning_end_str": "</a>"}, "give reasoning_start_str and reasoning_end_str"),
-        ({"reasoning_parser": "qwen9"}, "no such format"),
+        ({"reasoning_parser": "qwen9"}, "unknown format"),
         ({"reasoning_parser": "qwen3", "reasoning_end_str": "</a>"}, "must end with '</think>'"),
         ({"suppress_eos_in_reasoning": True}, "is not supported"),
     ],

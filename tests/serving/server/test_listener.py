@@ -63,7 +63,7 @@ def test_a_unix_socket_of_a_living_server_is_not_taken(tmp_path: Path) -> None:
     options = ServerOptions(uds=path)
     with Listener(options) as living:
         living.socket.listen()
-        with pytest.raises(ConfigError, match="it exists already; choose another --uds"):
+        with pytest.raises(ConfigError, match="the path already exists; choose another --uds"):
             Listener(options)
         assert Path(path).is_socket()
     assert not Path(path).exists()
@@ -72,7 +72,7 @@ def test_a_unix_socket_of_a_living_server_is_not_taken(tmp_path: Path) -> None:
 def test_a_file_in_the_way_of_a_unix_socket_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "precious"
     file.write_text("data")
-    with pytest.raises(ConfigError, match="it exists already"):
+    with pytest.raises(ConfigError, match="the path already exists"):
         Listener(ServerOptions(uds=str(file)))
     assert file.read_text() == "data"
 

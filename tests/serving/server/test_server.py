@@ -41,7 +41,10 @@ def test_port_in_use(run_python: RunPython) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         error = failing(run_python, "--host", "127.0.0.1", "--port", str(port))
-    assert error == f"jaxllm: cannot listen on 127.0.0.1:{port}: another process listens there; choose another --port\n"
+    assert (
+        error
+        == f"jaxllm: cannot listen on 127.0.0.1:{port}: another process is listening there; choose another --port\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_port_in_use(run_python: RunPython) -> None:
         (["--port", "0", "--host", "127.0.0.1", "--chat-template", "absent"], "chat template 'absent' is neither"),
         (["--port", "0", "--host", "127.0.0.1", "--middleware", "absent:thing"], "absent"),
         (["--uds", "/absent/socket"], "cannot listen on uds='/absent/socket'"),
-        (["--port", "0", "--no-structured-outputs-canary"], "a server cannot do without"),
+        (["--port", "0", "--no-structured-outputs-canary"], "not allowed in a server"),
     ],
 )
 def test_wrong_options_end_it_before_the_model_is_loaded(
@@ -83,7 +86,7 @@ def test_told_to_end_while_it_loads(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert server.end() == 0
         assert_gone(engine)
-        assert "told to end before the model was loaded" in server.log
+        assert "received a signal to exit before the model was loaded" in server.log
         assert "Traceback" not in server.log
 
 

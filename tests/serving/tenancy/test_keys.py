@@ -115,14 +115,14 @@ def test_a_server_follows_its_file(tmp_path: Path) -> None:
         assert 1 <= int(limited.headers["retry-after"]) <= 30
         assert limited.json()["error"]["code"] == "rate_limit_exceeded"
         write(path, "clients: [{name: ben, keys: ['two'], tokens_per_minute: 40}]")
-        server.wait_for("keys were read again")
+        server.wait_for("reloaded the API keys")
         deadline = time.monotonic() + 60
         while (answer := ask("two")).status_code == 429:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert answer.status_code == 200
         write(path, "nonsense")
-        server.wait_for("the old keys stay")
+        server.wait_for("cannot reload the API keys")
         server.signal(signal.SIGTERM)
         assert server.end() == 0, server.log
     assert "Traceback" not in server.log

@@ -26,7 +26,7 @@ def test_continuing_the_final_message(tokenizer: Tokenizer) -> None:
     talk = [*TALK, {"role": "assistant", "content": "Hello th"}]
     text = render_chat(tokenizer, talk, add_generation_prompt=False, continue_final_message=True)
     assert text.endswith("<|start|>assistant\nHello th")
-    with pytest.raises(RequestError, match="needs add_generation_prompt=False"):
+    with pytest.raises(RequestError, match="requires add_generation_prompt=False"):
         render_chat(tokenizer, talk, continue_final_message=True)
 
 
@@ -74,11 +74,11 @@ def test_wrong_messages_are_named(messages: Any, message: str) -> None:
 
 
 def test_what_a_template_raises_is_the_requests_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="the chat template refuses these messages: bad role robot"):
+    with pytest.raises(RequestError, match="the chat template rejects these messages: bad role robot"):
         render_chat(tokenizer, [{"role": "robot", "content": ""}])
-    with pytest.raises(RequestError, match="the chat template refuses"):
+    with pytest.raises(RequestError, match="the chat template rejects"):
         render_chat(tokenizer, TALK, chat_template="{% for %}")
-    with pytest.raises(RequestError, match="the chat template refuses"):
+    with pytest.raises(RequestError, match="the chat template rejects"):
         render_chat(tokenizer, TALK, chat_template="{{ 1 / 0 }}")
 
 
@@ -91,7 +91,7 @@ def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"])
 def test_names_of_the_conversation_itself_are_no_variables(tokenizer: Tokenizer, name: str) -> None:
-    with pytest.raises(RequestError, match=rf"chat_template_kwargs\.{name}: not an argument") as refused:
+    with pytest.raises(RequestError, match=rf"chat_template_kwargs\.{name}: not a template argument") as refused:
         render_chat(tokenizer, [{"role": "user", "content": "a"}], chat_template_kwargs={name: []})
     assert refused.value.parameter == "chat_template_kwargs"
     variable = {"self": 1}

@@ -69,7 +69,7 @@ def test_beside_tokens() -> None:
         ({"prompt_embeds": ROWS[:, :3]}, "rows have 3 values"),
         ({"prompt_embeds": np.full((3, 4), np.nan)}, "value 0 of row 0 is not finite"),
         ({"prompt_token_ids": [7, 8, 9]}, "prompt_is_token_ids"),
-        ({"prompt_token_ids": [7, 8, 9], "prompt_is_token_ids": [True]}, "expected 3 truth values"),
+        ({"prompt_token_ids": [7, 8, 9], "prompt_is_token_ids": [True]}, "expected 3 booleans"),
         ({"prompt_token_ids": [7, -2, 9], "prompt_is_token_ids": [True] * 3}, "prompt token 1 is -2"),
         ({"prompt_token_ids": [7, 400, 9], "prompt_is_token_ids": [True] * 3}, "prompt token 1 is 400"),
     ],

@@ -50,18 +50,18 @@ def test_every_form_of_prompt(inputs: InputProcessor, tokenizer: Tokenizer) -> N
         ([], "the prompt is empty"),
         ({"prompt_token_ids": []}, "the prompt is empty"),
         ("a\ud800", r"lone surrogate '\\ud800' at character 1"),
-        (None, "a prompt is text or a list of token ids, got NoneType"),
+        (None, "a prompt must be a string or a list of token IDs, got NoneType"),
         (b"abc", "got bytes"),
         (3.5, "got float"),
         ({}, "needs 'prompt'"),
-        ({"promt": "x"}, r"unknown key 'promt' of a prompt; did you mean 'prompt'"),
+        ({"promt": "x"}, r"unknown key 'promt' in a prompt; did you mean 'prompt'"),
         ({"prompt": 5}, "expected a string, got int"),
         ({"prompt": "x", "cache_salt": 1}, "cache_salt=1: must be a non-empty string"),
         ([1, 2.5], "must be a flat list of integers, not 2.5"),
         ([True, 1.0], "must be a flat list of integers, not True"),
         ([[1], [2, 3]], "must be a flat list of integers"),
         (["a", "b"], "must be a flat list of integers, not 'a'"),
-        ([1, 400], "token 1 is 400: token ids go from 0 to 399"),
+        ([1, 400], "token 1 is 400: token IDs must be between 0 and 399"),
         ([-1], "token 0 is -1"),
         ([2**32], f"token 0 is {2**32}"),
         ([10**30], "must be a flat list of integers"),
@@ -154,7 +154,7 @@ def test_best_of_needs_logprobs_and_cannot_stream(inputs: InputProcessor) -> Non
 def test_without_a_tokenizer(inputs: InputProcessor) -> None:
     bare = InputProcessor(None, LIMITS)
     assert prepare(bare, [[1, 2]])[0].prompt_token_ids == [1, 2]
-    with pytest.raises(RequestError, match="give prompts as token ids"):
+    with pytest.raises(RequestError, match="give prompts as token IDs"):
         prepare(bare, ["text"])
-    with pytest.raises(RequestError, match="bad_words need a tokenizer"):
+    with pytest.raises(RequestError, match="bad_words requires a tokenizer"):
         prepare(bare, [[1]], SamplingParams(bad_words=["x"]))

@@ -136,7 +136,7 @@ def test_a_text_that_the_tokenizer_fails_on_is_an_error_of_its_request(tmp_path:
 
 @pytest.mark.parametrize("token_id", [-1, 2**32, 2**64, 10**30])
 def test_ids_that_no_vocabulary_has_are_errors_of_the_request(tokenizer: Tokenizer, token_id: int) -> None:
-    message = f"cannot decode these token ids, which go from 0 to {tokenizer.size - 1}"
+    message = f"cannot decode these token IDs, which must be between 0 and {tokenizer.size - 1}"
     with pytest.raises(RequestError, match=message):
         tokenizer.decode([1, token_id])
     with pytest.raises(RequestError, match=message):

@@ -62,7 +62,7 @@ def test_a_list_shows_one_line_each_and_no_more_than_a_screen() -> None:
     many = Results(output(str(index)) for index in range(100))
     lines = repr(many).splitlines()
     assert len(lines) == MOST_SHOWN + 3
-    assert lines[-2] == " ... 80 more, 100 in all"
+    assert lines[-2] == " ... 80 more, 100 in total"
     html = many._repr_html_()
     assert html.count("<tr>") == MOST_SHOWN + 1
     assert "80 more" in html

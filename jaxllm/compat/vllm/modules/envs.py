@@ -18,7 +18,7 @@ _KNOWN: Mapping[str, tuple[Any, Callable[[str], Any]]] = {
 def __getattr__(name: str) -> Any:
     known = _KNOWN.get(name)
     if known is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; docs/from-vllm.md has the variables")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; docs/from-vllm.md lists the variables")
     text = os.environ.get(name)
     return known[0] if text is None else known[1](text)
 

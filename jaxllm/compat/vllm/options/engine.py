@@ -7,29 +7,29 @@ from collections.abc import Mapping
 
 from jaxllm.compat.vllm.options.noop import NoopOption, lists, off, only, switches, values
 
-_TEXT = "models read text only"
-_ONE_HOST = "one process drives all devices of one host"
+_TEXT = "models accept text only"
+_ONE_HOST = "one process drives all devices of a host"
 _XLA = "XLA compiles and chooses kernels"
-_NO_DRAFTS = "tokens are not guessed ahead; the outputs are the same without"
-_NO_ADAPTERS = "there are no adapters (LoRA)"
-_NO_RECURRENT = "states of recurrent layers have one form"
+_NO_DRAFTS = "speculative decoding is not supported; outputs are the same without it"
+_NO_ADAPTERS = "LoRA adapters are not supported"
+_NO_RECURRENT = "recurrent states have a fixed layout"
 _CACHE = "KV pages stay in device memory"
-_LOADING = "safetensors are mapped into memory"
+_LOADING = "safetensors files are memory-mapped"
 
 NOOP_OPTIONS: Mapping[str, NoopOption] = {
-    **switches("there is no cascade attention", "disable-cascade-attn"),
-    **switches("XLA makes the collectives", "disable-custom-all-reduce", "disable-nccl-for-dp-synchronization",
+    **switches("cascade attention is not used", "disable-cascade-attn"),
+    **switches("XLA generates the collectives", "disable-custom-all-reduce", "disable-nccl-for-dp-synchronization",
                "enable-nccl-comm-suspend"),
     **switches("requests are logged only by a server with --enable-log-requests", "disable-log-requests"),
     **switches("offline, statistics are not logged", "disable-log-stats"),
     **switches("prefill is always chunked", "enable-chunked-prefill", "disable-chunked-mm-input",
                "scheduler-reserve-full-isl", "long-prefill-token-threshold-adaptive"),
-    **values("there are no CUDA graphs", "max-seq-len-to-capture", "max-context-len-to-capture",
+    **values("CUDA graphs are not used", "max-seq-len-to-capture", "max-context-len-to-capture",
              "max-cudagraph-capture-size", "cuda-graph-sizes"),
-    **switches("there are no CUDA graphs", "cudagraph-metrics"),
+    **switches("CUDA graphs are not used", "cudagraph-metrics"),
     **values("steps are scheduled one at a time", "num-scheduler-steps", "prefill-schedule-interval",
              "scheduler-delay-factor", "dp-sync-interval"),
-    **switches("outputs are always processed beside the steps", "disable-async-output-proc"),
+    **switches("outputs are always processed concurrently with steps", "disable-async-output-proc"),
     **values("preempted requests are always recomputed", "preemption-mode", "watermark"),
     **values("preempted requests are recomputed, not swapped", "swap-space"),
     **values("the fast tokenizer is always used", "tokenizer-pool-size", "tokenizer-pool-type",
@@ -41,27 +41,27 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **values(_XLA, "compilation-config/cc", "ir-op-priority",
              "sparse-indexer-topk-backend", "gdn-prefill-backend", "kda-prefill-backend",
              "kda-decode-backend", "performance-mode"),
-    **only(({},), "there are no platforms with options of their own; leave it out", "additional-config"),
+    **only(({},), "no platform has options of its own; omit it", "additional-config"),
     **switches(_XLA, "enable-flashinfer-autotune", "enable-layerwise-nvtx-tracing", "use-fp64-gumbel"),
-    **values("compilation after the start is a bug, and logged", "jit-monitor-mode"),
+    **values("any compilation after start-up is a bug, and is logged", "jit-monitor-mode"),
     **values("grammars are compiled by llguidance", "guided-decoding-backend"),
     # Weights
     **values(_LOADING, "safetensors-load-strategy", "safetensors-prefetch-num-threads",
              "safetensors-prefetch-block-size", "pt-load-map-location",
              "max-parallel-loading-workers"),
     **switches(_LOADING, "use-tqdm-on-load", "allow-deprecated-quantization"),
-    **only(({},), "weights are read from safetensors; leave it out", "model-loader-extra-config"),
-    **only((), "what a checkpoint is quantised to is in its config.json; see --quantization for others",
+    **only(({},), "weights are read from safetensors; omit it", "model-loader-extra-config"),
+    **only((), "a checkpoint declares its quantization in config.json; to quantize others use --quantization",
            "quantization-config", "qlora-adapter-name-or-path"),
     **values("scales are read from the checkpoint", "quantization-param-path"),
-    **only(("auto",), "models are those of docs/add-a-model.md", "model-impl", "config-format"),
-    **only(({},), "say what differs with --hf-overrides", "model-class-overrides", "hf-config-path"),
-    **values("--enable-sleep-mode needs no more", "sleep-mode-backend"),
-    **switches("--enable-sleep-mode needs no more", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
+    **only(("auto",), "models are registered as described in docs/add-a-model.md", "model-impl", "config-format"),
+    **only(({},), "override single values with --hf-overrides", "model-class-overrides", "hf-config-path"),
+    **values("--enable-sleep-mode needs no further option", "sleep-mode-backend"),
+    **switches("--enable-sleep-mode needs no further option", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
     # Devices and hosts
-    **only((1,), "one replica runs on one host: use --tensor-parallel-size, or several servers behind a balancer",
+    **only((1,), "one replica runs on one host: use --tensor-parallel-size, or several servers behind a load balancer",
            "decode-context-parallel-size/dcp", "prefill-context-parallel-size/pcp"),
-    **only((), "make devices visible with CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS", "device-ids"),
+    **only((), "select devices with CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS", "device-ids"),
     **values(_ONE_HOST, "cpu-distributed-timeout-seconds", "dcp-comm-backend", "dcp-kv-cache-interleave-size",
              "cp-kv-cache-interleave-size", "all2all-backend", "ubatch-size", "elastic-ep-max-dp-size",
              "dbo-decode-token-threshold", "dbo-prefill-token-threshold", "eplb-config", "expert-placement-strategy",
@@ -71,22 +71,22 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
                "enable-batch-sharded-sampling", "enable-ep-weight-filter", "enable-dbo", "enable-shm-tensor-arena",
                "enable-elastic-ep", "enable-eplb", "ray-workers-use-nsight", "engine-use-ray", "worker-use-ray",
                "enable-fault-tolerance"),
-    **only(("auto", ""), "requests and models cannot bring code", "worker-cls", "worker-extension-cls",
+    **only(("auto", ""), "requests and models cannot contain code", "worker-cls", "worker-extension-cls",
            "scheduler-cls", "io-processor-plugin"),
     # Cache
-    **off("scales are those of the checkpoint; --kv-cache-dtype int8 finds some for each token and head",
+    **off("scales come from the checkpoint; --kv-cache-dtype int8 computes them per token and head",
           "calculate-kv-scales"),
     **values(_CACHE, "prefix-caching-hash-algo", "prefix-match-unit", "kv-offloading-backend",
              "offload-prefetch-step", "offload-num-in-group"),
     **switches(_CACHE, "kv-sharing-fast-prefill", "swa-bounded-replay", "use-replayssm"),
-    **only((0,), "nothing is moved to host memory; lower --max-model-len or --max-num-seqs", "cpu-offload-gb",
+    **only((0,), "nothing is offloaded to host memory; lower --max-model-len or --max-num-seqs", "cpu-offload-gb",
            "kv-offloading-size", "offload-group-size"),
-    **only(("auto",), "nothing is moved to host memory", "offload-backend"),
+    **only(("auto",), "nothing is offloaded to host memory", "offload-backend"),
     **values(_NO_RECURRENT, "mamba-backend", "mamba-ssu-algorithm", "mamba-cache-philox-rounds", "mamba-cache-dtype",
              "mamba-ssm-cache-dtype", "mamba-cache-mode", "replayssm-buffer-len", "engram-config"),
     **only(({},), _NO_RECURRENT, "mamba-config"),
     **switches(_NO_RECURRENT, "enable-mamba-cache-stochastic-rounding", "enable-mamba-shared-prefix-checkpoint"),
-    **only(({},), "there is no transfer of KV caches or weights between servers", "kv-transfer-config",
+    **only(({},), "transfer of KV caches or weights between servers is not supported", "kv-transfer-config",
            "kv-events-config", "ec-transfer-config", "ec-manager-config", "weight-transfer-config"),
     # Images and sound
     **values(_TEXT, "allowed-local-media-path", "limit-mm-per-prompt", "media-io-kwargs",
@@ -98,7 +98,7 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **switches(_TEXT, "language-model-only", "enable-mm-embeds", "mm-encoder-only", "interleave-mm-strings",
                "skip-mm-profiling", "mm-device-do-normalize", "disable-mm-preprocessor-cache"),
     # Adapters
-    **off("adapters (LoRA) are not supported; serve a checkpoint into which they are merged", "enable-lora"),
+    **off("LoRA adapters are not supported; serve a checkpoint with the adapters merged in", "enable-lora"),
     **values(_NO_ADAPTERS, "max-loras", "max-lora-rank", "lora-dtype", "max-cpu-loras", "default-mm-loras",
              "max-lora-cls-labels", "lora-extra-vocab-size", "long-lora-scaling-factors"),
     **switches(_NO_ADAPTERS, "enable-tower-connector-lora", "fully-sharded-loras", "specialize-active-lora",
@@ -113,39 +113,39 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
     **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config"),
     # Logs and measurements
-    **values("see docs/metrics.md for what is measured", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
+    **values("docs/metrics.md lists the metrics", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
              "kv-cache-metrics-sample", "custom-histogram-buckets", "watchdog-config"),
-    **switches("see docs/metrics.md for what is measured", "kv-cache-metrics",
+    **switches("docs/metrics.md lists the metrics", "kv-cache-metrics",
                "enable-mfu-metrics", "enable-logging-iteration-details", "aggregate-engine-logging",
                "fail-on-environ-validation"),
-    **values("--log-level and --log-format are for all that is logged", "log-config-file"),
+    **values("--log-level and --log-format apply to all log lines", "log-config-file"),
     # Several values
     **lists(_TEXT, "allowed-media-domains"),
-    **lists("sleep keeps or drops all weights; see docs/sleep_and_weights.md", "sleep-preserve-parameter-names"),
+    **lists("sleep keeps or discards all weights; see docs/sleep_and_weights.md", "sleep-preserve-parameter-names"),
     **lists(_LOADING, "ignore-patterns"),
     **lists(_ONE_HOST, "numa-bind-nodes", "numa-bind-cpus"),
-    **only(([], ()), "all layers have the --kv-cache-dtype", "kv-cache-dtype-skip-layers"),
+    **only(([], ()), "--kv-cache-dtype applies to all layers", "kv-cache-dtype-skip-layers"),
     **lists(_CACHE, "cpu-offload-params", "offload-params"),
     **lists(_NO_ADAPTERS, "lora-target-modules"),
-    **lists("see docs/metrics.md for what is measured", "collect-detailed-traces"),
-    **lists("there are no CUDA graphs", "cudagraph-capture-sizes"),
+    **lists("docs/metrics.md lists the metrics", "collect-detailed-traces"),
+    **lists("CUDA graphs are not used", "cudagraph-capture-sizes"),
     **switches(_XLA, "monokernel"),
-    **switches("compilation after the start is a bug, and logged", "jit-monitor-verbose"),
-    **values("see docs/metrics.md for what is measured", "per-request-spec-decode-metrics"),
+    **switches("any compilation after start-up is a bug, and is logged", "jit-monitor-verbose"),
+    **values("docs/metrics.md lists the metrics", "per-request-spec-decode-metrics"),
 }  # fmt: skip
-"""Of the engine, by name. `serving.options` has those of the server."""
+"""Options of the engine, by name. `serving.options` has those of the server."""
 
 OF_SCRIPTS: Mapping[str, NoopOption] = {
     **NOOP_OPTIONS,
-    **lists("requests of a script name no model", "served-model-name"),
-    **values("a script sets up logging itself", "log-level", "log-format"),
-    **values("a script gets the text as the model writes it", "reasoning-parser", "reasoning-parser-plugin",
+    **lists("requests of a script do not name a model", "served-model-name"),
+    **values("a script configures logging itself", "log-level", "log-format"),
+    **values("a script receives the text as the model writes it", "reasoning-parser", "reasoning-parser-plugin",
              "tool-call-parser", "tool-parser-plugin"),
     **switches("a script knows its requests", "enable-log-requests"),
-    **values("a script waits for all that it asked for", "shutdown-timeout", "max-num-queued-reqs",
+    **values("a script waits for all of its requests", "shutdown-timeout", "max-num-queued-reqs",
              "max-num-queued-tokens"),
     **values("there is one server process", "api-server-count"),
-    **only(("",), "weights are in the folder of --model", "model-weights"),
+    **only(("",), "weights are read from the folder of --model", "model-weights"),
     **off("not supported", "tokens-only", "enable-mm-processor-stats"),
 }  # fmt: skip
 """As keywords of `LLM`: some options of servers as well, which vLLM's `EngineArgs` has."""

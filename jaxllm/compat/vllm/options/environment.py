@@ -61,10 +61,10 @@ def options_of_variables(
             found[option] = read(text)
         except (ValueError, OverflowError):
             raise ConfigError(
-                f"{name}={text!r} in the environment: this cannot be --{option.replace('_', '-')}"
+                f"{name}={text!r} in the environment: not a valid value of --{option.replace('_', '-')}"
             ) from None
-        instead = f"the name for this server is {ours}" if ours else "its value comes after those of flags and files"
-        say(f"{name} gives --{option.replace('_', '-')}; {instead}")
+        instead = f"use {ours} instead" if ours else "flags and files take precedence"
+        say(f"{name} sets --{option.replace('_', '-')}; {instead}")
     unused = sorted(
         name for name in environ if name.startswith(_START) and name not in VARIABLES and name not in HARMLESS
     )

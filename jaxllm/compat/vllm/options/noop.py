@@ -63,7 +63,7 @@ def drop_noop_options(
 
 
 _DEFAULTS = (None, False, "auto")
-"""Of the options that `TRANSLATED` ones stand for."""
+"""Defaults of the options that `TRANSLATED` ones stand for."""
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

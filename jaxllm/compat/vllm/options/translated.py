@@ -67,7 +67,7 @@ def _structured(value: Any) -> dict[str, Any]:
     if unknown is not None:
         raise ConfigError(f"unknown key {unknown!r}{nearest(unknown, known)}")
     if given.get("enable_in_reasoning"):
-        raise ConfigError("enable_in_reasoning: grammars begin after the reasoning; leave it out")
+        raise ConfigError("enable_in_reasoning: grammars always begin after the reasoning; omit it")
     return _renamed({name: name for name in _STRUCTURED})(given)
 
 
@@ -96,7 +96,7 @@ def _number(value: Any) -> float:
 TRANSLATED: Mapping[str, Translated] = {
     "structured-outputs-config": Translated(
         "JSON of --disable-any-whitespace, --disable-additional-properties, --reasoning-parser and "
-        "--reasoning-parser-plugin; grammars are compiled by llguidance whatever its backend is",
+        "--reasoning-parser-plugin; grammars are compiled by llguidance, whatever backend is given",
         _structured,
     ),
     "attention-config": Translated(

@@ -83,7 +83,7 @@ def _find_problem(case: AttentionCase, resolved: ResolvedConfig, run: Callable[.
         result = check.compare(case.batch, implementation)
     if result.error is None:
         return result.reason
-    return f"it is off by {result.error:.1e}, where {result.limit:.0e} is allowed" if result.is_wrong else None
+    return f"its error is {result.error:.1e}, and the limit {result.limit:.0e}" if result.is_wrong else None
 
 
 def _alternatives(resolved: ResolvedConfig) -> Iterator[ResolvedConfig]:
@@ -103,5 +103,5 @@ TEST = SelfTest(
     find_problem=_find_problem,
     run=_run,
     alternatives=_alternatives,
-    advice="; `jaxllm doctor --stage attention` says more",
+    advice="; `jaxllm doctor --stage attention` shows details",
 )

@@ -17,9 +17,9 @@ from jaxllm.pallas_kernels.linear.quantized_layouts import QUANTIZED_LAYOUTS
 _ROWS = (5, 300)
 """A decode, and a prompt: scales are multiplied elsewhere."""
 _IN, _OUT = 512, 512
-"""Of a matrix, at least."""
+"""Minimum inputs and outputs of a matrix."""
 _TOLERANCE = 0.03
-"""Of products whose factors are about 1, for each root of an input: rounding to bfloat16 takes a fifth of it."""
+"""Tolerance for factors of about 1, times the root of the inputs: rounding to bfloat16 takes a fifth of it."""
 
 
 def _cases(resolved: ResolvedConfig) -> Sequence[QuantizedCase]:
@@ -56,12 +56,12 @@ def _find_problem(case: QuantizedCase, resolved: ResolvedConfig, run: Callable[.
     wrong, most = float(np.nan_to_num(np.abs(found - inputs.expected()), nan=np.inf).max()), case.in_size**0.5
     if wrong <= _TOLERANCE * most:
         return None
-    return f"{case.kind} is off by {wrong:.1e}, where {_TOLERANCE * most:.0e} is allowed"
+    return f"{case.kind} has an error of {wrong:.1e}, and the limit is {_TOLERANCE * most:.0e}"
 
 
 TEST = SelfTest(
     "linear",
-    title="products with quantised matrices by",
+    title="quantized matrix products by",
     kernels=("tpu",),
     cases=_cases,
     find_problem=_find_problem,

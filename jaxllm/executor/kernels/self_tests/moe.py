@@ -25,9 +25,9 @@ _CASES = {
 """Groups that end within registers, within blocks and beyond them, with a depth that is padded."""
 
 _TOLERANCE = 0.1
-"""Of sums of 640 products of about 1, in any precision that a matrix unit may have."""
+"""Tolerance of sums of 640 products of about 1, in any precision that a matrix unit may have."""
 _QUANTIZED_TOLERANCE = 0.03
-"""The same for each root of an input, where weights are quantised: rounding to bfloat16 takes a fifth of it."""
+"""Tolerance times the root of the number of inputs, for quantized weights: rounding to bfloat16 takes a fifth of it."""
 
 
 def _cases(resolved: ResolvedConfig) -> Sequence[Case | WeightType]:
@@ -60,7 +60,7 @@ def _is_of_expert(name: str) -> bool:
 
 
 def _shape(kind: WeightType) -> tuple[int, int]:
-    """Of one expert's matrix: that of the case of a floating type, or deeper, with whole groups."""
+    """Shape of one expert's matrix: that of the case of a floating type, or deeper, with whole groups."""
     group = kind.group or _IN
     return _OUT, -(-_IN // group) * group
 
@@ -99,12 +99,12 @@ def _quantized_problem(kind: WeightType, backend: str, dtype: str, run: Callable
 
 def _difference(what: str, found: np.ndarray, wanted: np.ndarray, allowed: float) -> str | None:
     wrong = float(np.nan_to_num(np.abs(found - wanted), nan=np.inf).max())
-    return f"{what} is off by {wrong:.1e}, where {allowed:.0e} is allowed" if wrong > allowed else None
+    return f"{what} has an error of {wrong:.1e}, and the limit is {allowed:.0e}" if wrong > allowed else None
 
 
 TEST = SelfTest(
     "moe",
-    title="products with experts by",
+    title="expert matrix products by",
     kernels=("tpu",),
     cases=_cases,
     find_problem=_find_problem,

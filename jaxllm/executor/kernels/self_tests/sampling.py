@@ -35,12 +35,12 @@ def _find_problem(case: SamplingCase, resolved: ResolvedConfig, run: Callable[..
     cpu = jax.local_devices(backend="cpu")[0]
     wanted = np.asarray(jax.jit(choose_tokens)(*jax.device_put(inputs, cpu)))
     wrong = [row.name for row, one, other in zip(case.rows, found, wanted, strict=True) if one != other]
-    return f"other tokens for {', '.join(wrong)}" if len(wrong) > _MOST_WRONG else None
+    return f"wrong tokens for {', '.join(wrong)}" if len(wrong) > _MOST_WRONG else None
 
 
 TEST = SelfTest(
     "sampling",
-    title="choosing tokens with",
+    title="token sampling with",
     kernels=("tpu",),
     cases=lambda resolved: [SamplingCase(resolved.model.vocab_size, tuple(CASES))],
     find_problem=_find_problem,

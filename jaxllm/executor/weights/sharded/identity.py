@@ -42,7 +42,7 @@ def engine_options(resolved: ResolvedConfig) -> dict[str, Any]:
         "enable_expert_parallel": forward.expert_parallel,
         "quantization": model.weight_method or resolved.config.model.quantization,
         "dtype": resolved.dtype,
-        "kv_cache_dtype": f"{resolved.kv_dtype}, with scales of the checkpoint" if scales == "checkpoint" else None,
+        "kv_cache_dtype": f"{resolved.kv_dtype}, with the checkpoint's scales" if scales == "checkpoint" else None,
         "layer_stack": forward.stack,
         "linear_backend": resolved.backend("linear"),
         "moe_backend": resolved.backend("moe"),
@@ -60,24 +60,24 @@ def stage_for(folder: Path, manifest: Manifest, resolved: ResolvedConfig, specs:
     """The arrays of the engine's stage. Raises `ModelError`, which names what differs."""
     if manifest.jaxllm != __version__:
         raise ModelError(
-            f"{folder / STATE_FILE}: saved by jaxllm {manifest.jaxllm}, and this is {__version__}: parameters may lie "
-            "in another way; save it again from the checkpoint"
+            f"{folder / STATE_FILE}: saved by jaxllm {manifest.jaxllm}, but this is {__version__}, whose parameter "
+            "layout may differ; save it again from the checkpoint"
         )
     start, stop = layers_of(resolved)
     found = [stage for stage in manifest.stages if (stage.start, stage.stop) == (start, stop)]
     digests = model_digests(resolved.model)
     fields = [name for name in {**digests, **manifest.model} if digests.get(name) != manifest.model.get(name)]
-    wrong = next(_differences(found[0], specs), None) if found else f"no stage has the layers {start} to {stop - 1}"
+    wrong = next(_differences(found[0], specs), None) if found else f"no stage has layers {start} to {stop - 1}"
     if wrong is None and not fields:
         return found[0]
     ours = engine_options(resolved)
     options = [name for name in ours if manifest.engine.get(name) != ours[name]]
     if options:
-        reasons = [f"{name} was {_shown(manifest.engine.get(name))} and is {_shown(ours[name])}" for name in options]
+        reasons = [f"{name} was {_shown(manifest.engine.get(name))} but is {_shown(ours[name])}" for name in options]
         advice = "start with the same options, or save the state again with these"
     elif fields:
-        reasons = [f"config.json (or hf_overrides) says something else of {', '.join(map(repr, sorted(fields)))}"]
-        advice = "take the configuration that it was saved with"
+        reasons = [f"config.json (or hf_overrides) has different values of {', '.join(map(repr, sorted(fields)))}"]
+        advice = "use the configuration it was saved with"
     else:
         reasons, advice = [str(wrong)], "save it again from the checkpoint"
     raise ModelError(f"{folder}: the saved state is for another engine: {'; '.join(reasons)}: {advice}")
@@ -94,13 +94,13 @@ def _differences(stage: SavedStage, specs: Specs) -> Iterator[str]:
     wanted = {shown(path): spec for path, spec in specs.items()}
     for name in (*wanted, *stage.arrays):
         if name not in wanted or name not in stage.arrays:
-            yield f"array {name[:200]!r} is {'not there' if name in wanted else 'unknown here'}"
+            yield f"array {name[:200]!r} is {'missing' if name in wanted else 'unknown'}"
     for name, spec in wanted.items():
         saved, dtype = stage.arrays[name], np.dtype(spec.array.dtype).name
         if (saved.dtype, tuple(saved.shape)) != (dtype, spec.array.shape):
             yield f"array {name!r} is {saved.dtype[:40]} {saved.shape}, not {dtype} {list(spec.array.shape)}"
         elif saved.arrangement != arrangement(spec):
-            yield f"array {name!r} is arranged in another way"
+            yield f"array {name!r} has a different layout"
 
 
 def _shown(value: Any) -> str:

@@ -119,24 +119,24 @@ class _Array:
 def _read(tensor: Tensor, target: np.ndarray, begin: int, checksum: int) -> None:
     tensor.read_bytes(target, begin)
     if zlib.crc32(target.data) != checksum:
-        raise ModelError(f"{tensor.path}: corrupt: tensor {tensor.name!r} has another checksum than when it was saved")
+        raise ModelError(f"{tensor.path}: corrupt: tensor {tensor.name!r} has a wrong checksum")
 
 
 def _header(path: Path, name: str) -> dict[str, Tensor]:
     if not path.is_file():
-        raise ModelError(f"{path}: missing, or not a file: the saved state has a part of {name!r} there")
+        raise ModelError(f"{path}: missing or not a file, but the saved state has a part of {name!r} in it")
     return {tensor.name: tensor for tensor in read_header(path)}
 
 
 def _tensor(header: dict[str, Tensor], name: str, part: SavedPart, dtype: np.dtype[Any], path: Path) -> Tensor:
     if name not in header:
-        raise ModelError(f"{path}: tensor {name!r} is not there, of which the saved state has a part in it")
+        raise ModelError(f"{path}: tensor {name!r} is missing, but the saved state has a part of it here")
     tensor = header[name]
     size = math.prod(part.shape) * dtype.itemsize
     if tensor.num_bytes != size or tensor.shape != tuple(part.shape):
         raise ModelError(
-            f"{path}: tensor {name!r} is {list(tensor.shape)} in {tensor.num_bytes} bytes, and the part that the saved "
-            f"state has there {part.shape} in {size}"
+            f"{path}: tensor {name!r} is {list(tensor.shape)} in {tensor.num_bytes} bytes, but the "
+            f"saved state expects {part.shape} in {size}"
         )
     if len(part.checksums) != -(-size // CHUNK_BYTES):
         raise ModelError(f"{path}: tensor {name!r}: the saved state has {len(part.checksums)} checksums of it")

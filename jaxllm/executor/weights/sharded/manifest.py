@@ -19,7 +19,7 @@ CHUNK_BYTES = 16 * 2**20
 LARGEST_MANIFEST = 256 * 2**20
 """Bytes. An array of a thousand devices has about 100 kB."""
 MOST_PARTS = 4096
-"""Of an array."""
+"""Maximum number of parts of an array."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
@@ -71,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: dict[str, str]
     engine: dict[str, Any]
     dtype: str
-    """Of the checkpoint."""
+    """Data type in the checkpoint."""
     stages: list[SavedStage]
 
     @property
@@ -102,12 +102,12 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / STATE_FILE
     if not path.is_file():
         raise ModelError(
-            f"{folder}: no saved state, {STATE_FILE} is not there; LLM.save_sharded_state makes one, and other load "
-            "formats read ordinary checkpoints"
+            f"{folder}: not a saved state: {STATE_FILE} is missing; create one with LLM.save_sharded_state, or use "
+            "another load_format for ordinary checkpoints"
         )
     manifest = _FORMAT.read(path)
     for problem in _problems(manifest):
-        raise ModelError(f"{path}: broken: {problem}")
+        raise ModelError(f"{path}: invalid: {problem}")
     return manifest
 
 
@@ -126,7 +126,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for name in manifest.files:
         # Whatever the manifest says, nothing outside the folder is read.
         if not is_plain_name(name):
-            yield f"{name[:200]!r} is not the name of a .safetensors file beside it"
+            yield f"{name[:200]!r} is not the name of a .safetensors file in the same folder"
     for stage in manifest.stages:
         for name, array in stage.arrays.items():
             problem = _problem(array)
@@ -137,18 +137,18 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 def _problem(array: SavedArray) -> str | None:
     axes = len(array.shape)
     if axes > 32 or len(array.parts) > MOST_PARTS:
-        return f"{axes} axes and {len(array.parts)} parts"
+        return f"{axes} axes but {len(array.parts)} parts"
     if any(len(part.start) != axes or len(part.shape) != axes for part in array.parts):
-        return "a part has another number of axes"
+        return "a part has a different number of axes"
     if any(stop > size for part in array.parts for (_, stop), size in zip(part.region, array.shape, strict=True)):
-        return "a part ends outside of it"
+        return "a part ends outside the array"
     sizes = [math.prod(part.shape) for part in array.parts]
     if 0 in sizes and 0 not in array.shape:
         return "a part is empty"
     if _overlap(array.parts):
         return "two parts overlap"
     if sum(sizes) != math.prod(array.shape):
-        return f"parts have {sum(sizes)} of {math.prod(array.shape)} values"
+        return f"the parts have {sum(sizes)} of {math.prod(array.shape)} values"
     return None
 
 

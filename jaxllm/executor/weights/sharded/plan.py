@@ -86,8 +86,8 @@ def plan_files(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise RequestError(
-            f"pattern={pattern!r}: {names.count(twice)} files would be called {twice!r}: name them by "
-            "{rank}, {part} and, with stages, {pp_rank}",
+            f"pattern={pattern!r}: {names.count(twice)} files would have the name {twice!r}: use {{rank}}, {{part}} "
+            f"and, with stages, {{pp_rank}} in the pattern",
             "pattern",
         )
     return files
@@ -95,9 +95,9 @@ def plan_files(
 
 def _check(pattern: str | None, max_size: int | None) -> None:
     if pattern is not None and not isinstance(pattern, str):
-        raise RequestError(f"pattern={pattern!r}: must be a text", "pattern")
+        raise RequestError(f"pattern={pattern!r}: must be a string", "pattern")
     if max_size is not None and (type(max_size) is not int or max_size < 1):
-        raise RequestError(f"max_size={max_size!r}: must be a number of bytes, 1 or more", "max_size")
+        raise RequestError(f"max_size={max_size!r}: must be a number of bytes of at least 1", "max_size")
 
 
 def _rendered(pattern: str, fields: dict[str, int]) -> str:
@@ -110,7 +110,7 @@ def _rendered(pattern: str, fields: dict[str, int]) -> str:
         raise RequestError(f"pattern={pattern!r}: {error}", "pattern") from error
     if unknown:
         known = ", ".join(_FIELDS)
-        raise RequestError(f"pattern={pattern!r}: {{{unknown[0]}}} is unknown, known are {known}", "pattern")
+        raise RequestError(f"pattern={pattern!r}: {{{unknown[0]}}} is unknown; known are {known}", "pattern")
     if not is_plain_name(name):
         raise RequestError(f"pattern={pattern!r}: {name[:200]!r} is not the name of a .safetensors file", "pattern")
     return name

@@ -31,7 +31,7 @@ class Placement:
 
     @classmethod
     def of(cls, array: jax.ShapeDtypeStruct) -> "Placement":
-        """That of a parameter; without a sharding it is whole, on JAX's default device."""
+        """The placement of a parameter; without a sharding it is whole, on JAX's default device."""
         shape, dtype = tuple(array.shape), np.dtype(array.dtype)
         if array.sharding is None:
             return cls(shape, dtype, None, ((None, region_of([slice(None)] * len(shape), shape)),))

@@ -68,7 +68,7 @@ def save_state(
         folder = Path(path).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         if folder.samefile(source) and stages[0][0].config.model.load_format != "sharded_state":
-            raise RequestError(f"path={path!r}: the model's own folder: give another", "path")
+            raise RequestError(f"path={path!r} is the model's own folder; give another", "path")
         with _locked(folder), _unfinished(folder) as new:
             _check_room(new, sum(part.num_bytes for file in files for part in file.parts))
             saved = _write(new, files, progress)
@@ -174,7 +174,7 @@ def _sync(folder: Path) -> None:
 def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise RequestError(f"path={str(folder.parent)!r}: {needed} bytes are needed, and {free} are free", "path")
+        raise RequestError(f"path={str(folder.parent)!r}: {needed} bytes are needed, but only {free} are free", "path")
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def _refused(path: str) -> Iterator[None]:
     except (RequestError, jax.errors.JaxRuntimeError):
         raise
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        raise RequestError(f"path={str(path)[:500]!r}: the state cannot be saved: {error}", "path") from error
+        raise RequestError(f"path={str(path)[:500]!r}: cannot save the state: {error}", "path") from error
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RequestError(f"path={str(folder)!r}: another process saves there", "path") from None
+            raise RequestError(f"path={str(folder)!r}: another process is saving to this folder", "path") from None
         except OSError:
             pass  # There are no locks here.
         yield

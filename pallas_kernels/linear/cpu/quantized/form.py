@@ -56,7 +56,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Of its kernel."""
+        """Name of its kernel."""
         return f"quantized_{self.values.name.lower()}_{self.digits}{'_looked_up' if self.is_looked_up else ''}"
 
 
@@ -75,7 +75,7 @@ class Code:
 
 
 def integer_code(kind: WeightType) -> Code | None:
-    """What values are as whole numbers of a byte, if they are. Those of int8 get no table."""
+    """The values as integers of a byte, if they are such. int8 needs no table."""
     if kind.values == Values.INT8:
         return Code(128, 1.0, (0,) * 16)
     if kind.code is None:
@@ -128,4 +128,4 @@ def form_of(kind: WeightType, processor: Processor) -> Form | None:
 
 @cache
 def _say() -> None:
-    logger.info("this processor adds up no products of bytes (VNNI): quantised weights are multiplied in float32")
+    logger.info("this CPU has no byte dot products (VNNI): quantized weights are multiplied in float32")

@@ -76,7 +76,7 @@ class PackedFours(WeightLayout):
         platform: str = "cpu",
     ) -> jax.Array:
         """Bytes alone are no matrix."""
-        raise NotImplementedError("bytes without scales are not multiplied: take the layout of the whole matrix")
+        raise NotImplementedError("cannot multiply bytes without scales: use the layout of the whole matrix")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class QuantizedPacked(QuantizedLayout):
 
     @property
     def form(self) -> Form:
-        """Of its kernel."""
+        """Form of its kernel."""
         found = form_of(self.kind, host_processor())
         assert found is not None
         return found

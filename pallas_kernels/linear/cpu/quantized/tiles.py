@@ -50,7 +50,7 @@ from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form
 
 REGISTERS = BLOCK // LANES
-"""Of a block."""
+"""Registers of a block."""
 WIDEN_AHEAD = 1024
 """Bytes from a weight that is widened to the one that is fetched meanwhile."""
 UNIT, SUM, FIRST_DIGIT = range(3)
@@ -201,7 +201,7 @@ def _float_sums(builder: ir.IRBuilder, operands: _Operands, form: Form, rows: in
 
 
 def _kind(form: Form) -> str:
-    """Of what numbers are that are no codes; NumPy's name."""
+    """Type of values that are not codes, as NumPy's name."""
     return "float32" if form.is_widened else form.values.value
 
 

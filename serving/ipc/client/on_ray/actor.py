@@ -22,7 +22,7 @@ class EngineActor:
     """
 
     def __init__(self, size: int = 1) -> None:
-        """Of so many processes of the engine."""
+        """Create an actor of an engine with `size` processes."""
         self._size = size
         self._ended = threading.Event()
         self._reason = ""

@@ -63,7 +63,7 @@ class Bridge:
 def run_invited(invitation: bytes, variables: dict[str, str], on_end: Callable[[str], None]) -> None:
     """Run the engine of a bridge on this machine, with these variables, until it is over; then say why."""
     config, secret = msgspec.msgpack.decode(invitation, type=tuple[EngineConfig, str])
-    reason = "its host has left"
+    reason = "its host has disconnected"
     try:
         keys = keys_of(ServerOptions(headless=True), config.parallel.data_parallel_address, {SECRET: secret})
         with tempfile.TemporaryDirectory(prefix="jaxllm-ray-") as folder:

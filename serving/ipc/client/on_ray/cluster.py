@@ -25,7 +25,7 @@ def import_ray() -> Any:
         # An extra of the package.
         import ray
     except ImportError:
-        raise ConfigError("Ray should start the engine but is not installed: pip install 'jaxllm[ray]'") from None
+        raise ConfigError("starting engines on Ray requires the ray package: pip install 'jaxllm[ray]'") from None
     return ray
 
 
@@ -42,8 +42,8 @@ def connect() -> Any:
                 ray.init(address=address, logging_level="warning")
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ConfigError(
-                    f"there is no Ray cluster at {address!r} ({error}); start one with 'ray start --head', or name it "
-                    "in RAY_ADDRESS"
+                    f"there is no Ray cluster at {address!r} ({error}); start one with 'ray start --head', or set "
+                    "RAY_ADDRESS"
                 ) from error
     return ray
 
@@ -66,17 +66,17 @@ def processes_of(config: EngineConfig) -> int:
     if options.nnodes is None:
         raise ConfigError("distributed_executor_backend='ray': set nnodes to the number of hosts of the engine")
     if options.node_rank is not None:
-        raise ConfigError(f"node_rank={options.node_rank}: leave it out, Ray starts all {options.nnodes} processes")
+        raise ConfigError(f"node_rank={options.node_rank}: omit it, because Ray starts all {options.nnodes} processes")
     if options.nnodes > 1 and config.parallel.data_parallel_size > 1:
         raise ConfigError(
-            f"data_parallel_size={config.parallel.data_parallel_size}: an engine on several hosts is one engine; leave "
-            f"nnodes={options.nnodes} out, or start several servers"
+            f"data_parallel_size={config.parallel.data_parallel_size}: cannot be combined with "
+            f"nnodes={options.nnodes}, which makes one engine of several hosts; omit it, or start several servers"
         )
     refuse_stages_on_hosts(config, options.nnodes)
     size = config.parallel.tensor_parallel_size
     if size != "auto" and size % options.nnodes:
         raise ConfigError(
-            f"tensor_parallel_size={size}: {options.nnodes} processes need a multiple of {options.nnodes}"
+            f"tensor_parallel_size={size}: must be a multiple of {options.nnodes}, the number of processes"
         )
     return options.nnodes
 
@@ -117,8 +117,8 @@ def engine_resources(
         each = next((count for count in _TPU_COUNTS if count <= each), 0)
     if each == 0:
         raise ConfigError(
-            f"{name}={count}: 1 {kind} each is more than the {sum(there)} of the Ray cluster; set tensor_parallel_size "
-            "or ray_resources if more will come"
+            f"{name}={count}: 1 {kind} each exceeds the {sum(there)} of the Ray cluster; set tensor_parallel_size or "
+            "ray_resources if the cluster will grow"
         )
     return {kind: each}
 
@@ -144,7 +144,7 @@ def copied_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """The same resources as Ray wants to be told them for an actor."""
+    """The resources in the form that Ray takes for an actor."""
     rest = dict(resources)
     found: dict[str, Any] = {"num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0)}
     if "memory" in rest:

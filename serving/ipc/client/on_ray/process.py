@@ -36,7 +36,7 @@ class RayProcess:
         self._unwanted = threading.Event()
         self._actors: ActorGroup | None = None
         self._actor: Any = None
-        """That of the first process, once it is told to start it."""
+        """Actor of the first process, once it has been told to start it."""
         self._bridge: Bridge | None = None
         self.pid = 0
         """Process id on its machine; 0 before it is placed."""
@@ -68,7 +68,7 @@ class RayProcess:
         try:
             self._ray.get(actor.end.remote(at_once=at_once), timeout=2 * END_SECONDS)
         except self._ray.exceptions.RayError as error:
-            logger.debug("the actor cannot end its engine: %s", error)
+            logger.debug("the actor could not stop its engine: %s", error)
             self._ray.kill(actor)
 
     def _run(self) -> None:
@@ -101,7 +101,9 @@ class RayProcess:
                 self._ray.get(ready)
                 return group
             if waited < _PATIENCE <= waited + TICK:
-                logger.info("an engine waits for %s; free are %s", self._wanted(), self._ray.available_resources())
+                logger.info(
+                    "an engine is waiting for %s; free resources: %s", self._wanted(), self._ray.available_resources()
+                )
             waited += TICK
         return group
 
@@ -136,4 +138,4 @@ class RayProcess:
             if group is not None:
                 self._ray.util.remove_placement_group(group)
         except Exception as error:  # noqa: BLE001  (there may be no cluster any more)
-            logger.debug("a place could not be given back: %s", error)
+            logger.debug("a placement group could not be removed: %s", error)

@@ -3,4 +3,4 @@ from jaxllm.errors import ConfigError
 
 
 def run(context: Context) -> Outcome:
-    raise ConfigError(f"model {context.settings.model!r}: there is no such folder")
+    raise ConfigError(f"model {context.settings.model!r}: no such folder")

@@ -33,7 +33,7 @@ def test_only_experts_ask_for_tokens_of_other_shards(tmp_path: Path) -> None:
 
 def test_what_has_no_data_shards(tmp_path: Path) -> None:
     FAMILIES["mamba2"].save(tmp_path)
-    with pytest.raises(ConfigError, match="mesh: data=2: recurrent layers run in one data shard"):
+    with pytest.raises(ConfigError, match="mesh: data=2: recurrent layers support one data shard"):
         resolve_config(config(tmp_path, "data=2"))
 
 

@@ -83,7 +83,7 @@ print(json.dumps([cold, foreign, replaced]))
     [
         pytest.param(
             "hang",
-            "EngineError: the first step of 8 tokens x 4 requests has not ended after 3 s",
+            "EngineError: the first step of 8 tokens x 4 requests did not finish within 3 s",
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -56,10 +56,10 @@ def test_another_machine_or_version_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("code", "code: made by other sources of jaxllm"),
-        ("model_config", "model_config: for another configuration of the model"),
-        ("arrays", "arrays: for arrays of other shapes, types or places"),
-        ("shapes", "shapes: for steps of another shape"),
+        ("code", "code: made by another version of jaxllm's sources"),
+        ("model_config", "model_config: for another model configuration"),
+        ("arrays", "arrays: for arrays of other shapes, dtypes or shardings"),
+        ("shapes", "shapes: for other step shapes"),
     ],
 )
 def test_a_digest_is_explained(name: str, message: str) -> None:
@@ -90,7 +90,7 @@ def test_consequences_of_a_difference_are_left_out() -> None:
 
 def test_a_manifest_that_says_too_little_or_too_much() -> None:
     ours = identity()
-    assert differences({}, {"jax": "1"}) == ["jax: the bundle does not say"]
+    assert differences({}, {"jax": "1"}) == ["jax: missing from the bundle"]
     assert differences({**ours, "moon": 1}, ours) == ["moon: unknown here"]
 
 

@@ -49,7 +49,7 @@ def refuse(*_: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("broken", "reason"),
-    [(lambda logits, choice: choose_tokens(-logits, choice), "other tokens for"), (refuse, "Mosaic failed")],
+    [(lambda logits, choice: choose_tokens(-logits, choice), "wrong tokens for"), (refuse, "Mosaic failed")],
     ids=["wrong", "crashed"],
 )
 def test_one_that_is_not_is_replaced(broken: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,8 +70,8 @@ def test_one_that_is_right_stays() -> None:
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        (Implementation(factor=1.5), "it is off by"),
-        (Implementation(factor=float("nan")), "it is off by inf"),
+        (Implementation(factor=1.5), "its error is"),
+        (Implementation(factor=float("nan")), "its error is inf"),
         (Implementation(error=NotImplementedError("heads of 7")), "heads of 7"),
         (Implementation(error=RuntimeError("INTERNAL: ptxas exited\nmore")), "RuntimeError: INTERNAL: ptxas exited"),
     ],
@@ -99,7 +99,7 @@ def test_a_gpu_serves_with_the_other_kernel_where_that_is_right(caplog: pytest.L
     after = verify(resolved(), wrong_on_hopper)
     assert asked == ["gpu", "triton"]
     assert after.backend("attention") == after.forward.attention == "triton"
-    assert str(after.kernels["attention"].problem).startswith("gpu: it is off by")
+    assert str(after.kernels["attention"].problem).startswith("gpu: its error is")
     assert "Serving with 'triton'" in caplog.text
 
 
@@ -130,8 +130,8 @@ def test_a_tpu_serves_with_checks_where_these_help(caplog: pytest.LogCaptureFixt
     after = verify(on_a_tpu(), broken)
     assert (after.backend("attention"), after.attention_checks) == ("tpu", True)
     assert after.forward.attention_checks
-    assert "its checks on" in caplog.text
-    assert str(after.kernels["attention"].problem).startswith("tpu: it is off by")
+    assert "its checks enabled" in caplog.text
+    assert str(after.kernels["attention"].problem).startswith("tpu: its error is")
 
 
 def test_a_tpu_serves_with_xla_where_nothing_helps() -> None:
@@ -183,6 +183,6 @@ def test_one_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ended.wait(60)
         raise AssertionError(inputs)
 
-    with pytest.raises(EngineError, match=r"self-test of paged attention 'gpu' has not ended after 0\.2 s"):
+    with pytest.raises(EngineError, match=r"self-test of paged attention 'gpu' did not finish within 0\.2 s"):
         verify(resolved(), hangs)
     ended.set()

@@ -30,7 +30,7 @@ def test_only_what_does_not_fit_is_shortened(caplog: pytest.LogCaptureFixture) -
     shorter = shortened(resolved, 128 * page)
     assert shorter.max_model_len == 1024
     assert count_pages(shorter, 128 * page) == 128
-    assert "max_model_len is 1024, not the model's 2048" in caplog.text
+    assert "max_model_len is reduced to 1024, from the model's 2048" in caplog.text
 
 
 def test_what_cannot_or_must_not_be_shortened() -> None:

@@ -128,8 +128,8 @@ def test_a_start_reads_each_header_once_for_all_stages(tmp_path: Path, monkeypat
     ("options", "message"),
     [
         ({"pipeline_parallel_size": 5}, "the model has 4 layers"),
-        ({"mesh": "data=2"}, "data shards have one stage"),
-        ({"tensor_parallel_size": 8}, "stages of 8 devices need 16, and there are 8|there are 8 devices"),
+        ({"mesh": "data=2"}, "data shards support one stage"),
+        ({"tensor_parallel_size": 8}, "stages of 8 devices need 16, but there are 8|there are 8 devices"),
     ],
 )
 def test_what_has_no_stages(options: dict[str, Any], message: str) -> None:
@@ -137,7 +137,7 @@ def test_what_has_no_stages(options: dict[str, Any], message: str) -> None:
         resolved_in(stages=options.pop("pipeline_parallel_size", 2), **options)
 
 
-@pytest.mark.parametrize(("family", "message"), [("mamba2", "recurrent layers"), ("gemma3n", "have one stage")])
+@pytest.mark.parametrize(("family", "message"), [("mamba2", "recurrent layers"), ("gemma3n", "support one stage")])
 def test_models_without_stages(tmp_path: Path, family: str, message: str) -> None:
     FAMILIES[family].save(tmp_path)
     with pytest.raises(ConfigError, match=message):

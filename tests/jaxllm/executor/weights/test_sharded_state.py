@@ -157,7 +157,7 @@ def test_a_state_is_replaced_at_the_end(state: Path, tmp_path: Path, monkeypatch
             save_state(whole, str(state))
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 2, 7))
-        with pytest.raises(RequestError, match=r"\d+ bytes are needed, and 7 are free"):
+        with pytest.raises(RequestError, match=r"\d+ bytes are needed, but only 7 are free"):
             save_state(whole, str(state))
     same(before, saved_again(state, tensor_parallel_size=2))
     assert not list(state.glob(".unfinished*"))
@@ -185,7 +185,7 @@ def test_a_save_that_is_interrupted_looks_like_none(state: Path, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             save_state(before, str(state))
     assert renamed
-    with pytest.raises(ModelError, match="no saved state"):
+    with pytest.raises(ModelError, match="not a saved state"):
         saved_again(state, tensor_parallel_size=2)
 
 
@@ -194,10 +194,10 @@ def test_a_save_that_is_interrupted_looks_like_none(state: Path, monkeypatch: py
     [
         ({"pattern": "../{rank}-{part}.safetensors"}, "is not the name of a .safetensors file"),
         ({"pattern": "model-{rank}.bin"}, "is not the name of a .safetensors file"),
-        ({"pattern": "model-{part}.safetensors"}, "2 files would be called 'model-0.safetensors'"),
+        ({"pattern": "model-{part}.safetensors"}, "2 files would have the name 'model-0.safetensors'"),
         ({"pattern": "model-{rank.__class__}.safetensors"}, "{rank.__class__} is unknown"),
         ({"pattern": "model-{rank"}, "pattern="),
-        ({"pattern": 3}, "must be a text"),
+        ({"pattern": 3}, "must be a string"),
         ({"max_size": 0}, "max_size=0"),
         ({"max_size": "5GB"}, "max_size='5GB'"),
     ],
@@ -216,7 +216,7 @@ def test_where_nothing_can_be_saved(state: Path, tmp_path: Path) -> None:
             save_state(weights, str(tmp_path / path))
     descriptor = os.open(state, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(RequestError, match="another process saves there"):
+    with pytest.raises(RequestError, match="another process is saving to this folder"):
         save_state(weights, str(state))
     os.close(descriptor)
 
@@ -263,12 +263,12 @@ def _fifo(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "no saved state, sharded_state.json is not there"),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "not a saved state: sharded_state.json is missing"),
     "not JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "sharded_state.json: broken"),
     "no UTF-8": (lambda folder: (folder / MANIFEST).write_bytes(b'{"format": "\xff"}'), "broken"),
     "nested": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), "broken"),
     "bundle": (_edit(lambda it: it.update(format="jaxllm executables")), "its format is 'jaxllm executables'"),
-    "next version": (_edit(lambda it: it.update(version=2)), "version 2 of the format"),
+    "next version": (_edit(lambda it: it.update(version=2)), "format version 2"),
     "other program": (_edit(lambda it: it.update(jaxllm="0.0.1")), "saved by jaxllm 0.0.1"),
     "unknown field": (_edit(lambda it: it.update(code="import os")), "unknown field `code`"),
     "outside": (
@@ -277,28 +277,28 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "absolute": (_edit(lambda it: _first(it)["parts"][0].update(file="/etc/passwd")), "'/etc/passwd' is not the name"),
     "huge": (_edit(lambda it: _first(it).update(shape=[2**61, 2**61])), "parts have 256 of"),
-    "huge part": (_edit(lambda it: _first(it)["parts"][0].update(shape=[2**61, 2**61])), "ends outside of it"),
+    "huge part": (_edit(lambda it: _first(it)["parts"][0].update(shape=[2**61, 2**61])), "ends outside the array"),
     "negative": (_edit(lambda it: _first(it)["parts"][0].update(start=[-1, 0])), "Expected `int` >= 0"),
     "overlap": (_edit(lambda it: _first(it)["parts"][1].update(start=[0, 0])), "two parts overlap"),
     "empty part": (_edit(lambda it: _first(it)["parts"][0].update(shape=[0, 8])), "a part is empty"),
-    "axes": (_edit(lambda it: _first(it)["parts"][0].update(start=[0])), "another number of axes"),
+    "axes": (_edit(lambda it: _first(it)["parts"][0].update(start=[0])), "a different number of axes"),
     "lost part": (_edit(lambda it: _first(it)["parts"].pop()), "parts have 128 of 256 values"),
-    "lost array": (_edit(lambda it: it["stages"][0]["arrays"].pop("norm.weight")), "'norm.weight' is not there"),
+    "lost array": (_edit(lambda it: it["stages"][0]["arrays"].pop("norm.weight")), "'norm.weight' is missing"),
     "unknown array": (
         _edit(lambda it: it["stages"][0]["arrays"].update(new=_first(it))),
         "array 'new' is unknown here",
     ),
     "other type": (_edit(lambda it: _first(it).update(dtype="int8")), r"is int8 \[16, 16\], not float32"),
-    "lost stage": (_edit(lambda it: it.update(stages=[])), "no stage has the layers 0 to 1"),
+    "lost stage": (_edit(lambda it: it.update(stages=[])), "no stage has layers 0 to 1"),
     "checksums": (_edit(lambda it: _first(it)["parts"][0].update(checksums=[])), "has 0 checksums of it"),
-    "norm": (_config(rms_norm_eps=0.1), "config.json .* says something else of 'layers', 'norm'"),
+    "norm": (_config(rms_norm_eps=0.1), "config.json .* has different values of 'layers', 'norm'"),
     "larger": (_config(intermediate_size=24), "config.json"),
     "lost file": (lambda folder: (folder / "model-rank-1-part-0.safetensors").unlink(), "rank-1-part-0.*missing"),
-    "pipe": (_fifo, "missing, or not a file"),
+    "pipe": (_fifo, "missing or not a file"),
     "truncated": (_file(lambda data: data.__delitem__(slice(-8, None))), "truncated"),
     "header": (_file(lambda data: data.__setitem__(slice(0, 8), b"\xff" * 8)), "not a safetensors file"),
-    "flipped bit": (_file(lambda data: data.__setitem__(-1, data[-1] ^ 1)), "tensor '.*' has another checksum"),
-    "other tensors": (_without_tensor, "tensor '.*' is not there"),
+    "flipped bit": (_file(lambda data: data.__setitem__(-1, data[-1] ^ 1)), "tensor '.*' has a wrong checksum"),
+    "other tensors": (_without_tensor, "tensor '.*' is missing"),
 }
 
 
@@ -313,12 +313,12 @@ def test_what_is_wrong_is_named(name: str, state: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({}, "tensor_parallel_size was 2 and is 1"),
-        ({"tensor_parallel_size": 4}, "tensor_parallel_size was 2 and is 4"),
-        ({"tensor_parallel_size": 2, "dtype": "bfloat16"}, 'dtype was "float32" and is "bfloat16"'),
-        ({"tensor_parallel_size": 2, "quantization": "int8"}, 'quantization was null and is "int8"'),
-        ({"tensor_parallel_size": 2, "layer_stack": "scan"}, 'layer_stack was "loop" and is "scan"'),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "pipeline_parallel_size was 1 and is 2"),
+        ({}, "tensor_parallel_size was 2 but is 1"),
+        ({"tensor_parallel_size": 4}, "tensor_parallel_size was 2 but is 4"),
+        ({"tensor_parallel_size": 2, "dtype": "bfloat16"}, 'dtype was "float32" but is "bfloat16"'),
+        ({"tensor_parallel_size": 2, "quantization": "int8"}, 'quantization was null but is "int8"'),
+        ({"tensor_parallel_size": 2, "layer_stack": "scan"}, 'layer_stack was "loop" but is "scan"'),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "pipeline_parallel_size was 1 but is 2"),
     ],
     ids=str,
 )

@@ -230,4 +230,4 @@ def test_what_the_text_does_not_show_is_tried_before() -> None:
     backend = make_backend("llguidance", demo_vocabulary())
     data = msgspec.msgpack.encode(StructuredOutputsParams(choice=["hello"]))
     verdict = attempt(backend, 1536, data, Budget(forced_seconds=-1.0))
-    assert "must follow at one place is too long" in (verdict.error or "")
+    assert "a forced string is too long" in (verdict.error or "")

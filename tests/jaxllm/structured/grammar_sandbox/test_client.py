@@ -157,8 +157,8 @@ def test_a_system_that_has_nothing_to_give(run_python: RunPython) -> None:
     done = run_python("-c", FULL)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "there is no process to try new grammars: Too many open files: try again later",
-        "the grammar could not be tried: Too many open files: try again later",
+        "cannot start a process to check new grammars: Too many open files: try again later",
+        "the grammar could not be checked: Too many open files: try again later",
     ]
 
 
@@ -198,7 +198,7 @@ def test_owners_take_turns(canary: Canary) -> None:
 
 def test_one_owner_cannot_fill_the_queue(canary: Canary) -> None:
     asked = [canary.ask(slow(number), "greedy") for number in range(MOST_OF_ONE + 2)]
-    with pytest.raises(QueueFullError, match="wait to be compiled"):
+    with pytest.raises(QueueFullError, match="waiting to be compiled"):
         canary.ask(slow(-1), "greedy")
     assert error_of(canary.ask(good(0), "modest")) is None
     for each in asked:
@@ -209,7 +209,7 @@ def test_one_owner_cannot_fill_the_queue(canary: Canary) -> None:
     ("budget", "said"),
     [
         (Budget(memory_bytes=16 << 20, processor_seconds=60), "memory"),
-        (Budget(memory_bytes=8 << 30, processor_seconds=0.2), "processor time"),
+        (Budget(memory_bytes=8 << 30, processor_seconds=0.2), "CPU time"),
         (Budget(memory_bytes=8 << 30, processor_seconds=60, seconds=0.2), "took more than 0.2 s"),
         (Budget(compile_stack_bytes=1 << 18), "nested too deeply"),
     ],

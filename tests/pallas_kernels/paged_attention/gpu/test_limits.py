@@ -16,17 +16,20 @@ CASE = replace(CASES[0], dtype="bfloat16")
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (replace(CASE, kv_dtype="float32"), "a KV cache of float32; it takes bfloat16, float16, int8"),
-        (replace(CASE, page_size=12), "pages of 12 tokens; it takes multiples of 8"),
-        (replace(CASE, head_size=72), "heads of size 72 in bfloat16; it takes multiples of 16 up to 256"),
-        (replace(CASE, head_size=80, kv_dtype="int8"), "heads of size 80 in int8; it takes multiples of 32 up to 256"),
+        (replace(CASE, kv_dtype="float32"), "a KV cache of float32; supported: bfloat16, float16, int8"),
+        (replace(CASE, page_size=12), "pages of 12 tokens; supported: multiples of 8"),
+        (replace(CASE, head_size=72), "heads of size 72 in bfloat16; supported: multiples of 16 up to 256"),
+        (
+            replace(CASE, head_size=80, kv_dtype="int8"),
+            "heads of size 80 in int8; supported: multiples of 32 up to 256",
+        ),
         (replace(CASE, head_size=512), "heads of size 512"),
-        (replace(CASE, num_heads=128, num_kv_heads=1), "128 query heads per KV head; it takes up to 64"),
+        (replace(CASE, num_heads=128, num_kv_heads=1), "128 query heads per KV head; supported: up to 64"),
     ],
     ids=["float32", "page_size", "head_size", "head_size_int8", "large_head", "group"],
 )
 def test_refusal_names_an_alternative(case: Case, message: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"'gpu' does not take {message}.*Choose implementation 'xla'"):
+    with pytest.raises(NotImplementedError, match=f"'gpu' does not support {message}.*Choose implementation 'xla'"):
         jax.eval_shape(lambda inputs: inputs.call("gpu", jnp.int32(0)), abstract_inputs(case))
 
 

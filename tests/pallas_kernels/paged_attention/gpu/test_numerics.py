@@ -31,7 +31,7 @@ def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scales_by_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in CASES if case.scale_bytes)
-    with pytest.raises(NotImplementedError, match="'gpu' has no scales by token and head"):
+    with pytest.raises(NotImplementedError, match="'gpu' does not support scales per token and head"):
         interpret(cached_inputs(bfloat16(case)), monkeypatch)
 
 

@@ -29,7 +29,7 @@ def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scales_by_token_are_refused() -> None:
     case = next(case for case in CASES if case.scale_bytes)
-    with pytest.raises(NotImplementedError, match="scales by token and head: rows of 128 lanes have no place"):
+    with pytest.raises(NotImplementedError, match="scales per token and head do not fit into rows of 128 lanes"):
         cached_inputs(case).call("tpu", jnp.int32(LAYER))
 
 

@@ -67,14 +67,14 @@ def test_a_prepared_batch_has_the_plans(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (replace(CASES[0], kv_dtype="int8"), "a KV cache of int8; it takes bfloat16, float16, float32"),
-        (replace(CASES[0], head_size=512), "heads of size 512; it takes up to 256"),
-        (replace(CASES[0], kv_dtype="int8", scale_bytes=4), "scales by token and head"),
+        (replace(CASES[0], kv_dtype="int8"), "a KV cache of int8; supported: bfloat16, float16, float32"),
+        (replace(CASES[0], head_size=512), "heads of size 512; supported: up to 256"),
+        (replace(CASES[0], kv_dtype="int8", scale_bytes=4), "scales per token and head"),
     ],
     ids=["int8", "head_size", "scales"],
 )
 def test_refusal_names_an_alternative(case: Case, message: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"'triton' does not take {message}. Choose implementation 'xla'"):
+    with pytest.raises(NotImplementedError, match=f"'triton' does not support {message}. Choose implementation 'xla'"):
         jax.eval_shape(lambda inputs: inputs.call("triton", jnp.int32(0)), abstract_inputs(case))
 
 

@@ -186,16 +186,16 @@ def test_lengths_of_burstgpt_are_those_of_answered_requests(tokenizer: Tokenizer
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("custom", "\n\n", "holds no prompts"),
+        ("custom", "\n\n", "contains no "),
         ("custom", "{}", "line 1: expected an object with"),
         ("custom", '{"prompt": ["a"]}', "line 1: expected an object with"),
         ("custom", '{"prompt": "a"}\n{', "line 2: not valid JSON"),
         ("custom", '{"prompt": "a", "output_tokens": "9"}', "line 1: output_tokens='9': expected a whole number"),
         ("sharegpt", "{}", "expected a JSON list"),
         ("sharegpt", '[{"conversations": [{"value": 1}, {}]}]', "item 0: expected turns with a text 'value'"),
-        ("sharegpt", "[]", "holds no prompts"),
-        ("sonnet", "\n", "holds no lines"),
-        ("burstgpt", "a,b\n1,2\n", "the first line names no column 'Model'"),
+        ("sharegpt", "[]", "contains no "),
+        ("sonnet", "\n", "contains no lines"),
+        ("burstgpt", "a,b\n1,2\n", "the header has no column 'Model'"),
         ("burstgpt", "Model,Request tokens,Response tokens\nGPT-4,x,2\n", "line 2: expected whole numbers"),
     ],
 )
@@ -208,10 +208,10 @@ def test_wrong_files(tokenizer: Tokenizer, name: str, text: str, message: str, t
     ("options", "message"),
     [
         ({"dataset_name": "sonnet"}, "--dataset-name sonnet needs --dataset-path"),
-        ({"dataset_path": "x"}, "--dataset-name random reads no --dataset-path"),
+        ({"dataset_path": "x"}, "--dataset-name random does not use --dataset-path"),
         ({"random_range_ratio": 1.0}, "must be less than 1"),
         ({"dataset_name": "file", "dataset_path": "absent"}, "cannot read --dataset-path"),
-        ({"dataset_name": "prefix_repetition", "num_prompts": 3}, "at least one for each of 10 prefixes"),
+        ({"dataset_name": "prefix_repetition", "num_prompts": 3}, "at least the number of prefixes, 10"),
     ],
 )
 def test_wrong_options(tokenizer: Tokenizer, options: dict[str, Any], message: str) -> None:

@@ -52,7 +52,7 @@ def test_both_forms_of_a_file(tmp_path: Path) -> None:
         ([], "expected a list of objects"),
         ([3], "3 is not an object of flags"),
         ({"a": 3}, "3 is not an object of flags"),
-        ([{"a": 1}, {"a": 1}], "two settings are called 'a=1'"),
+        ([{"a": 1}, {"a": 1}], "two settings have the name 'a=1'"),
     ],
 )
 def test_wrong_files(given: Any, message: str, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_filters_and_bins() -> None:
         ({"filter_by": "model"}, "filter_by='model': expected one of"),
         ({"filter_by": "model<3"}, "are not both numbers"),
         ({"filter_by": "rat==3"}, "the results have no 'rat'; did you mean 'rate'"),
-        ({"filter_by": "rate==7"}, "leaves nothing to draw"),
+        ({"filter_by": "rate==7"}, "filter_by excludes all results"),
         ({"bin_by": "latency"}, "expected NAME%WIDTH"),
     ],
 )
@@ -62,5 +62,5 @@ def test_pictures_are_written_for_every_group(folder: Path) -> None:
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
     with pytest.raises(ConfigError, match="scale_x, scale_y: "):
         draw(folder, PlotOptions(**options, scale_y="loog"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="there are no results"):
+    with pytest.raises(ConfigError, match="found no results"):
         read_results(folder / "absent")

@@ -25,7 +25,10 @@ def test_another_server_at_the_address_is_not_measured() -> None:
         try:
             url = f"http://127.0.0.1:{other.server_port}"
             command = [sys.executable, "-c", "import time; time.sleep(60)"]
-            with pytest.raises(EngineError, match="another server answers"), SweepServer(command, url, sys.stdout, 30):
+            with (
+                pytest.raises(EngineError, match="another server already listens"),
+                SweepServer(command, url, sys.stdout, 30),
+            ):
                 pass
         finally:
             other.shutdown()

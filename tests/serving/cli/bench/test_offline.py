@@ -68,12 +68,12 @@ def test_startup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["latency", "--batch-size", "0"], "batch_size=0: must be at least 1"),
-        (["latency", *SMALL, "--input-len", "600"], "600 tokens in and 128 out are more than max_model_len=512"),
+        (["latency", *SMALL, "--input-len", "600"], "600 tokens in and 128 out exceed max_model_len=512"),
         (["throughput", "--dataset-name", "sonnet"], "--dataset-name sonnet needs --dataset-path"),
-        (["throughput", "--random-batch-size", "2"], "random_batch_size is for embeddings"),
+        (["throughput", "--random-batch-size", "2"], "random_batch_size applies to embeddings only"),
         (["startup", "--model", "./absent", "--num-iters-cold", "1"], "the engine did not start: "),
         (["sweep", "serve", "--serve-cmd", "a"], "--bench-cmd is missing"),
-        (["sweep", "plot", "./absent"], "there are no results"),
+        (["sweep", "plot", "./absent"], "found no results"),
     ],
 )
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

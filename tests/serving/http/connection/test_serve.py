@@ -139,7 +139,7 @@ def test_web_pages_may_not_call_it(http: httpx.Client) -> None:
 
 
 def test_an_open_address_is_told(server: ServerProcess) -> None:
-    assert "anybody who reaches this machine may use this server" in server.log
+    assert "anyone who can reach this machine can use this server" in server.log
 
 
 def test_who_reads_nothing_of_a_long_stream(server: ServerProcess) -> None:

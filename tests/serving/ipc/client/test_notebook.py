@@ -44,7 +44,7 @@ def test_a_notebook(tmp_path: Path) -> None:
         "RequestError: temperature=-1: must be a finite number of at least 0\n"
         "  line 2: return SamplingParams(temperature=temperature)"
     )
-    assert missing.startswith("ConfigError: model './no such folder': there is no such folder")
+    assert missing.startswith("ConfigError: model './no such folder': no such folder")
     assert len(missing.splitlines()) == 2
     assert "checked_names.py" in full
     assert len(full.splitlines()) > 20

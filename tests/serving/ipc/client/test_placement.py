@@ -58,9 +58,9 @@ def test_chips_of_two_devices(tmp_path: Path) -> None:
     assert chips(1, bus, data_parallel_size=2, tensor_parallel_size=2, pipeline_parallel_size=2) == "2,3"
     # Half of a chip cannot be given to a process, so that the other half is idle.
     assert chips(3, bus, data_parallel_size=4, tensor_parallel_size=1) == "3"
-    with pytest.raises(ConfigError, match="=4 each is more than the 4 TPU chips, with 2 devices each, of this machine"):
+    with pytest.raises(ConfigError, match="=4 each exceed the 4 TPU chips, with 2 devices each, of this machine"):
         chips(0, bus, data_parallel_size=4, tensor_parallel_size=4)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2 each is more than the 4 TPU chips of this machine"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 each exceed the 4 TPU chips of this machine"):
         chips(0, on_bus(tmp_path / "v6e", *(v6e,) * 4), data_parallel_size=4, tensor_parallel_size=2)
 
 
@@ -88,11 +88,11 @@ def test_nothing_to_choose(tmp_path: Path, options: dict[str, Any], variables: d
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_parallel_size": 4}, "data_parallel_size=4: 1 each is more than the 3 TPU chips of this machine"),
-        ({"data_parallel_size": 2, "tensor_parallel_size": 2}, "tensor_parallel_size=2 each is more than the 3 TPU"),
+        ({"data_parallel_size": 4}, "data_parallel_size=4: 1 each exceed the 3 TPU chips of this machine"),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2}, "tensor_parallel_size=2 each exceed the 3 TPU"),
         (
             {"data_parallel_size": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
-            "tensor_parallel_size=1 in 2 stages each is more than the 3 TPU",
+            "tensor_parallel_size=1 in 2 stages each exceed the 3 TPU",
         ),
     ],
 )
@@ -103,7 +103,7 @@ def test_too_few(tmp_path: Path, options: dict[str, Any], message: str) -> None:
 
 def test_chips_that_do_not_lie_together(tmp_path: Path) -> None:
     devices = files(tmp_path, *(f"accel{number}" for number in range(6)))
-    with pytest.raises(ConfigError, match="3 TPU chips for each engine; they can have 1, 2, 4, 8"):
+    with pytest.raises(ConfigError, match="3 TPU chips for each engine are not supported; supported: 1, 2, 4, 8"):
         visible_devices(0, ParallelOptions(data_parallel_size=2), {}, devices)
 
 

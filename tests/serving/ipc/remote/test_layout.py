@@ -42,17 +42,17 @@ def test_engines_behind_this_server(options: dict[str, Any], engines: int, first
 @pytest.mark.parametrize(
     ("options", "headless", "message"),
     [
-        ({"size": 2, "size_local": 3}, False, "data_parallel_size_local=3: there are only data_parallel_size=2"),
+        ({"size": 2, "size_local": 3}, False, "data_parallel_size_local=3: must be at most data_parallel_size=2"),
         ({"size": 2, "rank": 2}, False, "data_parallel_rank=2: must be 0 to 1"),
-        ({"size": 2, "external_lb": True}, False, "give data_parallel_rank"),
+        ({"size": 2, "external_lb": True}, False, "requires data_parallel_rank"),
         ({"size": 2, "rank": 0, "size_local": 2}, False, "each server has one"),
-        ({"size": 2, "rank": 0}, True, "leave out headless"),
-        ({"size": 2, "hybrid_lb": True}, False, "give data_parallel_size_local"),
+        ({"size": 2, "rank": 0}, True, "omit headless"),
+        ({"size": 2, "hybrid_lb": True}, False, "requires data_parallel_size_local"),
         ({"size": 2, "hybrid_lb": True, "size_local": 1}, True, "each host has a server"),
-        ({"size": 2, "start_rank": 1, "size_local": 2}, False, "beyond data_parallel_size=2"),
-        ({"size": 2}, True, "give data_parallel_start_rank"),
-        ({"size": 2, "start_rank": 1, "size_local": 0}, True, "1 or more"),
-        ({"size": 2, "start_rank": 63, "size_local": 2}, True, "more than 64"),
+        ({"size": 2, "start_rank": 1, "size_local": 2}, False, "exceed data_parallel_size=2"),
+        ({"size": 2}, True, "requires data_parallel_start_rank"),
+        ({"size": 2, "start_rank": 1, "size_local": 0}, True, "of at least 1"),
+        ({"size": 2, "start_rank": 63, "size_local": 2}, True, "exceeds 64"),
     ],
 )
 def test_flags_that_do_not_go_together(options: dict[str, Any], headless: bool, message: str) -> None:
@@ -68,9 +68,9 @@ def test_who_does_not_fit() -> None:
     for change, message in (
         ({"version": "0.0.1"}, "this host has jaxllm 0.0.1"),
         ({"config": strange}, "model is 'other/model' on this host, and 'demo' on the server"),
-        ({"first": 1}, "other hosts may have 2 to 63 here"),
-        ({"count": 0}, "other hosts may have"),
-        ({"count": 63}, "other hosts may have"),
+        ({"first": 1}, "other hosts must use 2 to 63"),
+        ({"count": 0}, "other hosts must use"),
+        ({"count": 63}, "other hosts must use"),
         ({"folder": "relative"}, "TMPDIR"),
     ):
         wrong = Join(**{**{name: getattr(join, name) for name in Join.__struct_fields__}, **change})
@@ -83,7 +83,7 @@ def test_a_secret_is_needed_where_others_can_reach(tmp_path: Path) -> None:
     assert keys_of(options, "::1", {}) is None
     with pytest.raises(ConfigError, match=SECRET):
         keys_of(options, "0.0.0.0", {})
-    with pytest.raises(ConfigError, match="it needs at least 16"):
+    with pytest.raises(ConfigError, match="needs at least 16"):
         keys_of(options, "127.0.0.1", {SECRET: "short"})
     file = tmp_path / "secret"
     file.write_text("a secret of some length\n")
@@ -118,10 +118,10 @@ def test_keys_of_the_operators(tmp_path: Path) -> None:
     assert found is not None
     assert found.peers == {head.public}
     for change, message in (
-        ({"data_parallel_curve_peers": str(tmp_path)}, "one certificate, the server's"),
-        ({"data_parallel_curve_peers": None}, "give both or neither"),
+        ({"data_parallel_curve_peers": str(tmp_path)}, "one certificate, that of the server"),
+        ({"data_parallel_curve_peers": None}, "must be given together"),
         ({"data_parallel_curve_key": f"{tmp_path}/one.key"}, "no secret key"),
-        ({"data_parallel_curve_key": f"{tmp_path}/none"}, "is no certificate"),
+        ({"data_parallel_curve_key": f"{tmp_path}/none"}, "is not a certificate"),
     ):
         with pytest.raises(ConfigError, match=message):
             keys_of(replace(host, **change), "10.0.0.1", {})

@@ -148,7 +148,7 @@ def test_messages_are_carried_and_ends_are_told(tmp_path: Path) -> None:
         again.connection.close()
         host.end()
         lost = two.events.get(timeout=SECONDS)
-        assert "has left" in str(lost)
+        assert "has disconnected" in str(lost)
         assert not head.has_place(2)
         # The engine waits for the host, which comes back.
         back = Client(head, 2)
@@ -167,7 +167,7 @@ def test_a_host_that_is_silent_is_missed(tmp_path: Path, monkeypatch: pytest.Mon
         client = Client(head, 1).start(config)
         host.session._watch = lambda: time.sleep(2)  # type: ignore[method-assign]
         error = client.events.get(timeout=SECONDS)
-        assert "has vanished" in str(error)
+        assert "disappeared" in str(error)
         host.join(SECONDS)
         assert host.error is None, "it is told to join again"
         other = RunningHost(host_config(config), tmp_path / "other")
@@ -185,8 +185,8 @@ def test_who_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         wrong_model = replace(other, model=replace(other.model, seed=3))
         for number, (given, secret, message) in enumerate((
             (wrong_model, "a secret of some length", "seed is 3 on this host, and 0 on the server"),
-            (host_config(config, data_parallel_start_rank=0), "a secret of some length", "other hosts may have 1"),
-            (other, "another secret of that length", "refuses the secret or the keys"),
+            (host_config(config, data_parallel_start_rank=0), "a secret of some length", "other hosts must use 1"),
+            (other, "another secret of that length", "rejects the secret or the keys"),
         )):  # fmt: skip
             refused = RunningHost(given, tmp_path / str(number), secret)
             refused.join(SECONDS)
@@ -196,7 +196,7 @@ def test_who_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         assert client.echo(np.arange(5, dtype=np.int32))
         half_open.close()
         client.connection.close()
-    assert "a wrong secret, or something else" in caplog.text
+    assert "a wrong secret, or is not jaxllm" in caplog.text
 
 
 def noise(port: int) -> None:
@@ -220,11 +220,11 @@ def test_messages_that_make_no_sense(tmp_path: Path) -> None:
         control = CHANNEL.pack(0)
         old = msgspec.msgpack.encode({"type": "Join", "version": "0.0.1", "places": 3})
         for frames, kind, reason in (
-            ([b""], "for good", "no message of a host"),
-            ([b"x", b"y", b"z"], "for good", "no message of a host"),
-            ([control, os.urandom(100)], "for good", "no message of a host"),
+            ([b""], "for good", "not from a host of engines"),
+            ([b"x", b"y", b"z"], "for good", "not from a host of engines"),
+            ([control, os.urandom(100)], "for good", "not from a host of engines"),
             ([control, old], "for good", "this host has jaxllm 0.0.1"),
-            ([control, msgspec.msgpack.encode({"type": "Alive"})], "join again", "does not know this host"),
+            ([control, msgspec.msgpack.encode({"type": "Alive"})], "join again", "no longer knows this host"),
         ):
             dealer.send_multipart(frames)
             assert dealer.poll(10_000), frames
@@ -266,7 +266,7 @@ def test_keys_of_the_operators(tmp_path: Path) -> None:
             host = RunningHost(host_config(config), tmp_path / name, given=given)
             if name == "unknown":
                 host.join(SECONDS)
-                assert "refuses the secret or the keys" in host.end()
+                assert "rejects the secret or the keys" in host.end()
                 assert not head.has_place(1)
             else:
                 until(lambda: head.has_place(1))

@@ -65,7 +65,7 @@ def test_requests_in_order_but_for_those_that_are_done(tmp_path: Path) -> None:
         (line(body=...), "body"),
         (line(body={"stream": True}), "cannot be streamed"),
         (line(custom_ids="b"), "unknown field"),
-        (line("first"), "custom_id 'first' is that of line 1 too"),
+        (line("first"), "custom_id 'first' is already used in line 1"),
         ("[" * 100_000, "not valid JSON|nested too deeply"),
     ],
 )
@@ -75,9 +75,9 @@ def test_a_wrong_line_is_named_before_anything_runs(tmp_path: Path, wrong: str, 
 
 
 def test_many_wrong_lines_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"line 5: .*; and 3 more wrong lines"):
+    with pytest.raises(RequestError, match=r"line 5: .*; and 3 more invalid lines"):
         checked(tmp_path, "\n".join(["{"] * 8))
-    with pytest.raises(RequestError, match="holds no requests"):
+    with pytest.raises(RequestError, match="contains no requests"):
         checked(tmp_path, "\n \n")
     with pytest.raises(RequestError, match="not valid JSON"):
         checked(tmp_path, b"\xff\xfe")
@@ -113,11 +113,11 @@ def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     known = msgspec.json.encode(answer("a")).decode() + "\n"
     for text, message in (
-        ("precious\nwords", "line 1 is not a batch's answer"),
-        ("precious words, without an end of line", "line 1 is not a batch's answer"),
-        (known + known, "line 2 answers 'a' once more"),
+        ("precious\nwords", "line 1 is not a batch response"),
+        ("precious words, without an end of line", "line 1 is not a batch response"),
+        (known + known, "line 2 answers 'a' a second time"),
         (known.replace('"a"', '"z"'), "line 1 answers 'z', which is not in the input"),
-        (line("a") + "\n", "line 1 is not a batch's answer"),
+        (line("a") + "\n", "line 1 is not a batch response"),
     ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=message):
@@ -132,7 +132,7 @@ def test_two_processes_do_not_write_to_one_file(tmp_path: Path) -> None:
     code = f"from jaxllm.serving.openai.batches.record import BatchRecord; BatchRecord({str(file)!r}, ['a'])"
     with BatchRecord(str(file), ["a"]):
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "another process writes to it" in other.stderr
+    assert "another process is writing to it" in other.stderr
 
 
 def test_the_lines_are_those_of_openai(tmp_path: Path) -> None:

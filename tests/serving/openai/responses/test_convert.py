@@ -211,7 +211,7 @@ def test_formats() -> None:
         ("messages[1].content: wrong", "messages[1].content", "input[4]: wrong", "input[4]"),
         ("messages[0]: arguments are not JSON", "messages", "instructions: arguments are not JSON", "input"),
         ("messages: the list is empty", "messages", "input: the list is empty", "input"),
-        ("the chat template refuses these messages: x", "messages", None, "input"),
+        ("the chat template rejects these messages: x", "messages", None, "input"),
         ("response_format.json_schema.schema: bad", "response_format.json_schema.schema",
          "text.format.schema: bad", "text.format.schema"),
         ("tools[0].function.name: bad", "tools[0].function.name", "tools[0].name: bad", "tools[0].name"),

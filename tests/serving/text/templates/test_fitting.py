@@ -129,7 +129,7 @@ def test_other_parts_are_for_templates_that_compare_with_their_type(tokenizer: T
     document = user([{"type": "document", "document": {"data": "d"}}, *parts("a")])
     assert render_chat(tokenizer, [document], chat_template=THINKS) == "[d]a;"
     for source, part in ((PLAIN, document["content"][0]), (THINKS, {"type": "chart", "text": "x"})):
-        with pytest.raises(RequestError, match=f"type='{part['type']}': this model reads text only") as caught:
+        with pytest.raises(RequestError, match=f"type='{part['type']}': this model accepts text only") as caught:
             render_chat(tokenizer, [user("a"), user([*parts("b"), part])], chat_template=source)
         assert caught.value.parameter == "messages[1].content[1].type"
 
@@ -307,7 +307,7 @@ def test_calls_without_a_content_that_the_template_looks_into(tokenizer: Tokeniz
     if "[0]" in looks:
         assert render_chat(tokenizer, talk, chat_template=source) == "a;;b;"
     else:
-        with pytest.raises(RequestError, match="refuses these messages"):
+        with pytest.raises(RequestError, match="rejects these messages"):
             render_chat(tokenizer, talk, chat_template=source)
 
 

@@ -18,7 +18,7 @@ class _Object(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"{type(self).__name__}: {name!r} was not given") from None
+            raise AttributeError(f"{type(self).__name__}: {name!r} is not set") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -28,44 +28,44 @@ class _Object(dict[str, Any]):
 
 
 class AttentionConfig(_Object):
-    """Of `attention_config`: `backend` is the option `attention_backend`, nothing else has an effect."""
+    """`attention_config`: `backend` is the option `attention_backend`; nothing else has an effect."""
 
 
 class CompilationConfig(_Object):
-    """Of `compilation_config`, which has no effect: XLA compiles."""
+    """`compilation_config`, which has no effect: XLA compiles."""
 
 
 class ECTransferConfig(_Object):
-    """Of `ec_transfer_config`, which is refused unless it is empty."""
+    """`ec_transfer_config`, which is rejected unless it is empty."""
 
 
 class KVEventsConfig(_Object):
-    """Of `kv_events_config`, which is refused unless it is empty."""
+    """`kv_events_config`, which is rejected unless it is empty."""
 
 
 class KVTransferConfig(_Object):
-    """Of `kv_transfer_config`, which is refused unless it is empty."""
+    """`kv_transfer_config`, which is rejected unless it is empty."""
 
 
 class KernelConfig(_Object):
-    """Of `kernel_config`: `moe_backend` and `linear_backend` are options of these names, all else has no effect."""
+    """`kernel_config`: `moe_backend` and `linear_backend` are options of the same names; nothing else has an effect."""
 
 
 class PoolerConfig(_Object):
-    """Of `pooler_config`, an option."""
+    """`pooler_config`, an option."""
 
 
 class ProfilerConfig(_Object):
-    """Of `profiler_config`: `torch_profiler_dir` is the option `profiler_dir`, nothing else has an effect."""
+    """`profiler_config`: `torch_profiler_dir` is the option `profiler_dir`; nothing else has an effect."""
 
 
 class SpeculativeConfig(_Object):
-    """Of `speculative_config`, which has no effect: tokens are not guessed ahead."""
+    """`speculative_config`, which has no effect: there is no speculative decoding."""
 
 
 class StructuredOutputsConfig(_Object):
-    """Of `structured_outputs_config`: its keys are options of these names."""
+    """`structured_outputs_config`: its keys are options of the same names."""
 
 
 class WeightTransferConfig(_Object):
-    """Of `weight_transfer_config`, which is refused unless it is empty."""
+    """`weight_transfer_config`, which is rejected unless it is empty."""

@@ -10,13 +10,13 @@ __all__ = ["current_platform"]
 
 _GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _NAMES = {"cuda": "gpu", "rocm": "gpu"}
-"""Of JAX's for platforms, those that differ from `device_type`."""
+"""JAX's platform names that differ from `device_type`."""
 
 
 class _Platform:
     """The accelerator of this machine.
 
-    Of which type it is, is told without JAX, unless JAX runs here already: a process that has begun JAX holds the
+    Its type is found without JAX, unless JAX runs here already: a process that has begun JAX holds the
     device, and one that is forked from it hangs. Names and numbers of devices begin it.
     """
 

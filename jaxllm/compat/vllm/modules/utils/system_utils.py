@@ -17,4 +17,4 @@ def set_ulimit(target_soft_limit: int = 65535) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target_soft_limit, hard))
     except (ValueError, OSError) as error:
-        logger.warning("no more than %d files may be open: %s", soft, error)
+        logger.warning("cannot raise the limit of open files above %d: %s", soft, error)

@@ -68,10 +68,10 @@ def test_only_the_first_host_has_the_head_of_a_slice() -> None:
     ("options", "named"),
     [
         ({"nnodes": None}, "set nnodes to the number of hosts"),
-        ({"node_rank": 1}, "node_rank=1: leave it out"),
+        ({"node_rank": 1}, "node_rank=1: omit it"),
         ({"data_parallel_size": 2}, "data_parallel_size=2"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: stages are devices of one process, and nnodes=2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: all stages must be in one process, but nnodes=2"),
     ],
 )
 def test_what_ray_cannot_start(options: dict[str, Any], named: str) -> None:
@@ -94,7 +94,7 @@ def test_the_processor_if_jax_is_to_use_it() -> None:
 
 
 def test_too_few() -> None:
-    with pytest.raises(ConfigError, match="1 TPU each is more than the 8 of the Ray cluster"):
+    with pytest.raises(ConfigError, match="1 TPU each exceeds the 8 of the Ray cluster"):
         engine_resources(ParallelOptions(data_parallel_size=9), TPUS, {})
 
 

@@ -23,7 +23,7 @@ class MetadataItem:
 
 
 def build_metadata_items(embed_dtype: str, endianness: str, shape: Sequence[int], n_request: int) -> list[MetadataItem]:
-    """Those of an answer with `encoding_format` bytes_only, whose vectors all have one shape."""
+    """Metadata of a response with `encoding_format` bytes_only, whose vectors all have the same shape."""
     size = math.prod(shape) * EMBED_DTYPES[embed_dtype].itemsize
     return [
         MetadataItem(index, embed_dtype, endianness, index * size, (index + 1) * size, shape)
