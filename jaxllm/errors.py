@@ -22,7 +22,7 @@ class JaxLLMError(Exception):
 
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:
-        """What IPython asks an exception for: in a notebook the message and the caller's line are all there is to see.
+        """Traceback that IPython shows: in a notebook, only the message and the caller's line.
 
         Raises `AttributeError`, as if it were not there, where full tracebacks are wanted.
         """
@@ -61,7 +61,7 @@ class RequestFaultError(RequestError):
 
 
 def fault_message(request_id: str) -> str:
-    """What is said of a request for which the engine's own code has failed."""
+    """Message for a request for which the engine's own code has failed."""
     return f"internal error; the server's log has the details of request {request_id}"
 
 
@@ -70,7 +70,7 @@ class PromptTooLongError(RequestError):
 
 
 class CapacityError(JaxLLMError):
-    """What was asked for does not fit the memory or the limits of this engine."""
+    """The request does not fit the memory or the limits of this engine."""
 
 
 class QueueFullError(CapacityError):
@@ -82,7 +82,7 @@ class QueueFullError(CapacityError):
 
 
 class ScalingTimeoutError(CapacityError):
-    """Engines that shall end still had requests when the time was over; nothing has changed."""
+    """Engines to be stopped still had requests after the timeout; nothing has changed."""
 
 
 class ScalingBusyError(CapacityError):
@@ -90,7 +90,7 @@ class ScalingBusyError(CapacityError):
 
 
 class QuotaError(JaxLLMError, RuntimeError):
-    """The owner of a request has used what it may; there is enough again in `retry_after` seconds."""
+    """The owner of a request has exhausted its quota; enough is available again in `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class QuotaError(JaxLLMError, RuntimeError):
 
 
 class StorageError(CapacityError):
-    """An owner has stored as much as it may: waiting does not help, deleting does."""
+    """An owner's storage is full: waiting does not help, deleting does."""
 
 
 class EngineError(JaxLLMError, RuntimeError):

@@ -95,7 +95,7 @@ def load(
     what was saved.
 
     Raises:
-        ConfigError: the description does not suit them, or the runtime refuses the bytes.
+        ConfigError: the description does not suit them, or the runtime rejects the bytes.
     """
     leaves, in_tree = jax.tree.flatten((arguments, {}))
     results, out_tree = jax.tree.flatten(result)

@@ -1,4 +1,4 @@
-"""What an engine says of itself once it is ready."""
+"""The description of an engine once it is ready."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ import msgspec
 from jaxllm.kv.groups import CacheGroups
 
 Operation = Literal["attention", "linear", "moe", "sampling"]
-"""What has several implementations: attention, products with quantised matrices and with experts, choosing tokens."""
+"""Operations with several implementations: attention, products with quantized matrices and experts, sampling."""
 
 
 class KernelChoice(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from jaxllm.doctor.result import Context, Outcome
 CACHE, FIRST = "engine-cache", "engine-answers.json"
 """In the scratch folder: executables and answers of the engine on one device, for the stage `executables`."""
 
-KERNEL, WITHOUT_KERNEL = "bfloat16 beside xla attention", "bfloat16, xla attention"
+KERNEL, WITHOUT_KERNEL = "bfloat16 vs. xla attention", "bfloat16, xla attention"
 
 NEAR = {"float32": 0.02}
 OTHER_NEAR = 0.25

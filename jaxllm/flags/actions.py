@@ -12,7 +12,7 @@ from jaxllm.flags.rewriting import merged
 
 
 class Ignore(argparse.Action):
-    """Says that the flag has no effect, and goes on; refuses a value that would have one."""
+    """Says that the flag has no effect, and goes on; rejects a value that would have one."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, known: NoopOption, **settings: Any) -> None:
         super().__init__(option_strings, dest, **settings)

@@ -73,7 +73,7 @@ class FollowerGroup(Group):
         """Wait for the first process, and until all others are there.
 
         Raises:
-            ConfigError: it refuses this one, or has another secret.
+            ConfigError: it rejects this one, or has another secret.
             EngineError: it has not answered, or not all have come, within `timeout` seconds.
         """
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""How much one request may list: what is refused before anything is made of it."""
+"""How much one request may list: what is rejected before anything is made of it."""
 
 from typing import Final
 

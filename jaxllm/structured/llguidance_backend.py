@@ -32,7 +32,7 @@ LIMITS: Final[dict[str, Any]] = {
 to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
 
 SLOW_SECONDS: Final = 0.5
-"""A mask that takes longer ends its request: all others wait for it. What takes half of that is refused before."""
+"""A mask that takes longer ends its request: all others wait for it. What takes half of that is rejected before."""
 
 SLOW_FORCED_SECONDS: Final = 0.1
 """No other Python runs while llguidance looks for what must follow: about 10 us for each byte of it."""

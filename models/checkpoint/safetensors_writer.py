@@ -69,7 +69,7 @@ def write_file(path: Path, entries: Sequence[Entry], arrays: Iterable[tuple[str,
 
 
 def _header(entries: Sequence[Entry], places: Mapping[str, tuple[int, int]]) -> bytes:
-    # Transformers refuses files that do not say this.
+    # Transformers rejects files that do not say this.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for entry in entries:
         header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": places[entry.name]}

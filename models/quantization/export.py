@@ -43,7 +43,7 @@ def write_export(
 
     Besides the weights it gets the other files of the checkpoint's folder. `progress` is called with the bytes written
     and the bytes in total. Raises `ModelError` for tensors that cannot be read or rounded, for a target that is there
-    already, and for a disk that is full or refuses.
+    already, and for a disk that is full or rejects.
     """
     check_target(target)
     target = target.resolve()

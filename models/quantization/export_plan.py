@@ -96,7 +96,7 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
     names = checkpoint_names(config, ForwardOptions())
     slots, specs = _places(config, names, method)
     tensors = Checkpoint(folder).tensors
-    # What loading would refuse.
+    # What loading would reject.
     match(tensors, names, specs, slots, str(folder))
     if any(is_gguf(tensor.path) for tensor in tensors):
         raise ModelError(f"{folder}: GGUF files are not supported; give the checkpoint they were made from")

@@ -50,7 +50,7 @@ class Format(ABC):
 
         Asked of all names that a model may have, so of tensors that are no matrices, or are not there. Where shapes
         decide (a group that no matrix divides into), `MatrixTensor.kind` may differ: loading converts what it can
-        without loss, see `jaxllm.models.quantization.convert`, and refuses the rest by name.
+        without loss, see `jaxllm.models.quantization.convert`, and rejects the rest by name.
         """
 
     @abstractmethod

@@ -24,7 +24,7 @@ FORMATS: Mapping[str, str] = {
 }
 """Modules of this folder by `quant_method`, each with `read_format(section: ConfigFile) -> Format`.
 
-A format uses every field of its section, ignores it as irrelevant (`ConfigFile.ignore`), or refuses it by name
+A format uses every field of its section, ignores it as irrelevant (`ConfigFile.ignore`), or rejects it by name
 (`section.wrong`, or `section.check_all_used(())`, which raises for what nobody looked at).
 """
 

@@ -25,7 +25,7 @@ def can_round_to(kind: WeightType) -> bool:
 def rounded(matrix: npt.NDArray[np.float32], kind: WeightType) -> QuantizedMatrix:
     """A float32 matrix [out, in] in a type, see `can_round_to`. Rows do not depend on one another.
 
-    Numbers that are not finite give such scales; loading refuses them by the tensor's name.
+    Numbers that are not finite give such scales; loading rejects them by the tensor's name.
     """
     assert can_round_to(kind)
     shape = (matrix.shape[0], matrix.shape[1])

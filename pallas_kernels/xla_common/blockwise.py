@@ -215,7 +215,7 @@ def _prefill(
     size = min(blocks.prefill_queries, tokens)
     block_pages = pages.block_pages(blocks.prefill_keys)
     table = pages.padded_table(block_pages)
-    # A last block may reach beyond the tokens; later rows overwrite what an earlier one left behind its own end.
+    # A last block may reach beyond the tokens; later rows overwrite what an earlier one wrote past its own end.
     queries = jnp.pad(q, ((0, size), (0, 0), (0, 0)))
     positions = jnp.pad(batch.positions, (0, size))
     starts = jnp.pad(starts, (0, size))

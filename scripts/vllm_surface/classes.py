@@ -107,7 +107,7 @@ def _hints(kind: Any) -> list[Any]:
 
 
 def marks(hint: Any) -> Refused | None:
-    """What a field's annotation says of its being refused."""
+    """What a field's annotation says of its being rejected."""
     found = [each for each in get_args(hint) if isinstance(each, Refused)]
     return found[0] if found else None
 

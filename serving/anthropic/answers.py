@@ -13,7 +13,7 @@ class TextBlock(Answer, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(Answer, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """The model's reasoning."""
 
     thinking: str
     signature: str = ""
@@ -24,7 +24,7 @@ class ToolUseBlock(Answer, kw_only=True, tag_field="type", tag="tool_use"):
     """A call of a tool by the model."""
 
     id: str
-    """What the result names the call by."""
+    """ID by which the result refers to the call."""
     name: str
     input: dict[str, Any]
     """The arguments; empty if the call was cut off."""
@@ -35,7 +35,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class ThinkingCount(Answer, kw_only=True):
-    """What output tokens were for."""
+    """Output tokens by purpose."""
 
     thinking_tokens: int
 
@@ -77,12 +77,12 @@ class TokenCount(Answer, kw_only=True):
 
 
 class MessagesErrorDetails(Answer, kw_only=True):
-    """What went wrong."""
+    """The error."""
 
     type: str
     """The kind of error, for programs."""
     message: str
-    """What was given, what is allowed, and what to do."""
+    """Says what was given, what is allowed, and what to do."""
 
 
 class MessagesError(Answer, kw_only=True):

@@ -34,7 +34,7 @@ FIELDS = {
     "continue_final_message": "messages",
     "tools.parameters": "input_schema",
 }
-"""What the fields of a chat request are called here."""
+"""Names of a chat request's fields in this API."""
 
 _BLOCKS = {
     "system": ("text",),

@@ -62,7 +62,7 @@ class MessagesToolUse(_Cached, kw_only=True):
 
 
 class MessagesToolResult(_Cached, kw_only=True):
-    """What a tool returned."""
+    """The result of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: NonEmpty
@@ -74,7 +74,7 @@ class MessagesToolResult(_Cached, kw_only=True):
 
 
 class MessagesThinking(Body, kw_only=True):
-    """What the model thought before, for chat templates that show it."""
+    """The model's earlier reasoning, for chat templates that show it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -149,7 +149,7 @@ class ThinkingSettings(Body, kw_only=True):
 
 
 class MessagesFormat(Body, kw_only=True):
-    """What the text is to be."""
+    """Constraint on the text."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -195,7 +195,7 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     metadata: dict[str, Any] | None = None
     """Accepted, without effect."""
     chat_template: str | None = None
-    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    """A chat template (Jinja) for this request; rejected unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
     request_id: str | None = None
@@ -251,7 +251,7 @@ class CountTokensRequest(Body, kw_only=True):
     output_config: OutputSettings | None = None
     """How the answer is to be."""
     chat_template: str | None = None
-    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    """A chat template (Jinja) for this request; rejected unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
     cache_control: Any = None

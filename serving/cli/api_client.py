@@ -41,7 +41,7 @@ def client_sampling(args: argparse.Namespace) -> dict[str, Any]:
 class ApiClient:
     """Talks to one server. A context manager.
 
-    Raises `EngineError` when the server does not answer or fails, `RequestError` when it refuses, and `ConfigError`
+    Raises `EngineError` when the server does not answer or fails, `RequestError` when it rejects, and `ConfigError`
     when it wants another key.
     """
 

@@ -78,7 +78,7 @@ def _read_yaml(name: str) -> dict[Any, Any]:
 
 
 def _value(flag: Flag, value: Any) -> Any:
-    """The value as the option takes it; what does not fit is left for the option to refuse."""
+    """The value as the option takes it; what does not fit is left for the option to reject."""
     if flag.kind is tuple:
         # YAML reads `api-key: 1234` as a number.
         return tuple(map(str, value if isinstance(value, list) else [] if value is None else [value]))

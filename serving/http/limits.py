@@ -111,7 +111,7 @@ def body_size(options: ServerOptions, info: EngineInfo) -> int:
 def open_files_for(connections: int) -> int:
     """Let this process open as many files as `connections` need; how many connections that really allows.
 
-    A connection beyond the limit of open files could not even be refused.
+    A connection beyond the limit of open files could not even be rejected.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES

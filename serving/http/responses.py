@@ -7,10 +7,10 @@ from jaxllm.serving.http.body.base import Answer
 
 
 class ErrorDetails(Answer, kw_only=True):
-    """What went wrong."""
+    """The error."""
 
     message: str
-    """What was given, what is allowed, and what to do."""
+    """Says what was given, what is allowed, and what to do."""
     type: str
     """invalid_request_error: the request is wrong. server_error: the server cannot answer it now."""
     param: str | None

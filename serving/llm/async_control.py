@@ -18,7 +18,7 @@ POLL_SECONDS = 0.02
 
 
 class AsyncControl:
-    """Asks every engine. A part of `AsyncLLM`; methods raise `RequestError` for what an engine refuses."""
+    """Asks every engine. A part of `AsyncLLM`; methods raise `RequestError` for what an engine rejects."""
 
     def __init__(self, engines: EngineGroup) -> None:
         self.engines = engines

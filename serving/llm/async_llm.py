@@ -210,7 +210,7 @@ class AsyncLLM(AsyncControl):
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt. `sampling_params.output_kind` says what each result has: by default, all so far.
+        """Continue one prompt. `sampling_params.output_kind` sets the content of each result; default: all so far.
 
         `data_parallel_rank` is the number of the engine that shall do it; None: any may. Whoever stops reading aborts
         the request. Raises `RequestError`, `QueueFullError` and `EngineError`.

@@ -158,7 +158,7 @@ class AsyncLLMEngine:
         """Nothing: models read text only."""
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model does: generate, or ways of pooling."""
+        """Tasks of the model: generate, or ways of pooling."""
         pooling = (await self._engine()).info.pooling
         return ("generate",) if pooling is None else tuple(pooling.tasks)
 

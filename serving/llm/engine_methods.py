@@ -63,7 +63,7 @@ class EngineMethods:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What a method of the worker returns, or a function of it: a list of one, as one worker has all devices.
+        """Call a method of the worker, or a function of it: returns a list of one, as one worker has all devices.
 
         The worker has the methods of `worker_extension_cls`; its `engine` is the engine of token ids. `timeout` changes
         nothing. Every engine knows "reload_weights", "save_sharded_state" and "update_config". Raises `EngineError`

@@ -306,7 +306,7 @@ class LLM(PoolingMethods):
         return self.llm_engine.default_params.clone()
 
     def get_metrics(self) -> list["Metric"]:
-        """What was measured so far: the numbers that a server has at /metrics. Only with `disable_log_stats=False`.
+        """Metrics so far: the numbers that a server reports at /metrics. Only with `disable_log_stats=False`.
 
         Raises `EngineError` without that.
         """

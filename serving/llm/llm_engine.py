@@ -101,7 +101,7 @@ class LLMEngine(TextEngine[TextRequest]):
         trace_headers: Any = None,
         priority: int = 0,
     ) -> None:
-        """Queue one request. What each of its outputs has is for `params.output_kind` to say: by default, all so far.
+        """Queue one request. `params.output_kind` sets the content of each output: by default, everything so far.
 
         `arrival_time`, `lora_request`, `tokenization_kwargs` and `trace_headers` are vLLM's: times are taken here, and
         of the others only None is possible. Raises `RequestError`.
@@ -176,7 +176,7 @@ class LLMEngine(TextEngine[TextRequest]):
         return control_of(self.engine)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model does."""
+        """Tasks of the model."""
         return ("generate",)
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -184,7 +184,7 @@ class LLMEngine(TextEngine[TextRequest]):
         sleep(self.engine_core, level, mode, self._run_on)
 
     def _run_on(self) -> None:
-        # What is refused is for the next `step` to raise: an engine that lets requests run on must come to its end.
+        # What is rejected is for the next `step` to raise: an engine that lets requests run on must come to its end.
         self._advance()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
@@ -214,7 +214,7 @@ class LLMEngine(TextEngine[TextRequest]):
         """Nothing, as `do_log_stats`."""
 
     def get_metrics(self) -> list["Metric"]:
-        """What was measured so far, see `LLM.get_metrics`. Raises `EngineError` where nothing is measured."""
+        """Metrics so far, see `LLM.get_metrics`. Raises `EngineError` if metrics are disabled."""
         from jaxllm.serving.llm.offline_metrics import snapshot
 
         if self.metrics is None:
@@ -241,7 +241,7 @@ class LLMEngine(TextEngine[TextRequest]):
         return bool(self._waiting or self._refused) or super().has_unfinished_requests()
 
     def advance(self) -> tuple[list[RequestOutput], list[tuple[str, RequestError]]]:
-        """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
+        """`step`, which raises for no request: the results, and the requests that it rejected, with the reasons."""
         processed = self._outputs.process(self.engine.step())
         if self.metrics is not None:
             stats = getattr(self.engine, "stats", None)  # engines in other processes tell nobody offline

@@ -73,7 +73,7 @@ class OfflineRuns:
     ) -> list[Any]:
         """Add `requests`, and run until those of `order` are in `finished`: these, in that order.
 
-        One that is refused ends all of them, as the caller is to blame. Where the code here has failed for one, the
+        One that is rejected ends all of them, as the caller is to blame. Where the code here has failed for one, the
         others go on to their ends, and are with the error.
         """
         names = set(order)
@@ -139,7 +139,7 @@ class OfflineRuns:
     ) -> list[Any]:
         """Run one step: the outputs of `names`. Outputs of others are put where their readers look.
 
-        Raises `RequestError` when one of `names` is refused; a `RequestFaultError` is put into `faults`.
+        Raises `RequestError` when one of `names` is rejected; a `RequestFaultError` is put into `faults`.
         """
         while self._left:
             engine.abort_request(self._left.popleft())

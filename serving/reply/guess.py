@@ -118,7 +118,7 @@ def _try(render: Render, messages: Sequence[Any], *, add_generation_prompt: bool
 
 
 def _behind(prompt: str, whole: str) -> str:
-    """What stands behind a prompt; where they part, tags stay whole."""
+    """The text after a prompt; tags stay whole at the boundary."""
     if whole.startswith(prompt):
         return whole[len(prompt) :]
     length = next((place for place, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), 0)

@@ -9,7 +9,7 @@ WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 """Words of JSON and of Python, in small letters."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MOST_DIGITS = 4000
-"""Longer numbers are texts: Python's own reader refuses them."""
+"""Longer numbers are texts: Python's own reader rejects them."""
 _MOST_LOOSE = 400
 
 

@@ -17,7 +17,7 @@ from jaxllm.serving.options.server import ServerOptions
 class Listener:
     """A bound socket, TCP or Unix, with its TLS context. As a context manager it closes at the end.
 
-    It does not listen yet: until the server answers, connections are refused, which is what probes expect. Raises
+    It does not listen yet: until the server answers, connections are rejected, which is what probes expect. Raises
     `ConfigError` for an address that is in use or not of this machine, and for certificates that cannot be read.
     """
 

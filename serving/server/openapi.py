@@ -44,7 +44,7 @@ OPENAPI_URL = "/openapi.json"
 def openapi(*, with_keys: bool, strict: bool = False, routes: Sequence[BaseRoute] = _ROUTES) -> dict[str, Any]:
     """The document, OpenAPI 3.1, of these routes: the interfaces', and others.
 
-    `with_keys` if requests need one, `strict` if unknown fields are refused.
+    `with_keys` if requests need one, `strict` if unknown fields are rejected.
     """
     document = get_openapi(
         title="jaxllm", version=__version__, description="OpenAI's API with vLLM's fields.", routes=routes

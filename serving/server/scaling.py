@@ -17,7 +17,7 @@ class ScaleRequest(Body, kw_only=True):
     """How many engines there shall be."""
 
     new_data_parallel_size: int
-    """1 to 64; what is beyond the devices at hand is refused."""
+    """1 to 64; what is beyond the devices at hand is rejected."""
     drain_timeout: Annotated[int, msgspec.Meta(ge=1, le=86400)] = 120
     """Seconds that requests have to finish on engines that are to end. When they take longer, nothing changes."""
 

@@ -78,14 +78,14 @@ class TextEngine(ABC, Generic[Request]):
         """Run one step; the results it brings."""
 
     def advance(self) -> tuple[list[Any], list[tuple[str, RequestError]]]:
-        """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
+        """`step`, which raises for no request: the results, and the requests that it rejected, with the reasons."""
         return self.step(), []
 
     def keep(self, outputs: Iterable[Any], refused: Iterable[tuple[str, RequestError]]) -> None:
         """Take what `advance` brought for requests that its caller did not add. Nothing, where there are none."""
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Queue prepared requests, all or none: raises `RequestError` for the first the engine refuses."""
+        """Queue prepared requests, all or none: raises `RequestError` for the first the engine rejects."""
         added: list[str] = []
         try:
             for index, request in enumerate(requests):

@@ -22,7 +22,7 @@ KERNELS = "kernels"
 
 
 def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], None]:
-    """Have XLA know them, from the folder beside `cache` if an earlier start has left them there.
+    """Have XLA know them, from the folder next to `cache` if an earlier start has left them there.
 
     They are compiled at the same time as what calls them; calling the result waits for them. Raises `ModelError` for a
     model that cannot be built.

@@ -1,1 +1,1 @@
-"""How complex a grammar is, as its text tells: so that what is refused is the same everywhere, and says why."""
+"""How complex a grammar is, as its text tells: so that what is rejected is the same everywhere, and says why."""

@@ -1,4 +1,4 @@
-"""What is refused before it is compiled, because of how it is written."""
+"""What is rejected before it is compiled, because of how it is written."""
 
 import json
 import re

@@ -47,7 +47,7 @@ class _Group:
 
 
 def measure(tokens: Iterable[Token]) -> Measure:
-    """Measure an expression. Brackets that do not match are no reason to fail: they are others' to refuse."""
+    """Measure an expression. Brackets that do not match are no reason to fail: they are others' to reject."""
     stack = [_Group()]
     for token in tokens:
         group = stack[-1]

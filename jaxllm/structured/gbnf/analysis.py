@@ -17,7 +17,7 @@ class Analysis:
         self._first = dict.fromkeys(rules, 0)
         self._of_rule = dict.fromkeys(rules, 0)
         self.follow: dict[Node, int] = {}
-        """What may come behind a node."""
+        """Characters that may follow a node."""
         _iterate_until_stable(self._begin)
         _iterate_until_stable(self._follow)
         self._sizes: dict[str, int] = {}
@@ -95,7 +95,7 @@ class Analysis:
         return before != self._of_rule
 
     def _spread(self, node: Node, behind: int) -> None:
-        """Note that these may come behind a node, and so after what it ends with."""
+        """Record that these may follow a node, and so follow whatever it ends with."""
         self.follow[node] = self.follow.get(node, 0) | behind
         match node:
             case Ref(name):

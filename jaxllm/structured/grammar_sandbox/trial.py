@@ -124,7 +124,7 @@ def _walk(backend: Backend, grammar: Grammar, vocab_size: int) -> tuple[float, f
 
     Returns the most seconds of processor time for one token, and to find what must follow it.
 
-    What llguidance refuses on the way, it may refuse of an output that goes there: no reason to refuse all.
+    What llguidance rejects on the way, it may reject of an output that goes there: no reason to reject all.
     """
     chosen = random.Random(0)
     matcher = grammar.matcher()

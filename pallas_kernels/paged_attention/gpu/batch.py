@@ -73,7 +73,7 @@ def make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads,
         items=DECODE_ITEMS * blocks,
         num_kv_heads=heads.num_kv_heads,
     )
-    # Groups that are too large are refused by the kernel.
+    # Groups that are too large are rejected by the kernel.
     tokens = WARPGROUPS * max(ROWS // (heads.num_heads // heads.num_kv_heads), 1)
     tile = choose_tile(heads.head_size, heads.kv_dtype, decode=False)
     return decode, plan_prefill(batch, window, tile=tile, tokens=tokens)

@@ -68,7 +68,7 @@ class OneOf:
     """Marks an object, in `Annotated`, that is one of several bodies, by its `type`.
 
     `default` tells the type of an object that has none; `drop_others`: objects of other types are left out of their
-    list, and named in the response, instead of being refused.
+    list, and named in the response, instead of being rejected.
     """
 
     kinds: Mapping[str, type[Body]]
@@ -96,7 +96,7 @@ class UnsupportedError(RequestError):
 
 @cache
 def refused_fields(kind: type[Body]) -> dict[str, Refused]:
-    """The fields of a body that are not served, ignored or refused."""
+    """The fields of a body that are not served, ignored or rejected."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         for note in getattr(hint, "__metadata__", ()):

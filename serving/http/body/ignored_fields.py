@@ -1,4 +1,4 @@
-"""What a request asks for and does not get: fields that are unknown or not served are ignored, misspellings refused.
+"""What a request asks for and does not get: fields that are unknown or not served are ignored, misspellings rejected.
 
 What is ignored is named in a header of the response, and once in the log.
 """
@@ -30,7 +30,7 @@ _TYPO = 0.75
 
 
 class FieldPolicy:
-    """Which fields of a request are ignored, and which refused.
+    """Which fields of a request are ignored, and which rejected.
 
     By default those are ignored that stand besides the messages or the input and are unknown, and those that are known
     and neither served nor essential. Refused are misspellings, and what is unknown inside of something else, unless
@@ -61,7 +61,7 @@ class FieldPolicy:
         self._log("requests have the field %s, which is ignored (--strict-fields rejects it)", name)
 
     def log_refused(self, name: str) -> None:
-        """Say in the log, once, that an unknown field is refused."""
+        """Say in the log, once, that an unknown field is rejected."""
         self._log("requests have the unknown field %s, which is rejected (--ignore-unknown-fields ignores it)", name)
 
     def _log(self, text: str, name: str) -> None:
@@ -92,7 +92,7 @@ class IgnoredFields:
             self._policy.log(name)
 
     def add_unknown(self, kind: type[Body], name: str, path: str) -> None:
-        """Ignore a field that `kind` does not have, at `path`. Raises `BodyError` where it is to be refused."""
+        """Ignore a field that `kind` does not have, at `path`. Raises `BodyError` where it is to be rejected."""
         if (kind, name) in self._unknown:
             return
         place = f"{path}.{_shown(name)}" if path else _shown(name)
@@ -106,7 +106,7 @@ class IgnoredFields:
         self.add(place)
 
     def refuses(self, kind: type[Body], name: str) -> bool:
-        """Whether an unknown field is refused as a misspelling wherever it stands."""
+        """Whether an unknown field is rejected as a misspelling wherever it stands."""
         return not self._policy.ignore_unknown and bool(misspelt(kind, name))
 
     def _check_spelling(self, kind: type[Body], name: str, place: str) -> None:
@@ -171,7 +171,7 @@ IN_BODIES = frozenset((
     # OpenRouter
     "models", "top_a",
 ))  # fmt: skip
-"""Besides the messages, or the input, where only what looks like a misspelling is refused."""
+"""Besides the messages, or the input, where only what looks like a misspelling is rejected."""
 
 INSIDE = frozenset((
     # LiteLLM, and answers of other servers that come back as messages

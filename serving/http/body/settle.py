@@ -70,7 +70,7 @@ def prune(value: Any, kind: type[Body], path: str, ignored: IgnoredFields | None
     """Take out of decoded JSON that is to become `kind` what is unknown or ignored, and add it to `ignored`.
 
     Fields for the chat template go where a `TemplateBody` has them; without `ignored`, that is all. Raises `BodyError`
-    for a field that is refused.
+    for a field that is rejected.
     """
     if isinstance(value, dict):
         _prune_object(value, kind, path, ignored)

@@ -1,7 +1,7 @@
 """What headers say of a request's body and of its target: only what has one meaning for everybody in between.
 
 A proxy that reads a request in another way than the server lets a client hide a second request in the first
-(RFC 9112, 11.2). What could be read in two ways is refused, and so are codings that nobody here decodes.
+(RFC 9112, 11.2). What could be read in two ways is rejected, and so are codings that nobody here decodes.
 """
 
 import re
@@ -19,7 +19,7 @@ _SHOWN: Final = 64
 
 
 def refusal(headers: Sequence[tuple[bytes, bytes]], http_version: str) -> Refusal | None:
-    """The status and the reason to refuse a request with these headers, whose names are in lower case; None: none."""
+    """The status and the reason to reject a request with these headers, whose names are in lower case; None: none."""
     hosts, codings, encodings, lengths = [], [], [], []
     for name, value in headers:
         if name == b"host":

@@ -1,6 +1,6 @@
 """Uvicorn's fast protocol with the limits that it lacks: on what a client sends, and on how long it takes.
 
-A request is refused here before the application hears of it, so that no key is needed to be refused.
+A request is rejected here before the application hears of it, so that no key is needed to be rejected.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ class AccessLog:
     """Logs requests with fields, which are members of the JSON of `--log-format json`.
 
     `method`, `path`, `status`, `duration_seconds`, `client`; of requests that reached the engine `prompt_tokens`,
-    `completion_tokens`, `finish_reason` and `time_to_first_token_seconds`; of refused ones `reason`.
+    `completion_tokens`, `finish_reason` and `time_to_first_token_seconds`; of rejected ones `reason`.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -13,7 +13,7 @@ from jaxllm.serving.http.operation import response_to
 class BodyLimit:
     """Refuses bodies of more than `limit` bytes, declared or not; of uploads, which go to a path, `uploads` tells it.
 
-    A declared size is refused before the body is read. Otherwise the reader of the body gets the error.
+    A declared size is rejected before the body is read. Otherwise the reader of the body gets the error.
     """
 
     def __init__(self, app: ASGIApp, limit: int, uploads: Mapping[str, int]) -> None:

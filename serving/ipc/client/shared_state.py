@@ -1,4 +1,4 @@
-"""What several engines behind one client share."""
+"""State that several engines of one client share."""
 
 from collections.abc import Callable
 

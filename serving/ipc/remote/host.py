@@ -111,7 +111,7 @@ class HostSession:
         wire.connect(self._address)
 
     def run(self, stop: Stop) -> None:
-        """Until it is over, or somebody asks to stop. Raises `ConfigError` when the server refuses us for good."""
+        """Until it is over, or somebody asks to stop. Raises `ConfigError` when the server rejects us for good."""
         logger.info("connecting to %s, for engines %d to %d", self._address, self._first, self._first + self._count - 1)
         while not self._over and not stop.asked:
             self._relay.step()

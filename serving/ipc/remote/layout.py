@@ -1,4 +1,4 @@
-"""Which engines are where: all here, some on other hosts, or behind a balancer of the operator's."""
+"""Placement of engines: all here, some on other hosts, or behind an external load balancer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -25,7 +25,7 @@ class Admission:
         answer = await self._try(post)
         if answer.status not in _BUSY:
             return answer
-        # One at a time tries again: all of them together would only be refused together.
+        # One at a time tries again: all of them together would only be rejected together.
         async with self._retrying:
             while answer.status in _BUSY:
                 await asyncio.sleep(_RETRY_SECONDS if answer.retry_after is None else answer.retry_after)

@@ -23,7 +23,7 @@ from jaxllm.serving.text.prompts import ParsedPrompt
 async def score_labels(request: Request) -> Response:
     """Tell how likely the first of some tokens comes next, after a query and each of several items.
 
-    This is vLLM's /generative_scoring. Prompts that are too long are refused, where vLLM cuts them.
+    This is vLLM's /generative_scoring. Prompts that are too long are rejected, where vLLM cuts them.
     """
     server = server_of(request)
     server.check_accepting()

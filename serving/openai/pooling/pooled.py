@@ -102,7 +102,7 @@ def usage(results: Sequence[PoolingRequestOutput]) -> TextUsage:
 
 
 def pooling_info(server: ServerState) -> PoolingInfo:
-    """How the model pools; routes for others are refused before."""
+    """How the model pools; routes for others are rejected before."""
     pooling = server.llm.info.pooling
     assert pooling is not None
     return pooling

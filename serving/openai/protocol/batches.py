@@ -37,7 +37,7 @@ class BatchRequestBody(Body, kw_only=True):
 
 
 class BatchProblem(Answer, kw_only=True):
-    """What is wrong with the file."""
+    """A problem of the file."""
 
     code: str
     message: str
@@ -46,7 +46,7 @@ class BatchProblem(Answer, kw_only=True):
 
 
 class BatchProblems(Answer, kw_only=True):
-    """What is wrong with the file: the first of it."""
+    """The first problems of the file."""
 
     object: Literal["list"] = "list"
     data: list[BatchProblem]

@@ -50,7 +50,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     reasoning_effort: str | None = None
     """Goes to the chat template, which may know it."""
     chat_template: str | None = None
-    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    """A chat template (Jinja) for this request; rejected unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
     enable_thinking: bool | None = None
@@ -164,7 +164,7 @@ class ChatCompletion(Answer, kw_only=True):
 
 
 class FunctionDelta(Answer, kw_only=True):
-    """What is new of a call's function."""
+    """New parts of a call's function."""
 
     name: str | UnsetType = UNSET
     """In the first delta of the call."""
@@ -173,7 +173,7 @@ class FunctionDelta(Answer, kw_only=True):
 
 
 class ToolCallDelta(Answer, kw_only=True):
-    """What is new of a call of a tool."""
+    """New parts of a tool call."""
 
     index: int
     """Which call of the answer this is."""
@@ -185,7 +185,7 @@ class ToolCallDelta(Answer, kw_only=True):
 
 
 class ChatDelta(Answer, kw_only=True, omit_defaults=True):
-    """What is new of an answer."""
+    """New parts of an answer."""
 
     role: str | None = None
     """In the first chunk."""

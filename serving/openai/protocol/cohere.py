@@ -36,7 +36,7 @@ class CohereEmbedRequest(Body, kw_only=True):
     inputs: Annotated[list[CohereInput], documented(minItems=1)] | None = None
     """The texts, in parts."""
     input_type: str | None = None
-    """What the texts are for, such as search_query: chooses one of the model's own prompts, if it has any."""
+    """Purpose of the texts, such as search_query: chooses one of the model's own prompts, if it has any."""
     embedding_types: list[EmbeddingType] | None = None
     """Forms of the embeddings: float (the default), base64 of float32, or a bit for each number, in signed (binary) or
     unsigned (ubinary) bytes."""
@@ -45,7 +45,7 @@ class CohereEmbedRequest(Body, kw_only=True):
     max_tokens: AtLeastOne | None = None
     """Keep only this many tokens of a text that is longer."""
     truncate: Literal["NONE", "START", "END"] | None = None
-    """What a text that is too long loses: its END (the default), its START, or NONE: it is an error."""
+    """Part of a text that is cut if it is too long: END (the default), START, or NONE for an error."""
     priority: Int64 | None = None
     """Lower numbers go first, where the server schedules by priority; default 0."""
     request_id: str | None = None
@@ -76,7 +76,7 @@ class CohereUnits(Answer, kw_only=True):
 
 
 class CohereMeta(Answer, kw_only=True):
-    """What else is to be said."""
+    """Metadata of the response."""
 
     api_version: CohereVersion
     billed_units: CohereUnits

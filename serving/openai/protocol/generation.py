@@ -34,7 +34,7 @@ _OPTIONS = "send options as fields of the request, under this API's names, such 
 
 
 class StreamOptions(Body, kw_only=True):
-    """What a stream tells alongside the text."""
+    """Additional contents of a stream."""
 
     include_usage: bool | None = None
     """End the stream with a chunk that has the token counts and no choices."""
@@ -56,7 +56,7 @@ class RepetitionBody(Body, kw_only=True):
 
 
 class GenerationRequest(Body, kw_only=True):
-    """What is to be generated, and how. Null always means the default."""
+    """Parameters of generation. Null always means the default."""
 
     model: str | None = None
     """Which model: one of /v1/models. Left out, it is the first of them."""
@@ -163,7 +163,7 @@ class GenerationRequest(Body, kw_only=True):
     structural_tag: dict[str, Any] | str | None = None
     """The older name of structured_outputs.structural_tag."""
     vllm_xargs: Annotated[dict[str, Any], Meta(max_length=MOST_EXTRA_ARGS)] | None = None
-    """What the operator's logits processors read, as extra_args of the parameters."""
+    """Input of the operator's logits processors: extra_args of the sampling parameters."""
     thinking_token_budget: OrMinusOne | None = None
     """Most tokens of reasoning; -1: no limit. Only where the server tells reasoning from text."""
 

@@ -16,7 +16,7 @@ class LabelScoresRequest(Body, kw_only=True):
     query: str | list[Natural]
     """Text, or token ids."""
     items: Annotated[list[str | list[Natural]], at_most(MOST_DOCUMENTS, minItems=1)]
-    """Texts, or token ids: each stands behind the query, in a prompt of its own."""
+    """Texts or token IDs: each follows the query, in a separate prompt."""
     label_token_ids: Annotated[list[Natural], at_most(MAX_LOGPROB_TOKEN_IDS), documented(minItems=1)]
     """The tokens that may come next; the score is the probability of the first."""
     apply_softmax: bool | None = None

@@ -51,7 +51,7 @@ class Message(TemplateBody, kw_only=True):
     role: Text
     """Who says it: system, developer, user, assistant, tool or function, or another that the chat template knows."""
     content: str | Annotated[list[ContentPart], at_most(MOST_PARTS)] | None = None
-    """What is said."""
+    """Content of the message."""
     name: str | None = None
     """Who of several of the same role says it."""
     tool_call_id: str | None = None

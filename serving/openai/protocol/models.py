@@ -12,7 +12,7 @@ class Model(Answer, kw_only=True):
     """When the server started, in seconds since 1970."""
     owned_by: str = "jaxllm"
     root: str
-    """The model behind the name: a folder or an id of the Hugging Face hub."""
+    """The model that the name stands for: a folder or a Hugging Face Hub ID."""
     parent: str | None = None
     max_model_len: int
     """Most tokens of a prompt and its completion together."""

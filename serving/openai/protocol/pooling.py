@@ -19,7 +19,7 @@ _TEXT_ONLY = "this model accepts text only"
 
 
 class PooledRequest(Body, kw_only=True):
-    """What all requests to a pooling model have."""
+    """Fields of every request to a pooling model."""
 
     model: str | None = None
     """One of /v1/models; default: the first."""
@@ -52,7 +52,7 @@ class TextsRequest(PooledRequest, kw_only=True):
     continue_final_message: bool | None = None
     """Leave the last message of a conversation open."""
     chat_template: str | None = None
-    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    """A chat template (Jinja) for this request; rejected unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
     media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
@@ -157,7 +157,7 @@ class EmbeddingResponse(Answer, kw_only=True):
 
 
 class Pooled(Answer, kw_only=True):
-    """What one text was pooled to."""
+    """The result of one text."""
 
     object: str = "pooling"
     index: int

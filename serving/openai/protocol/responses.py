@@ -120,7 +120,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     include_reasoning: bool | None = None
     """Whether to return the reasoning; default true."""
     chat_template: str | None = None
-    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    """A chat template (Jinja) for this request; rejected unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
     service_tier: str | None = None

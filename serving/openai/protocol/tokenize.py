@@ -27,7 +27,7 @@ class TokenizeRequest(Body, kw_only=True):
     continue_final_message: bool | None = None
     """Leave the last message of a conversation open."""
     chat_template: str | None = None
-    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    """A chat template (Jinja) for this request; rejected unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
     enable_thinking: bool | None = None

@@ -66,7 +66,7 @@ def _called(head: str, calls: Calls) -> str | None:
 
 
 def _arguments(source: Source, calls: Calls) -> Parsing[None]:
-    """Read the message of a call; what stands behind its JSON is left out."""
+    """Read the message of a call; text after its JSON is omitted."""
     yield from source.skip()
     if not (yield from source.comes("{")):
         if not (yield from _body(source, calls.arguments)):

@@ -61,7 +61,7 @@ def _calls(source: Source, calls: Calls) -> Parsing[bool]:
     if (yield from source.match("[CALL_ID]")):
         call_id = yield from source.run(_CALL_ID)
     marked = yield from source.match("[ARGS]")
-    # Without the mark, what stands behind a word is its arguments only if it looks so.
+    # Without the mark, text after a word counts as its arguments only if it looks like them.
     looks_so = marked or (yield from source.comes("{", " {", "\n{"))
     if looks_so and (yield from named_call(source, calls, name, call_id, stops=_STOPS)):
         return True

@@ -40,7 +40,7 @@ def _glm(space: str) -> ValueTags:
 
 
 def hunyuan_v3() -> ValueTags:
-    """As GLM-4.5's with `<tool_sep>` behind the name, and `<tool_calls>` around all."""
+    """As GLM-4.5's with `<tool_sep>` after the name, and `<tool_calls>` around all."""
     return ValueTags(
         first=("<tool_calls>",), head="<tool_call>", behind_name="<tool_sep>", key="<arg_key>",
         behind_key="</arg_key>\n<arg_value>", behind_value="</arg_value>", tail="</tool_call>", last=("</tool_calls>",),

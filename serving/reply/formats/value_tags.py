@@ -55,7 +55,7 @@ class ValueTags:
     types: Mapping[str, str] = field(default_factory=dict)
     """How the family calls the types of JSON, where it tells them apart."""
     number: tuple[str, str] | None = None
-    """What is written before and after a number of the call, behind its name; reading passes over attributes."""
+    """Text before and after the call's number, which follows its name; reading skips attributes."""
     words: bool = False
     """Whether words such as `function` may stand between the tags before `head`."""
     cdata: bool = False

@@ -1,4 +1,4 @@
-"""Messages and tools as a chat template takes them, so that no text vanishes and nothing is refused without need."""
+"""Messages and tools as a chat template takes them, so that no text vanishes and nothing is rejected without need."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

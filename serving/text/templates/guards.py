@@ -1,7 +1,7 @@
 """What a template may call: each step of the interpreter's own code has to be short, since nothing can interrupt it.
 
 A method or filter whose result may be far larger than what it is given is asked first how large that would be. Methods
-of built-in types that are not listed are refused.
+of built-in types that are not listed are rejected.
 """
 
 import re

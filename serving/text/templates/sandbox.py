@@ -70,7 +70,7 @@ class _Process:
 class TemplateSandbox:
     """Renders in processes, as many as threads ask at once. Thread-safe.
 
-    They are started when first needed. One that takes too long, or too much, is ended, and its request is refused.
+    They are started when first needed. One that takes too long, or too much, is ended, and its request is rejected.
     """
 
     def __init__(self) -> None:

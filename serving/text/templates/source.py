@@ -22,7 +22,7 @@ def read_source(template: str) -> TemplateFacts:
     try:
         tree = parsed(template)
         return TemplateFacts(frozenset(_values(tree)), frozenset(_fields(tree)), _reads_parts(tree))
-    # Not only Jinja's errors: of nesting too deep, say, or numbers too long. Rendering refuses them with a reason.
+    # Not only Jinja's errors: of nesting too deep, say, or numbers too long. Rendering rejects them with a reason.
     except Exception:  # noqa: BLE001
         return TemplateFacts()
 

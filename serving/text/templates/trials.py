@@ -188,7 +188,7 @@ class TemplateTrials:
         return prompt is not None and _shows(prompt)
 
     def _try(self, messages: Messages, tools: Any = None) -> str | None:
-        """The prompt; None: the template refuses the messages."""
+        """The prompt; None: the template rejects the messages."""
         return self._rendered(self.with_calls(messages), tools)
 
     def _rendered(self, messages: Messages, tools: Any = None) -> str | None:

@@ -1,4 +1,4 @@
-"""vLLM's options that jaxllm does not have under that name: without effect, refused, or other options of jaxllm's."""
+"""vLLM's options that jaxllm does not have under that name: without effect, rejected, or other options of jaxllm's."""
 
 from jaxllm.compat.vllm.options.engine import NOOP_OPTIONS, OF_SCRIPTS
 from jaxllm.compat.vllm.options.noop import NoopOption, drop_noop_options, lists, off, only, switches, values
