@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 
 HINTS = """
-The server runs on until Ctrl-C. From another terminal:
+The server runs until Ctrl-C. From another terminal:
 
   curl http://localhost:{port}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"messages": [{{"role": "user", "content": "What is 17 plus 25?"}}]}}'
@@ -17,7 +17,7 @@ The server runs on until Ctrl-C. From another terminal:
   .venv/bin/jaxllm chat --url http://localhost:{port}/v1       a conversation
   OPENAI_BASE_URL=http://localhost:{port}/v1 OPENAI_API_KEY=none python your_openai_program.py
 
-and in a browser http://localhost:{port}/docs: every route. The model, models/demo, knows the little world of
+and in a browser, http://localhost:{port}/docs lists every route. The model, models/demo, knows the little world of
 Brindle Vale.
 """
 

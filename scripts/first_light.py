@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"missing in {sys.executable}: pip install {' '.join(map(repr, missing))}", file=sys.stderr)
     if any(_name(package) in ("jax", "flax", "msgspec", "numpy", "psutil", "safetensors") for package in missing):
-        print("without these nothing runs", file=sys.stderr)
+        print("no part can run without these", file=sys.stderr)
         return 2
     stamp = f"{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}"
     folder = Path(options.out) / f"first-light-{stamp}"
@@ -118,16 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(line(results[-1]), flush=True)
     finally:
         path = write_report(folder, results, missing)
-        print(f"\nsend this file back: {path}")
+        print(f"\nplease return this file: {path}")
     return int(any(result.status in ("failed", "timed out") for result in results))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/first_light", description=__doc__)
     names = [part.name for part in parts(Path())]
-    parser.add_argument("--minutes", type=float, default=20, help="Minutes for all parts together. Default: 20.")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"Some parts: {', '.join(names)}.")
-    parser.add_argument("--out", default=".", help="Where the report goes. Default: this folder.")
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="Time limit for all parts together in minutes. Default: 20."
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="PART", help=f"Run only these parts, of {', '.join(names)}."
+    )
+    parser.add_argument("--out", default=".", help="Folder for the report. Default: the current one.")
     return parser.parse_args(arguments)
 
 
@@ -168,7 +172,7 @@ def run_part(part: Part, folder: Path, left: float) -> Result:
 def why_not(part: Part, folder: Path, left: float) -> str | None:
     """Why a part is not run here; None where it is."""
     if left < min(30, part.seconds):
-        return "no time is left; give more --minutes"
+        return "no time left; raise --minutes"
     absent = [package for package in part.needs if not is_installed(package)]
     if absent:
         return f"pip install {' '.join(absent)}"
@@ -176,7 +180,7 @@ def why_not(part: Part, folder: Path, left: float) -> str | None:
     if found is None:
         return None if not part.platforms else "the doctor found no working device, or was not run"
     if part.platforms and found["backend"] not in part.platforms:
-        return f"not for {found['backend']}"
+        return f"does not apply to {found['backend']}"
     memory = found["devices"][0]["memory_bytes"] or 0
     return f"needs {part.least_bytes / 2**30:.0f} GiB on a device" if memory < part.least_bytes else None
 

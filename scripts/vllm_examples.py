@@ -115,8 +115,8 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="", help="only examples whose path has this text")
-    parser.add_argument("--seconds", type=float, default=240.0, help="most time for each")
+    parser.add_argument("--only", default="", help="run only examples whose path contains this text")
+    parser.add_argument("--seconds", type=float, default=240.0, help="time limit per example")
     args = parser.parse_args()
     examples = args.folder / "examples"
     if not examples.is_dir():

@@ -25,10 +25,10 @@ def main(arguments: Sequence[str]) -> int:
     """Print what of a vLLM source distribution is present, accepted or absent here, and why."""
     parser = FlagParser(prog="python -m scripts.vllm_surface", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="An unpacked source distribution of vLLM.")
-    parser.add_argument("--summary", action="store_true", help="Print the numbers alone.")
+    parser.add_argument("--summary", action="store_true", help="Print only the numbers.")
     args = parser.parse(arguments)
     if not (args.folder / "vllm" / "engine" / "arg_utils.py").is_file():
-        parser.error(f"{args.folder}: vllm/engine/arg_utils.py is not there, so this is no source distribution")
+        parser.error(f"{args.folder}: not a source distribution of vLLM, because vllm/engine/arg_utils.py is missing")
     found = tables(args.folder)
     sys.stdout.write(summary(found) + "\n")
     if not args.summary:

@@ -89,5 +89,5 @@ def _variable(name: str) -> Row:
     if name in VARIABLES:
         return Row(name, "present")
     if name in HARMLESS:
-        return Row(name, "accepted", "nothing is lost without")
+        return Row(name, "accepted", "has no equivalent, and none is needed")
     return Row(name, "absent", reason_for(name))

@@ -108,4 +108,4 @@ def test_keywords_variables_routes_and_metrics(source: Source) -> None:
 def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([str(tmp_path)])
-    assert "this is no source distribution" in capsys.readouterr().err
+    assert "not a source distribution of vLLM" in capsys.readouterr().err
