@@ -307,7 +307,7 @@ def test_other_archives_and_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_bytes(b"something else")
     fails("not a zip archive, which is not supported")
     path.unlink()
-    fails("cannot be read")
+    fails("cannot read it")
     archive(path, good, order="big")
     fails("big-endian")
     archive(path, good, kind=zipfile.ZIP_DEFLATED)
