@@ -8,7 +8,6 @@ import os
 import runpy
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest_asyncio
 from jaxllm import LLM, EngineConfig, EngineError, SamplingParams
 from jaxllm.serving.ipc.client import asynchronous, health
 from jaxllm.serving.llm.async_llm import AsyncLLM
+from tests.ports import free_ports
 
 # Ray starts its processes by a fork, of which JAX warns where another test has used it in this process.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")]
@@ -209,12 +209,6 @@ async def test_one_engine_takes_a_whole_slice(llm: AsyncLLM) -> None:
 EXAMPLES = ROOT / "docs" / "examples" / "ray"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def listeners(folder: str = "/proc/net") -> set[str]:
     """Ports on which somebody on this machine listens on all interfaces."""
     found = set()
@@ -236,7 +230,7 @@ def test_ray_serve(cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
     small = {**OPTIONS, "ray_resources": {"CPU": 1}}
     monkeypatch.setattr(ray_serve, "build", lambda given, build=ray_serve.build: build({**small, **given}))
-    before, port = listeners(), free_port()
+    before, port = listeners(), free_ports()
     monkeypatch.setattr("sys.argv", ["serve_llm.py", "demo", "--port", str(port)])
     try:
         runpy.run_path(str(EXAMPLES / "serve_llm.py"), run_name="__main__")

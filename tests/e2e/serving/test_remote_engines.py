@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.ports import free_ports
 from tests.serving.server_process import LONG, SMALL, ServerProcess, Stream, running
 
 pytestmark = pytest.mark.slow
@@ -23,17 +24,11 @@ SECRET = {"JAXLLM_DATA_PARALLEL_SECRET": "correct horse battery staple"}
 BODY = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "temperature": 1, "seed": 7}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Cluster:
     """Flags of a head and its host, and where they log."""
 
     def __init__(self, folder: Path, *more: str) -> None:
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, free_ports()
         self.shared = ("demo", *SMALL, "-dp", "2", "-dpl", "1", "--data-parallel-rpc-port", str(self.port))
         self.more = more
 

@@ -31,15 +31,10 @@ from jaxllm.serving.ipc.remote.host import HostSession, Stop
 from jaxllm.serving.ipc.remote.messages import CHANNEL, Refused, ToHost
 from jaxllm.serving.ipc.remote.security import SECRET, Keys, keys_of
 from jaxllm.serving.options.server import ServerOptions
+from tests.ports import free_ports
 
 SECONDS = 60.0
 ECHO = partial(EngineProcess, module="tests.serving.ipc.remote.echo_engine")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def config_at(port: int, **more: Any) -> EngineConfig:
@@ -104,7 +99,7 @@ class Client:
 
 @contextmanager
 def joined(folder: Path, **more: Any) -> Iterator[tuple[Head, RunningHost, EngineConfig]]:
-    config = config_at(free_port(), **more)
+    config = config_at(free_ports(), **more)
     with Head(config, keys("a secret of some length", headless=False)) as head:
         host = RunningHost(host_config(config), folder / "host")
         yield head, host, config
@@ -212,7 +207,7 @@ def noise(port: int) -> None:
 
 def test_messages_that_make_no_sense(tmp_path: Path) -> None:
     """From somebody who may connect: on loopback without a secret."""
-    config = config_at(free_port())
+    config = config_at(free_ports())
     with Head(config, None) as head:
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)
@@ -259,7 +254,7 @@ def test_keys_of_the_operators(tmp_path: Path) -> None:
         )
         return keys_of(options, "0.0.0.0", {})
 
-    config = config_at(free_port())
+    config = config_at(free_ports())
     with Head(config, keys_from("head", peers, headless=False)) as head:
         for name in ("unknown", "known"):
             given = keys_from(name, tmp_path / "head.key", headless=True)
