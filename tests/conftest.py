@@ -1,5 +1,6 @@
 """What all tests share. Nothing here imports JAX: tests that need no device stay fast."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.order import place_of
 
 # Before any test module imports jax or transformers, and inherited by every subprocess a test starts. Tests marked
 # `device` run on whatever is there.
@@ -24,6 +27,8 @@ os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# PyTorch's threads wait for each other in loops, which takes as long as what they compute of so small models.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background of a script lets them ignore Ctrl-C, which every process they start
 # would inherit: in tests of it nothing would happen.
@@ -38,6 +43,17 @@ ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_TORCH = ROOT / "tests" / "without_torch"
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take long first; tests of a file stay as they are."""
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Let no later collection of garbage go through the modules and tests that are there now, which all stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
