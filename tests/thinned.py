@@ -1,4 +1,4 @@
-"""What grids of slow tests leave out unless the environment has JAXLLM_EVERY_CASE."""
+"""What grids of tests leave out unless the environment has JAXLLM_EVERY_CASE."""
 
 import os
 from collections.abc import Iterable

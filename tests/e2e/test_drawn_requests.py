@@ -8,8 +8,11 @@ from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
 from jaxllm.requests.beam_options import BeamOptions, EarlyStopping
 from tests.e2e.driving import request, run
+from tests.thinned import EVERY_CASE
 
-STREAMS, DRAWN = 20, 400
+STREAMS, DRAWN = 20, 400 if EVERY_CASE else 200
+LENGTH = DRAWN
+"""Tokens of a stream: some are under way while the last are drawn."""
 
 EARLY: list[EarlyStopping] = [True, False, "never"]
 GRAMMARS: list[dict[str, Any]] = [
@@ -73,13 +76,13 @@ def drawn(rng: np.random.Generator, letters: list[int]) -> dict[str, Any]:
 def test_streams_do_not_notice(engine: Engine, prompts: list[list[int]], tokenizer: Any) -> None:
     letters = tokenizer("a", add_special_tokens=False)["input_ids"]
     streams = [
-        request(f"s{i}", prompts[i][:60], temperature=0, max_tokens=400, ignore_eos=True) for i in range(STREAMS)
+        request(f"s{i}", prompts[i][:60], temperature=0, max_tokens=LENGTH, ignore_eos=True) for i in range(STREAMS)
     ]
     (expected, *_) = [run(engine, streams)]
     rng, found, ends = np.random.default_rng(1), dict[str, list[int]](), dict[str, str]()
     left, alive = DRAWN, set[str]()
     for i in range(STREAMS):
-        engine.add_request(request(f"s{i}", prompts[i][:60], temperature=0, max_tokens=400, ignore_eos=True))
+        engine.add_request(request(f"s{i}", prompts[i][:60], temperature=0, max_tokens=LENGTH, ignore_eos=True))
     while engine.has_unfinished_requests() or left:
         # Now many at once, now one after the other.
         while left and len(alive) < (1 + left % 24):

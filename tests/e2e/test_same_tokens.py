@@ -7,8 +7,11 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.requests.request import Request
 from tests.e2e.driving import make_engine, request, run
+from tests.thinned import thinned
 
 NUM_REQUESTS = 64
+ALONE = thinned(range(0, NUM_REQUESTS, 5), (index for index in range(NUM_REQUESTS) if index % 5))
+"""Those that also run with nothing else in the batch; they have every kind and every length."""
 
 
 def requests(prompts: list[list[int]], indices: Iterable[int]) -> list[Request]:
@@ -34,7 +37,7 @@ def together(engine: Engine, prompts: list[list[int]]) -> dict[str, list[int]]:
 
 
 def test_alone(engine: Engine, prompts: list[list[int]], together: dict[str, list[int]]) -> None:
-    for index in range(NUM_REQUESTS):
+    for index in ALONE:
         engine.reset_prefix_cache()
         assert tokens(engine, prompts, [index]) == {str(index): together[str(index)]}
 
@@ -93,7 +96,7 @@ def test_log_probabilities_to_the_last_bit(engine: Engine, prompts: list[list[in
     own = engine if dtype == "float32" else make_engine(max_num_seqs=64, dtype=dtype)
     try:
         together = logprobs(own, prompts, range(40))
-        for index in range(40):
+        for index in (index for index in ALONE if index < 40):
             assert logprobs(own, prompts, [index]) == {str(index): together[str(index)]}
     finally:
         if own is not engine:

@@ -13,7 +13,7 @@ import pytest
 
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
-from tests.thinned import thinned
+from tests.thinned import EVERY_CASE, thinned
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_decoders.json").read_text())
 
@@ -79,10 +79,11 @@ FEW = ("EXAONE-4.0-32B", "gemma-2-9b-it", "granite-3.1-3b-a800m", "Hunyuan-7B-In
 
 @pytest.mark.parametrize("name", thinned(FEW, [name for name in PUBLISHED if name not in FEW]))
 def test_no_value_is_another_error(tmp_path: Path, name: str) -> None:
-    """Each option with each of these, one at a time: read, or refused by the file's own error."""
+    """Each option with each of these, or some of them, one at a time: read, or refused by the file's own error."""
     values = PUBLISHED[name]
-    for key in values:
-        for value in NASTY:
+    for place, key in enumerate(values):
+        # An option has every third of them, the option after it the next ones.
+        for value in NASTY if EVERY_CASE else NASTY[place % 3 :: 3]:
             with contextlib.suppress(ModelError):
                 read(tmp_path, {**values, key: value})
 
