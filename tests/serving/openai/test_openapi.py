@@ -15,6 +15,7 @@ from jaxllm.serving.server.interfaces import OPERATIONS
 from jaxllm.serving.server.openapi import openapi
 from tests.serving.openai.conftest import FLAGS, KEY
 from tests.serving.server_process import ServerProcess, running
+from tests.thinned import EVERY_CASE
 
 DOCUMENT = openapi(with_keys=True)
 
@@ -125,7 +126,7 @@ def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
 
 
 def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
-    check_with_schemathesis(server, "all", "examples,fuzzing", 5, key=KEY)
+    check_with_schemathesis(server, "all", "examples,fuzzing", 5 if EVERY_CASE else 3, key=KEY)
 
 
 @pytest.mark.slow
