@@ -11,7 +11,7 @@ from tests.thinned import thinned
 
 NUM_REQUESTS = 64
 ALONE = thinned(range(0, NUM_REQUESTS, 5), (index for index in range(NUM_REQUESTS) if index % 5))
-"""Those that also run with nothing else in the batch; they have every kind and every length."""
+"""Those that also run with nothing else in the batch; they have every kind, and prompts that are cut or joined."""
 
 
 def requests(prompts: list[list[int]], indices: Iterable[int]) -> list[Request]:
