@@ -22,21 +22,21 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
 from jaxllm.models.forward_context import ForwardContext, SharedBlocks
 from jaxllm.models.kv_shape import CacheLayout
-from jaxllm.models.layers.altup import Streams
 from jaxllm.models.layers.embedding import Embedding, TokenEmbedding, vocab_rows
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import rotation
-from jaxllm.models.layers.token_input import TokenInputs
-from jaxllm.models.layers.weight_types import set_weight_types
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.plan import LayerPlan
+from jaxllm.models.plan import AltUpPlan, LayerPlan, TokenInputsPlan
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads, token_axis
 from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
 from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, prepare, prepare_chunked
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
+    from jaxllm.models.layers.altup import Streams
+    from jaxllm.models.layers.token_input import TokenInputs
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
 class CausalLM(nnx.Module):
@@ -56,9 +56,9 @@ class CausalLM(nnx.Module):
         self.cache = self.layout.plan(plans, by_window=options.cache_groups and not options.one_layer_cache)
         self.embedding = _make_embedding(config, options, dtype)
         each = config.embedding.each_layer
-        self.token_inputs = None if each is None else TokenInputs(config, each, options, dtype=dtype)
+        self.token_inputs = None if each is None else _make_token_inputs(config, each, options, dtype)
         altup = config.layers[0].altup
-        self.streams = None if altup is None else Streams(config.hidden_size, altup, options, dtype=dtype)
+        self.streams = None if altup is None else _make_streams(config, altup, options, dtype)
         self.layers = make_stack(
             options.stack, lambda plan: _typed(make_layer(config, plan, options, dtype), plan), plans.layers, self.cache
         )
@@ -70,7 +70,7 @@ class CausalLM(nnx.Module):
         make_head = partial(Linear, config.embedding_size, size, dtype=dtype, axes=axes, options=options, rows=rows)
         has_head = is_last and not config.tie_word_embeddings
         self.head = make_head(bias=config.output.bias) if has_head else None
-        set_weight_types(self, config.weight_types)
+        _set_weight_types(self, config.weight_types)
 
     def __call__(self, batch: Batch, cache: Cache, received: jax.Array | None = None) -> tuple[jax.Array, Cache]:
         """Hidden states [T, D] after the final norm, and the cache with this step's tokens.
@@ -160,8 +160,32 @@ class CausalLM(nnx.Module):
 
 def _typed(layer: nnx.Module, plan: LayerPlan) -> nnx.Module:
     """The layer with the types of its plan."""
-    set_weight_types(layer, plan.weight_types)
+    _set_weight_types(layer, plan.weight_types)
     return layer
+
+
+# What most models do not have is imported when one has it: starts are faster without.
+
+
+def _set_weight_types(module: nnx.Module, types: "tuple[tuple[str, WeightType], ...]") -> None:
+    if types:
+        from jaxllm.models.layers.weight_types import set_weight_types
+
+        set_weight_types(module, types)
+
+
+def _make_token_inputs(
+    config: ModelConfig, plan: TokenInputsPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "TokenInputs":
+    from jaxllm.models.layers.token_input import TokenInputs
+
+    return TokenInputs(config, plan, options, dtype=dtype)
+
+
+def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions, dtype: jnp.dtype) -> "Streams":
+    from jaxllm.models.layers.altup import Streams
+
+    return Streams(config.hidden_size, plan, options, dtype=dtype)
 
 
 def _make_embedding(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> Embedding | None:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import jax
 
@@ -12,14 +12,19 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_type import SCALE_BYTES, KVCacheType
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, split_kv_heads
-from jaxllm.pallas_kernels.latent_attention import LatentGeometry, LatentSizes, latent_cache_shape
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape, get_backend
 
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.latent_attention import LatentSizes
 
-def latent_sizes(model: ModelConfig) -> LatentSizes | None:
+
+def latent_sizes(model: ModelConfig) -> "LatentSizes | None":
     """What a token has in a layer's cache, if the layers have latent attention."""
     if model.latent is None:
         return None
+    # Few models have it: starts of others are faster without the import.
+    from jaxllm.pallas_kernels.latent_attention import LatentSizes
+
     return LatentSizes(model.latent.rank, model.latent.rope_size)
 
 
@@ -89,6 +94,9 @@ class CacheLayout:
         """
         sizes = latent_sizes(model)
         if sizes is not None:
+            # As in `latent_sizes`.
+            from jaxllm.pallas_kernels.latent_attention import LatentGeometry, latent_cache_shape
+
             geometry = LatentGeometry(layers, pages, page_size, sizes, self.dtype, self.for_tpu)
             return latent_cache_shape(self.implementation, geometry)
         shape = list(self.shape(*self.widest(model), layers=layers, pages=pages, page_size=page_size))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +72,9 @@ class GatedActivation:
 
 def _without_low(gate: jax.Array, sparsity: float) -> jax.Array:
     """What gates [T, I] have above the number that so large a share of a normal distribution is below, or 0."""
+    # Few models want it: starts of others are faster without the import.
+    from statistics import NormalDist
+
     wide = gate.astype(jnp.float32)
     bound = wide.mean(axis=-1, keepdims=True) + wide.std(axis=-1, keepdims=True) * NormalDist().inv_cdf(sparsity)
     return jax.nn.relu(wide - bound).astype(gate.dtype)

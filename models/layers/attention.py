@@ -22,8 +22,6 @@ from jaxllm.models.layers.rope import Rotation, pair_order, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, get_backend, paged_attention
-from jaxllm.pallas_kernels.segment_attention.api import segment_attention
-from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
 class Attention(nnx.Module):
@@ -134,6 +132,10 @@ class Attention(nnx.Module):
 
     def _attend_whole_texts(self, query: jax.Array, key: jax.Array, value: jax.Array, ragged: RaggedBatch) -> jax.Array:
         """Attention [T, N, H] within the texts of a step, each of which is there from its first token to its last."""
+        # Few models have it: starts of others are faster without the imports.
+        from jaxllm.pallas_kernels.segment_attention.api import segment_attention
+        from jaxllm.pallas_kernels.segment_attention.segments import Segments
+
         segments = Segments(ragged.query_start, ragged.token_rows, ragged.num_tokens, ragged.num_requests)
         group = query.shape[1] // key.shape[1]
         key, value = jnp.repeat(key, group, axis=1), jnp.repeat(value, group, axis=1)

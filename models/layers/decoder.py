@@ -1,5 +1,7 @@
 """A decoder layer, as its plan says."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,17 +11,19 @@ from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.attention import Attention
-from jaxllm.models.layers.experts import MixtureOfExperts
-from jaxllm.models.layers.latent_attention import LatentAttention
 from jaxllm.models.layers.mlp import MLP, GatedMLP, make_mlp
 from jaxllm.models.layers.norm import AnyNorm, make_norm
 from jaxllm.models.layers.parameter import parameter
-from jaxllm.models.layers.recurrent import make_recurrent
-from jaxllm.models.layers.token_input import TokenInput
 from jaxllm.models.mlp_plan import ExpertsPlan
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.plan import LayerPlan
+from jaxllm.models.plan import LayerPlan, RecurrentPlan, TokenInputPlan
 from jaxllm.models.sharding import sharding
+
+if TYPE_CHECKING:
+    from jaxllm.models.layers.experts import MixtureOfExperts
+    from jaxllm.models.layers.latent_attention import LatentAttention
+    from jaxllm.models.layers.recurrent import RecurrentBlock
+    from jaxllm.models.layers.token_input import TokenInput
 
 LayerCache = jax.Array | States
 """A layer's part of the cache: pages (see `cache_shape`), or states."""
@@ -35,14 +39,14 @@ class DecoderLayer(nnx.Module):
         self.attention_norm, self.attention_output_norm = norm("attention_norm"), norm("attention_output_norm")
         recurrence = plan.recurrence
         self.attention = None if recurrence else _make_attention(config, plan.attention, options, dtype)
-        self.recurrence = make_recurrent(config, recurrence, options, dtype=dtype) if recurrence else None
+        self.recurrence = _make_recurrence(config, recurrence, options, dtype) if recurrence else None
         self.mlp_norm, self.mlp_output_norm = norm("mlp_norm"), norm("mlp_output_norm")
         self.mlp = _feed_forward(config, plan, options, dtype)
         self.residual_norm = norm("residual_norm")
         own = plan.residual_mlp
         self.residual_mlp = None if own is None else make_mlp(config, own, dtype=dtype, options=options)
         token_input = plan.token_input
-        self.token_input = None if token_input is None else TokenInput(config, token_input, options, dtype=dtype)
+        self.token_input = None if token_input is None else _make_token_input(config, token_input, options, dtype)
         self.output_scale = Scale(options, dtype=dtype) if plan.output_scale else None
         self.plan = plan
 
@@ -99,20 +103,43 @@ class Scale(nnx.Module):
         return x * self.weight[...]
 
 
+# Kinds of layers that most models do not have are imported when one has them: starts are faster without.
+
+
 def _make_attention(
     config: ModelConfig, plan: AttentionPlan | LatentAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
-) -> Attention | LatentAttention:
+) -> "Attention | LatentAttention":
     if isinstance(plan, LatentAttentionPlan):
+        from jaxllm.models.layers.latent_attention import LatentAttention
+
         return LatentAttention(config, plan, options, dtype=dtype)
     return Attention(config, plan, options, dtype=dtype)
 
 
+def _make_recurrence(
+    config: ModelConfig, plan: RecurrentPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "RecurrentBlock":
+    from jaxllm.models.layers.recurrent import make_recurrent
+
+    return make_recurrent(config, plan, options, dtype=dtype)
+
+
+def _make_token_input(
+    config: ModelConfig, plan: TokenInputPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "TokenInput":
+    from jaxllm.models.layers.token_input import TokenInput
+
+    return TokenInput(config, plan, options, dtype=dtype)
+
+
 def _feed_forward(
     config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype
-) -> MixtureOfExperts | GatedMLP | MLP | None:
+) -> "MixtureOfExperts | GatedMLP | MLP | None":
     """The block of a plan, if there is one."""
     if not plan.has_mlp:
         return None
     if isinstance(plan.mlp, ExpertsPlan):
+        from jaxllm.models.layers.experts import MixtureOfExperts
+
         return MixtureOfExperts(config, plan.mlp, dtype=dtype, options=options)
     return make_mlp(config, plan.mlp, dtype=dtype, options=options)

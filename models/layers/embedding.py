@@ -1,6 +1,7 @@
 """Token embedding, which may also serve as the output layer."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,10 @@ from jaxllm.models.layers.parameter import Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import MODEL, model_parallel, over_model, padded_vocab, partition, sharding, token_axis
 from jaxllm.pallas_kernels.linear import Weight, choose_layout
-from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
-from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
-from jaxllm.pallas_kernels.linear.weight_type import WeightType
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
 def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
@@ -41,8 +43,11 @@ class Embedding(Matrix):
         super().__init__(layout, dtype, ("vocab", "hidden"), rows, options)
         self.dtype = dtype
 
-    def quantized_layout(self, kind: WeightType) -> QuantizedLayout:
+    def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""
+        # Few models are quantized: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
+
         rows, size = self.layout.shape
         return choose_quantized_layout((rows, size), kind, native=self.is_native)
 

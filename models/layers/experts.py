@@ -9,7 +9,7 @@ gathered, and each shard gets the sums of its own.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +25,16 @@ from jaxllm.models.layers.matrix import Matrix
 from jaxllm.models.layers.mlp import make_mlp
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
-from jaxllm.models.layers.quantized import check_shares_inputs
 from jaxllm.models.layers.router import Choice, Router
 from jaxllm.models.mlp_plan import ClampedPlan, ExpertsPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import DATA, MODEL, all_parallel, data_parallel, over_model, partition, sharding
 from jaxllm.pallas_kernels.grouped_matmul import choose_grouped_layout, grouped_matmul
 from jaxllm.pallas_kernels.linear import Weight
-from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
-from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
-from jaxllm.pallas_kernels.linear.weight_type import WeightType
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 Operands = tuple[Weight, jax.Array | None]
 """Weight and bias."""
@@ -69,8 +69,11 @@ class ExpertLinear(Matrix):
         self.experts, self.blocks, self.across = experts, blocks, across
         self.is_native, self.backend = options.native_matmul, options.moe_backend
 
-    def quantized_layout(self, kind: WeightType) -> QuantizedLayout:
+    def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""
+        # Few models are quantized: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
+
         rows, in_size = self.layout.shape
         one = (rows // self.experts, in_size)
         parts = self.blocks, self.across
@@ -78,10 +81,13 @@ class ExpertLinear(Matrix):
             one, kind, groups=self.experts, native=self.is_native, backend=self.backend, parts=parts
         )
 
-    def set_weight_type(self, kind: WeightType) -> None:
+    def set_weight_type(self, kind: "WeightType") -> None:
         """See `Matrix`. Devices that share the inputs of a product work each with its own, so these must be whole."""
         super().set_weight_type(kind)
         if self.across > 1:
+            # Few models are quantized: starts of others are faster without the import.
+            from jaxllm.models.layers.quantized import check_shares_inputs
+
             check_shares_inputs(self.layout.shape[1], kind, self.across)
 
     def operands(self) -> Operands:

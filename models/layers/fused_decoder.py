@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
-from jaxllm.models.layers.altup import AltUpLayer
 from jaxllm.models.layers.attention import Attention
 from jaxllm.models.layers.decoder import DecoderLayer, LayerCache
 from jaxllm.models.layers.mlp import GatedMLP
@@ -61,6 +60,9 @@ def can_fuse(plan: LayerPlan) -> bool:
 def make_decoder_layer(config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> DecoderLayer:
     """The layer of a plan, fused where native kernels multiply."""
     if plan.altup is not None:
+        # Few models have it: starts of others are faster without the import.
+        from jaxllm.models.layers.altup import AltUpLayer
+
         return AltUpLayer(config, plan, options, dtype)
     kind = FusedDecoderLayer if options.native_matmul and can_fuse(plan) else DecoderLayer
     return kind(config, plan, options, dtype)

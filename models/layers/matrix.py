@@ -1,6 +1,6 @@
 """A matrix of a model: its parameters, which may be several, as one operand."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,13 @@ from jax.typing import DTypeLike
 
 from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.parameter import ARRAYS, LayerOf, Merged, Rows, parameter
-from jaxllm.models.layers.quantized import array_axes, parameters
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import MODEL, model_parallel, over_model, partition, sharding
 from jaxllm.pallas_kernels.linear import NOTHING, Fused, OperandLayout, Weight, WeightLayout, linear
-from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
-from jaxllm.pallas_kernels.linear.weight_type import WeightType
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 Axes = tuple[str | None, str | None]
 
@@ -41,8 +42,11 @@ class Matrix(nnx.Module):
         self.rows, self.axes, self.mesh, self.platform = rows, axes, options.mesh, options.platform
         self.weight_type: WeightType | None = None
 
-    def set_weight_type(self, kind: WeightType) -> None:
+    def set_weight_type(self, kind: "WeightType") -> None:
         """Have the parameters of a matrix of few bits. Raises `ModelError` where devices cannot share it."""
+        # Few models are quantized: starts of others are faster without the import.
+        from jaxllm.models.layers.quantized import array_axes, parameters
+
         layout = self.quantized_layout(kind)
         axes = array_axes(layout, self.axes, self.mesh)
         for name, variable in parameters(layout, axes, self.rows, self.mesh).items():
@@ -51,7 +55,7 @@ class Matrix(nnx.Module):
         self.array_axes = tuple(axes.items())
         self.layout, self.weight_type = layout, kind
 
-    def quantized_layout(self, kind: WeightType) -> QuantizedLayout:
+    def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """The layout of such a matrix here."""
         raise NotImplementedError
 

@@ -13,7 +13,6 @@ from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import GatedActivation, find_activation
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, merged
-from jaxllm.models.layers.ring_mlp import fits_ring, run_ring_mlp
 from jaxllm.models.mlp_plan import MLPPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, token_axis
@@ -37,11 +36,17 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Map [T, D] to [T, D]."""
         if self.mesh is not None and self._travels(self.mesh, len(x)):
+            # As in `_travels`.
+            from jaxllm.models.layers.ring_mlp import run_ring_mlp
+
             return run_ring_mlp(self._partial_product, x, self.gate_up.weight[...], self.down.weight[...], self.mesh)
         return self.down(self.activation(self.gate_up(x, context)), context)
 
     def _travels(self, mesh: Mesh, tokens: int) -> bool:
         """Whether tokens go around the ring of devices, see `ring_mlp`."""
+        # Only on several devices: starts on one are faster without the import.
+        from jaxllm.models.layers.ring_mlp import fits_ring
+
         is_split = token_axis(mesh, tokens) is not None and fits_ring(tokens, model_parallel(mesh))
         # Which gates are low depends on all of them.
         is_separate = self.gate_up.bias is None and self.down.bias is None and not self.activation.sparsity

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.grouped_matmul.cpu.packed import packed_grouped_matmul
-from jaxllm.pallas_kernels.grouped_matmul.quantized import quantized_grouped_matmul
 from jaxllm.pallas_kernels.grouped_matmul.tpu.layout import Streamed, can_stream
 from jaxllm.pallas_kernels.grouped_matmul.xla import active_groups, ragged_dot
 from jaxllm.pallas_kernels.linear import RowMajor, Weight, WeightLayout, choose_layout
@@ -58,6 +57,9 @@ def grouped_matmul(
         platform: JAX's name of what is compiled for.
     """
     if weight.scales is not None:
+        # Few models are quantized: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.grouped_matmul.quantized import quantized_grouped_matmul
+
         return quantized_grouped_matmul(x, weight, sizes, out_dtype, platform)
     return IMPLEMENTATIONS[implementation_for(weight, platform)](x, weight, sizes, out_dtype)
 
