@@ -1,26 +1,26 @@
 """What an engine is made of, from its configuration."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import StageInfo
-from jaxllm.engine.features.logits_processors import Processing
 from jaxllm.executor.memory.capacity import bytes_on_device
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.kv.manager import KVManager
-from jaxllm.kv.shards import ShardedPages
 from jaxllm.kv.snapshots import SnapshotPool
-from jaxllm.planning import step_times
-from jaxllm.planning.fit import fit_here
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.scheduler.sharded import ShardedScheduler
+
+if TYPE_CHECKING:
+    from jaxllm.engine.features.logits_processors import Processing
+    from jaxllm.kv.shards import ShardedPages
+    from jaxllm.scheduler.sharded import ShardedScheduler
 
 
 def make_scheduler(
     resolved: ResolvedConfig, num_pages: int
-) -> tuple[KVManager | ShardedPages, Scheduler | ShardedScheduler]:
+) -> "tuple[KVManager | ShardedPages, Scheduler | ShardedScheduler]":
     """The pages, `num_pages` for each data shard, and the scheduler that hands them out."""
     config, groups = resolved.config, resolved.cache_groups
     interval = config.cache.prefix_cache_retention_interval
@@ -46,6 +46,10 @@ def make_scheduler(
     }
     if len(shards) == 1:
         return shards[0], Scheduler(pages=shards[0], **options)
+    # Most engines have one shard: starts are faster without the imports.
+    from jaxllm.kv.shards import ShardedPages
+    from jaxllm.scheduler.sharded import ShardedScheduler
+
     return ShardedPages(shards), ShardedScheduler(shards, **options)
 
 
@@ -53,17 +57,21 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
     """The configuration, as it fits the devices that are here, with kernels that are right on them."""
     resolved = resolve_config(config, processes=processes)
     if resolved.platform != "cpu":
-        # Only here: a start on CPU need not wait for the kernels' test cases.
+        # Only here: a start on CPU need not wait for the imports.
         from jaxllm.executor.kernels.verification import verify_kernels
+        from jaxllm.planning.fit import fit_here
 
         resolved = verify_kernels(fit_here(resolved))
     return resolved
 
 
-def make_processing(resolved: ResolvedConfig) -> Processing | None:
+def make_processing(resolved: ResolvedConfig) -> "Processing | None":
     """The logits processors, or None where the engine has none."""
     if not resolved.processors:
         return None
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.engine.features.logits_processors import Processing
+
     return Processing(resolved)
 
 
@@ -71,6 +79,9 @@ def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, 
     """How long a step of each size takes on the device according to the plan; empty on CPUs."""
     if resolved.platform == "cpu":
         return {}
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.planning import step_times
+
     parts = zip(resolved.stage_configs, runner.calls.every, strict=True)
     found = [step_times.planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
     # As many steps are under way as there are stages: one ends as often as the slowest stage does one.

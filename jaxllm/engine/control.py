@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import RequestError, quoted
-from jaxllm.executor.weights.store import WeightStore
 from jaxllm.requests.request import Request
 
 if TYPE_CHECKING:
     from jaxllm.engine.engine import Engine
     from jaxllm.executor.resolved import ResolvedConfig
+    from jaxllm.executor.weights.store import WeightStore
+
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of requests when an engine pauses: they end, or go on to their ends first, or go on later."""
 TAGS = ("weights", "kv_cache", "scheduling")
@@ -263,12 +264,15 @@ class EngineControl:
         forgotten = self._engine.scheduler.reset_prefix_cache()
         assert forgotten, "a request holds pages although none runs"
 
-    def _weights(self) -> WeightStore:
+    def _weights(self) -> "WeightStore":
         if self._store is None:
             if not self._engine.runner.calls.is_alone:
                 raise RequestError(
                     "an engine on several hosts can neither sleep nor update its weights; restart it instead"
                 )
+            # Few engines sleep or take other weights: starts are faster without the import.
+            from jaxllm.executor.weights.store import WeightStore
+
             self._store = WeightStore(self._resolved, self._engine.runner.calls)
         return self._store
 

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 
 from jaxllm.bundle.differences import CPU_FEATURES, MEASURED_BLOCKS
-from jaxllm.bundle.read import Bundle
 from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import ConfigError
 from jaxllm.executor.build_common import Built, free_on_cpu, load_and_ask_compiler, split_compile_schedule, steady_pages
-from jaxllm.executor.bundles import bundled_executables, explicit_pages
 from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import Executables, use_compilation_cache
@@ -26,16 +24,16 @@ from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.memory.capacity import local_devices_of, shortened, with_snapshots
 from jaxllm.executor.memory.memory import device_free_bytes
-from jaxllm.executor.pipeline.build import build_stages
 from jaxllm.executor.program_table import EMPTY_STATE
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
-from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 from jaxllm.executor.sampler.table import SamplingTable
 from jaxllm.executor.weights.load import open_engine_weights
 from jaxllm.models.errors import ModelError
 
 if TYPE_CHECKING:
+    from jaxllm.bundle.read import Bundle
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
     from jaxllm.hosts.follower import FollowerGroup
     from jaxllm.hosts.group import Group
     from jaxllm.hosts.leader import LeaderGroup
@@ -73,9 +71,12 @@ def build_runner(
     return resolved, runner, built.num_pages
 
 
-def _compiled_processors(resolved: ResolvedConfig) -> CompiledProcessors | None:
+def _compiled_processors(resolved: ResolvedConfig) -> "CompiledProcessors | None":
     if not resolved.processors:
         return None
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
+
     return CompiledProcessors.of(resolved)
 
 
@@ -100,8 +101,14 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | Non
     try:
         wait_for_kernels = begin_kernels(resolved, cache)
         if resolved.stages:
+            # Most engines have one: starts are faster without the import.
+            from jaxllm.executor.pipeline.build import build_stages
+
             return build_stages(resolved, progress, wait_for_kernels, cache)
         if resolved.config.compile.executables is not None:
+            # Most engines have no bundle: starts are faster without the import.
+            from jaxllm.bundle.read import Bundle
+
             bundle = Bundle.open(resolved.config.compile.executables)
             pages = bundle.manifest.num_pages
             resolved = replace(resolved, num_snapshots=bundle.manifest.num_snapshots)
@@ -138,7 +145,7 @@ def _build(
     progress: Progress,
     wait_for_kernels: Callable[[], None],
     *,
-    bundle: Bundle | None = None,
+    bundle: "Bundle | None" = None,
     cache: Path | None = None,
     group: "Group | None" = None,
 ) -> Built:
@@ -150,6 +157,9 @@ def _build(
     if bundle is None:
         executables = cached_executables(resolved, programs, pages, cache)
     else:
+        # Like bundles themselves, only where an engine has one.
+        from jaxllm.executor.bundles import bundled_executables, explicit_pages
+
         executables = bundled_executables(resolved, programs, bundle, explicit_pages(resolved))
     at_start, later = split_compile_schedule(resolved.config.compile, buckets)
     with executables.compiling(at_start, progress):

@@ -17,7 +17,6 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.device_state import DeviceState
-from jaxllm.executor.largest_step import bytes_beside_cache
 from jaxllm.executor.memory.capacity import count_pages, count_steady_pages
 from jaxllm.executor.memory.memory import cpu_free_bytes, steady
 from jaxllm.executor.resolved import ResolvedConfig
@@ -75,6 +74,9 @@ def load_and_ask_compiler(
     resolved: ResolvedConfig, load_weights: LoadWeights, cache: Path | None, progress: Progress
 ) -> tuple[tuple[jax.Array, ...], int]:
     """The parameters' leaves, and the bytes that the largest step needs besides them and the KV cache."""
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.executor.largest_step import bytes_beside_cache
+
     if resolved.platform == "tpu":
         # Loading compiles as well, and libtpu takes one thread at a time.
         return load_weights(resolved, progress), bytes_beside_cache(resolved, cache)

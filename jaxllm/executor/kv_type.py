@@ -5,8 +5,6 @@ from pathlib import Path
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.executor.weights.sharded.manifest import has_kv_scales as state_has_kv_scales
-from jaxllm.executor.weights.sharded.manifest import is_saved_state
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.kv_scales import has_kv_scales, kv_cache_scheme
 from jaxllm.models.config import ModelConfig
@@ -41,6 +39,10 @@ def choose_kv_cache(
 
 def _has_scales(folder: Path, load_format: str) -> bool:
     if load_format == "sharded_state":
+        # Few engines read one: starts are faster without the import.
+        from jaxllm.executor.weights.sharded.manifest import has_kv_scales as state_has_kv_scales
+        from jaxllm.executor.weights.sharded.manifest import is_saved_state
+
         return is_saved_state(folder) and state_has_kv_scales(folder)
     # A plan may be made from the configuration alone.
     if load_format == "dummy" or not any(folder.glob("*.safetensors")):

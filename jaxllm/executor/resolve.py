@@ -14,7 +14,6 @@ from jaxllm.executor.kernels.operation import Workload
 from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
 from jaxllm.executor.model_files import model_folder
-from jaxllm.executor.pipeline.stages import assign_pipeline_stages
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.step_size import usual_step_sizes
 from jaxllm.models.checkpoint.model_config import read_config
@@ -22,8 +21,6 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
 from jaxllm.models.kv_type import KVCacheType
-from jaxllm.models.quantization.online import METHODS, quantized
-from jaxllm.processors.loading import load_classes
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +95,9 @@ def resolve_config(
     )
     if stages == 1:
         return resolved
+    # Most engines have one: starts are faster without the import.
+    from jaxllm.executor.pipeline.stages import assign_pipeline_stages
+
     return assign_pipeline_stages(resolved, devices, runner=runner, processes=processes)
 
 
@@ -105,6 +105,9 @@ def _quantized(model: ModelConfig, method: str | None) -> ModelConfig:
     """The model as it is to be rounded while it is read, if so. A method may also be that of its checkpoint."""
     if method is None or method == model.weight_method:
         return model
+    # Few models are rounded: starts of others are faster without the import.
+    from jaxllm.models.quantization.online import METHODS, quantized
+
     if method not in METHODS and model.weight_method is None:
         raise ModelError(
             f"quantization={method!r}: the checkpoint is not quantized; choose one of {', '.join(METHODS)} to "
@@ -130,6 +133,9 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     if stages > 1 or processes > 1:
         where = f"pipeline_parallel_size={stages}" if stages > 1 else "engines on several hosts"
         raise ConfigError(f"logits_processors: not supported by {where}; use tensor_parallel_size on one host")
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.processors.loading import load_classes
+
     return load_classes(names)
 
 

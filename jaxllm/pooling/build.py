@@ -23,7 +23,6 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.errors import ModelError
 from jaxllm.models.pooling_model import PoolingModel, abstract_pooling_model, load_pooling_model
-from jaxllm.planning.fit import check_weights
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape, make_finish, make_step
@@ -39,6 +38,9 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
     try:
         programs = pooling_programs(resolved)
         if resolved.common.platform != "cpu":
+            # Only here: a start on CPU need not wait for the import.
+            from jaxllm.planning.fit import check_weights
+
             check_weights(resolved.common, bytes_on_device(programs.parameters))
         cache = use_compilation_cache(compile_options.compilation_cache_dir)
         wait_for_kernels = begin_kernels(resolved.common, cache)

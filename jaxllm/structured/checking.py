@@ -8,7 +8,6 @@ import msgspec
 
 from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.structured.backend import checker
-from jaxllm.structured.complexity.check import check_complexity
 
 MOST_KNOWN: Final = 256
 
@@ -42,6 +41,9 @@ class DirectChecker:
             if key in self._right:
                 self._right.move_to_end(key)
                 return 0
+        # Few requests have a form: starts are faster without the import.
+        from jaxllm.structured.complexity.check import check_complexity
+
         check_complexity(form)
         checker(self._backend)(form)
         with self._lock:

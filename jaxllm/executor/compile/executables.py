@@ -18,7 +18,6 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.compiler import LARGE_LAYOUT
 from jaxllm.executor.compile.program import Executable, Program, ProgramSet, platform_of
-from jaxllm.pallas_kernels.chips import CHIPS
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +124,9 @@ def compiler_options(programs: ProgramSet[Any], options: CompileOptions) -> dict
 
 def _is_tpu7x(mesh: Mesh | None) -> bool:
     """Whether the devices that are compiled for are of that kind."""
+    # Only here: starts elsewhere are faster without the import.
+    from jaxllm.pallas_kernels.chips import CHIPS
+
     device = jax.devices()[0] if mesh is None else cast(jax.Device, mesh.devices.flat[0])
     return device.device_kind == CHIPS["tpu7x"].device_kind
 

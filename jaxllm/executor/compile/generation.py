@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,14 @@ from jaxllm.executor.compile.program_context import Handover, ProgramContext
 from jaxllm.executor.device_state import DeviceState, StageState
 from jaxllm.executor.program_table import PROGRAMS, STAGE_STEP, STEP
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.cache import make_cache
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.sharding import sharding
+
+if TYPE_CHECKING:
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 
 SAMPLE_ROWS = {"cpu": 32}
 """Rows whose logits are computed at a time. On CPU a product with 32 rows takes less time than two with 16, but those
@@ -75,10 +77,13 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
     )
 
 
-def _processors(resolved: ResolvedConfig) -> tuple[CompiledProcessors | None, dict[str, Any]]:
+def _processors(resolved: ResolvedConfig) -> "tuple[CompiledProcessors | None, dict[str, Any]]":
     """The logits processors, and what executables depend on: the names of compiled ones and what they compute."""
     if not resolved.processors:
         return None, {}
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
+
     compiled = CompiledProcessors.of(resolved)
     known = [f"{name} {digest}" for name, digest in compiled.digests().items()]
     on_host = ["on the host"] if len(compiled.processors) < len(resolved.processors) else []

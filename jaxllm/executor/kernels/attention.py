@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.operation import Kernel, OperationKernels, Workload
 from jaxllm.models.kv_shape import latent_sizes
-from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS, LatentSizes
-from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_cpu
-from jaxllm.pallas_kernels.latent_attention.tpu.sizes import refusal as refused_by_tpu
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
-from jaxllm.pallas_kernels.paged_attention.triton.options import problem_of, refusal
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.latent_attention import LatentSizes
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class AttentionShape:
     page_size: int
     dtype: str
     """Type of the KV cache."""
-    latent: LatentSizes | None = None
+    latent: "LatentSizes | None" = None
     """What latent attention keeps of a token, in place of heads."""
     dynamic_scales: bool = False
     """Whether each token and head has a scale of its own in the cache."""
@@ -55,6 +54,11 @@ def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
 
 
 def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
+    # Few models have it: starts of others are faster without the imports.
+    from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS
+    from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_cpu
+    from jaxllm.pallas_kernels.latent_attention.tpu.sizes import refusal as refused_by_tpu
+
     if name not in LATENT_BACKENDS:
         return f"does not support latent attention (supported: {', '.join(LATENT_BACKENDS)})"
     assert shape.latent is not None
@@ -92,6 +96,9 @@ def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
 def _triton_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
+    # Only on GPUs: starts elsewhere are faster without the import.
+    from jaxllm.pallas_kernels.paged_attention.triton.options import problem_of, refusal
+
     problem = refusal(head_size=shape.head_size, kv_dtype=shape.dtype)
     return problem_of(device) if problem is None else f"does not support {problem}"
 

@@ -10,11 +10,7 @@ from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.pallas_kernels.cpu_common.targets import Target, begin
 from jaxllm.pallas_kernels.cpu_common.zeros import ZEROS
-from jaxllm.pallas_kernels.grouped_matmul.cpu.packed import grouped_target
-from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
 from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
-from jaxllm.pallas_kernels.linear.cpu.quantized.call import quantized_target
-from jaxllm.pallas_kernels.linear.cpu.quantized.layout import QuantizedPacked
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
 
 KERNELS = "kernels"
@@ -30,6 +26,9 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
     targets = [_attention(resolved)] if resolved.forward.attention == "cpu" else []
     targets += [ZEROS, matmul_target(resolved.dtype)] if resolved.forward.native_matmul else []
     if resolved.forward.native_matmul and resolved.model.expert_counts:
+        # Few models have experts: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.grouped_matmul.cpu.packed import grouped_target
+
         targets.append(grouped_target(resolved.dtype))
     if resolved.forward.native_matmul and resolved.model.is_quantized:
         targets += _quantized_targets(resolved)
@@ -38,6 +37,10 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
 
 def _quantized_targets(resolved: ResolvedConfig) -> list[Target]:
     """Targets of quantized matrices, which experts share. Merged matrices may have types that no part has."""
+    # Few models are quantized: starts of others are faster without the imports.
+    from jaxllm.pallas_kernels.linear.cpu.quantized.call import quantized_target
+    from jaxllm.pallas_kernels.linear.cpu.quantized.layout import QuantizedPacked
+
     _, parameters = nnx.split(abstract_model(resolved.model, resolved.forward, resolved.dtype))
     layouts = (ParameterSpec.of(variable).matrix for _, variable in nnx.to_flat_state(parameters))
     forms = dict.fromkeys(layout.form for layout in layouts if isinstance(layout, QuantizedPacked))
@@ -48,5 +51,8 @@ def _attention(resolved: ResolvedConfig) -> Target:
     """Target of paged or latent attention."""
     cache = resolved.cache
     if resolved.model.latent is not None:
+        # Few models have it: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
+
         return latent_attention_target(cache.dtype)
     return attention_target(cache.dtype, scaled=cache.scale_bytes > 0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -14,8 +15,10 @@ from jaxllm.errors import CapacityError
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import CacheLayout, latent_sizes, scale_unit
-from jaxllm.pallas_kernels.latent_attention import LatentGeometry, LatentSizes, latent_cache_shape
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.latent_attention import LatentSizes
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CPU_SHARE = 0.25
@@ -49,7 +52,7 @@ class CacheShape:
     implementation: str = "xla"
     num_devices: int = 1
     platform: str = "cpu"
-    latent: LatentSizes | None = None
+    latent: "LatentSizes | None" = None
     """What latent attention keeps of a token, in place of heads."""
     scale_bytes: int = 0
     """Bytes of a dynamic scale, which follows each stored head."""
@@ -104,6 +107,9 @@ class CacheShape:
         """The array of all devices together, with pages of all data shards: [L, P, C, 2K, H], or another layout."""
         for_tpu = self.platform == "tpu"
         if self.latent is not None:
+            # Few models have it: starts of others are faster without the import.
+            from jaxllm.pallas_kernels.latent_attention import LatentGeometry, latent_cache_shape
+
             sizes = LatentGeometry(self.num_layers, num_pages, self.page_size, self.latent, self.dtype, for_tpu)
             return latent_cache_shape(self.implementation, sizes)
         heads = self.num_kv_heads // self.num_devices

@@ -10,7 +10,6 @@ from flax import nnx
 
 from jaxllm.config.progress import Progress
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.executor.weights.sharded.load import SavedState
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.loading import open_weights
 
@@ -25,6 +24,9 @@ def open_engine_weights(resolved: ResolvedConfig) -> LoadWeights:
     """Open what an engine's weights come from, once for all of its stages. Nothing is read yet. Raises `ModelError`."""
     options = resolved.config.model
     if options.load_format == "sharded_state":
+        # Few engines read one: starts are faster without the import.
+        from jaxllm.executor.weights.sharded.load import SavedState
+
         return SavedState(resolved.folder).load
     return partial(_load, open_weights(resolved.folder, options.load_format, options.seed))
 
