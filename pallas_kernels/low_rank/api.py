@@ -1,0 +1,45 @@
+"""The product of each token with the adapter that it has, added to what it has already."""
+
+from typing import Protocol
+
+import jax
+
+from jaxllm.pallas_kernels.low_rank.operands import LowRank, TokenSlots
+from jaxllm.pallas_kernels.low_rank.reference import reference_add_low_rank
+from jaxllm.pallas_kernels.low_rank.xla import xla_add_low_rank
+
+
+class AddLowRank(Protocol):
+    """What every implementation is: `add_low_rank` without the choice."""
+
+    def __call__(self, base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots) -> jax.Array:
+        """See `add_low_rank`."""
+        ...
+
+
+IMPLEMENTATIONS: dict[str, AddLowRank] = {"reference": reference_add_low_rank, "xla": xla_add_low_rank}
+"""`reference` is slow and obvious, `xla` runs everywhere."""
+
+
+def add_low_rank(
+    base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots, *, implementation: str = "xla"
+) -> jax.Array:
+    """`base` plus the product of each token's activations with the matrices of its slot.
+
+    A token's result depends on its own row and its own adapter alone: not on the slot, nor on other tokens, nor on what
+    other slots hold. One without an adapter keeps its bits.
+
+    Args:
+        base: [T, out].
+        x: [T, in].
+        matrices: of all slots.
+        tokens: the slot of each token.
+        implementation: a name in `IMPLEMENTATIONS`.
+
+    Returns:
+        [T, out] in the type of `base`; sums are float32.
+
+    Raises:
+        KeyError: no implementation of that name.
+    """
+    return IMPLEMENTATIONS[implementation](base, x, matrices, tokens)
