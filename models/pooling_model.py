@@ -176,10 +176,10 @@ def load_pooling_model(
         for name, layers in outputs.projections.items():
             given.update({(name, *path): array for path, array in projection_weights(source, layers).items()})
         given.update(_judging_head(model, source, outputs.answer_ids) if outputs.answer_ids else {})
-    return load_into(model, source, _checkpoint_names(family, config, outputs), given=given, progress=progress)
+    return load_into(model, source, checkpoint_names(family, config, outputs), given=given, progress=progress)
 
 
-def _checkpoint_names(family: Family, config: ModelConfig, outputs: Outputs) -> CheckpointNames:
+def checkpoint_names(family: Family, config: ModelConfig, outputs: Outputs) -> CheckpointNames:
     """How checkpoints call the tensors of a model, which may have been trained with other heads."""
     heads = () if outputs.labels is not None else tuple(f"{name}." for name in family.head_names.values())
     names = family.names_of(config)

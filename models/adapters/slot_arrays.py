@@ -1,0 +1,72 @@
+"""An adapter as one slot of a model has it.
+
+Axis letters: L layers of a stack, Q the rank of a slot, P parts of a merged matrix.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxllm.models.adapters.adapter import Adapter, LowRank
+from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.checkpoint.weight_target import ParameterPath
+from jaxllm.models.layers.parameter import Merged, ParameterSpec
+
+SlotShapes = Mapping[ParameterPath, Any]
+"""Shapes of the arrays of a model's slots, by their path in the model, see `split_adapters`."""
+
+
+def slot_arrays(adapter: Adapter, slots: SlotShapes, specs: Mapping[ParameterPath, ParameterSpec]) -> list[np.ndarray]:
+    """What one slot has of every array, in the order of `slots`: [(L,) 1, P * Q, in] and [(L,) 1, Q, out].
+
+    `specs` are those of the model's parameters. Raises `AdapterError` for parts of an adapter that slots do not have.
+    """
+    for problem in _problems(adapter, slots):
+        raise AdapterError(f"{adapter.config.source}: {problem}; merge the adapter into its model to serve it")
+    arrays = {path: _zeros(shape) for path, shape in slots.items()}
+    for each in adapter.low_rank:
+        _put(arrays, each, specs[each.target.path].rows)
+    return list(arrays.values())
+
+
+def _problems(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
+    """What of an adapter has no place in a slot."""
+    if adapter.config.invocation_tokens:
+        yield "'alora_invocation_tokens': adapters that start at an invocation are not supported"
+    for replaced in adapter.replaced:
+        yield f"{replaced.name!r} is trained as a whole, which is not supported"
+    if adapter.token_rows:
+        yield "'trainable_token_indices': trained embeddings are not supported"
+    for each in adapter.low_rank:
+        if _path_of(each, "down") not in slots:
+            yield f"adapters of {each.module!r} are not supported"
+        if each.bias is not None:
+            yield f"{each.module!r} has a bias (lora_bias), which is not supported"
+        if each.magnitude is not None:
+            yield f"{each.module!r} has magnitudes (use_dora), which are not supported"
+
+
+def _path_of(each: LowRank, array: str) -> ParameterPath:
+    return (*each.target.path[:-1], "adapters", array)
+
+
+def _zeros(shape: Any) -> np.ndarray:
+    *stack, _, rows, columns = shape.shape
+    return np.zeros((*stack, 1, rows, columns), shape.dtype)
+
+
+def _put(arrays: Mapping[ParameterPath, np.ndarray], each: LowRank, rows: Any) -> None:
+    """Write the matrices of a module to their places."""
+    target = each.target
+    down, up = (arrays[_path_of(each, name)] for name in ("down", "up"))
+    if target.layer is not None:
+        down, up = down[target.layer], up[target.layer]
+    most, place, columns = up.shape[1], 0, slice(None)
+    if target.part is not None:
+        assert isinstance(rows, Merged)
+        place = [part.name for part in rows.parts].index(target.part.name) * most
+        columns = slice(target.part.start, target.part.start + target.part.size)
+    down[0, place : place + each.rank] = each.a
+    by_block = up[0].reshape(most, target.blocks, -1)[: each.rank, :, columns]
+    by_block[...] = each.b.T.reshape(by_block.shape)

@@ -1,0 +1,99 @@
+"""A model with an adapter in a slot gives the logits of PEFT on transformers; what slots lack is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.adapters.reading import read_adapter
+from jaxllm.models.adapters.slot_arrays import slot_arrays
+from jaxllm.models.causal_lm import abstract_model, checkpoint_names, load_model
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
+from jaxllm.models.layers.adapter_slots import split_adapters
+from jaxllm.models.layers.parameter import ParameterSpec
+from jaxllm.models.options import AdapterShape, ForwardOptions
+from jaxllm.pallas_kernels.low_rank import TokenSlots
+from tests.models.adapters.test_every_family import SPREAD
+from tests.models.adapters.trained import PROMPTS, linear_layers, save, train
+from tests.models.every_family import FAMILIES
+from tests.models.paged import empty_cache, make_batch, shuffled_pages
+from tests.models.test_parity import expected_logits
+from tests.quick import QUICK
+
+SOON = ("llama", "phi3", "gpt2", "deepseek_v2", "mamba2")
+SHAPE, SLOT = AdapterShape(16, 8, "float32"), 5
+REFUSED = ("altup_", "kv_b_proj", "per_layer_model_projection", "project_in", "project_out")
+"""Parts of names of modules without slots: what is before and after the layers, and a matrix that is read by heads."""
+
+
+def logits(folder: Path, adapter: Path | None, stack: str) -> np.ndarray:
+    """Those of the first prompt, with the adapter in a slot, or in none."""
+    config, options = read_config(folder), ForwardOptions(max_model_len=64, stack=stack)  # type: ignore[arg-type]
+    model = load_model(Checkpoint(folder), config, options, "float32")
+    adapted, slots = split_adapters(abstract_model(config, replace(options, adapters=SHAPE), "float32"))
+    arrays = [np.zeros(each.shape, each.dtype) for each in slots.values()]
+    if adapter is not None:
+        flat: Any = nnx.to_flat_state(nnx.state(abstract_model(config, options, "float32")))
+        specs = {path: ParameterSpec.of(variable) for path, variable in flat}
+        found = read_adapter(adapter, model, checkpoint_names(config, options))
+        for array, own in zip(arrays, slot_arrays(found, slots, specs), strict=True):
+            array[(*[slice(None)] * (array.ndim - 3), slice(SLOT, SLOT + 1))] = own
+    prompt = PROMPTS[0]
+    wanted = jnp.full(len(prompt), -1 if adapter is None else SLOT, jnp.int32)
+    batch = replace(
+        make_batch([prompt], [0], shuffled_pages(1), len(prompt)),
+        adapters=TokenSlots.of(wanted, SHAPE.num_slots, SHAPE.rank),
+    )
+
+    def step(parameters: Any, arrays: Any) -> jax.Array:
+        whole = adapted.merge(parameters, arrays)
+        hidden, _ = whole(batch, empty_cache(model))
+        found: jax.Array = whole.logits(hidden)
+        return found
+
+    run: Callable[..., jax.Array] = jax.jit(step, compiler_options=QUICK)
+    return np.asarray(run(nnx.split(model)[1], arrays))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SOON else pytest.mark.exhaustive) for name in FAMILIES]
+)
+def test_logits(tmp_path: Path, name: str) -> None:
+    model = FAMILIES[name].save(tmp_path)
+    base = expected_logits(model, PROMPTS[:1])[0]
+    modules = [each for each in linear_layers(model) if not any(part in each for part in REFUSED)]
+    trained = train(model, spread=SPREAD.get(name, 0.1), target_modules=modules)
+    folder = save(trained, tmp_path / "adapter")
+    expected = expected_logits(trained, PROMPTS[:1])[0]
+    assert np.abs(expected - base).max() > 0.1
+    stack = "scan" if name in ("llama", "gpt2") else "loop"
+    np.testing.assert_allclose(logits(tmp_path, folder, stack), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(logits(tmp_path, None, stack), base, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_dora": True}, r"'model.layers.0.self_attn.q_proj' has magnitudes \(use_dora\), which are not supported"),
+        ({"lora_bias": True}, r"q_proj' has a bias \(lora_bias\), which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "is trained as a whole, which is not supported"),
+        ({"alora_invocation_tokens": [1, 2]}, "adapters that start at an invocation are not supported"),
+        ({"trainable_token_indices": [1, 2]}, "trained embeddings are not supported"),
+        ({"target_modules": ["embed_tokens", "q_proj"]}, "'model.embed_tokens.weight' is trained as a whole"),
+    ],
+)
+def test_what_slots_do_not_have_is_refused_by_name(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    model = FAMILIES["llama"].save(tmp_path)
+    folder = save(train(model, **{"target_modules": ["q_proj"], **options}), tmp_path / "adapter")
+    with pytest.raises(AdapterError, match=message) as error:
+        logits(tmp_path, folder, "loop")
+    assert str(folder) in str(error.value)
+    assert "merge the adapter into its model to serve it" in str(error.value)
