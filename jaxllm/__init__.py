@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
     from jaxllm.pooling.params import PoolingParams
+    from jaxllm.requests.lora_request import LoRARequest
     from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
     from jaxllm.requests.structured_outputs import StructuredOutputsParams
     from jaxllm.serving.llm.arguments import AsyncEngineArgs, EngineArgs
@@ -56,6 +57,7 @@ _EXPORTS = {
     "JaxLLMError": "jaxllm.errors",
     "LLM": "jaxllm.serving.llm.llm",
     "LLMEngine": "jaxllm.serving.llm.llm_engine",
+    "LoRARequest": "jaxllm.requests.lora_request",
     "ModelRegistry": "jaxllm.serving.llm.model_registry",
     "PoolingOutput": "jaxllm.serving.pooling.outputs",
     "PoolingParams": "jaxllm.pooling.params",
@@ -93,6 +95,7 @@ __all__ = [
     "EngineError",
     "JaxLLMError",
     "LLMEngine",
+    "LoRARequest",
     "ModelRegistry",
     "PoolingOutput",
     "PoolingParams",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from jaxllm.models.forward_context import ForwardContext
+from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, StateRows
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
@@ -27,7 +28,8 @@ class Batch:
 
     `slots` int32 [R] say where the states of each row lie, for layers that keep some. Without them nothing is kept.
     `given` are embeddings of tokens that have no id. `rotary_positions` int32 [T] are the positions by which queries
-    and keys rotate, where these are not their places in the cache (`ragged.positions`).
+    and keys rotate, where these are not their places in the cache (`ragged.positions`). `adapters` are the slots of the
+    tokens' adapters, where the model has slots.
     """
 
     token_ids: jax.Array
@@ -35,11 +37,12 @@ class Batch:
     slots: jax.Array | None = None
     given: GivenEmbeddings | None = None
     rotary_positions: jax.Array | None = None
+    adapters: TokenSlots | None = None
 
     @property
     def context(self) -> ForwardContext:
         """What products are told of the tokens."""
-        return ForwardContext(self.ragged.num_tokens)
+        return ForwardContext(self.ragged.num_tokens, self.adapters)
 
     @property
     def state_rows(self) -> StateRows | None:

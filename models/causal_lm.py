@@ -22,6 +22,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
 from jaxllm.models.forward_context import ForwardContext, SharedBlocks
 from jaxllm.models.kv_shape import CacheLayout
+from jaxllm.models.layers.adapter_slots import add_adapter_slots
 from jaxllm.models.layers.embedding import Embedding, TokenEmbedding, vocab_rows
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
@@ -59,9 +60,12 @@ class CausalLM(nnx.Module):
         self.token_inputs = None if each is None else _make_token_inputs(config, each, options, dtype)
         altup = config.layers[0].altup
         self.streams = None if altup is None else _make_streams(config, altup, options, dtype)
-        self.layers = make_stack(
-            options.stack, lambda plan: _typed(make_layer(config, plan, options, dtype), plan), plans.layers, self.cache
-        )
+
+        def make_one(plan: LayerPlan) -> nnx.Module:
+            layer = _typed(make_layer(config, plan, options, dtype), plan)
+            return layer if options.adapters is None else add_adapter_slots(layer, options.adapters)
+
+        self.layers = make_stack(options.stack, make_one, plans.layers, self.cache)
         self.norm = make_norm(config.norm if is_last else None, config.hidden_size, dtype=dtype, options=options)
         project = partial(Linear, config.hidden_size, config.embedding_size, bias=False, axes=(None, None))
         self.projection = project(dtype=dtype, options=options) if config.embedding.size and is_last else None

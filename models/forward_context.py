@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from jaxllm.models.layers.rope import Rotation
+from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.recurrence.rows import StateRows
 
@@ -14,12 +15,14 @@ from jaxllm.pallas_kernels.recurrence.rows import StateRows
 class ForwardContext(NamedTuple):
     """What a product knows of the rows of its input. Fields that are None are no part of the compiled program.
 
-    A feature that changes products by row, such as adapters, adds its array here, [T, ...], and reads it in `Matrix` or
-    `Linear`; merged matrices know their parts themselves (`Merged`).
+    A feature that changes products by row adds its array here, [T, ...], and reads it in `Matrix` or `Linear`; merged
+    matrices know their parts themselves (`Merged`).
     """
 
     num_rows: jax.Array | None = None
     """int32 []: the rows that count; those after them are padding. None: all count."""
+    adapters: TokenSlots | None = None
+    """The slot of each token's adapter. None: there are no slots."""
 
     def over_all_rows(self) -> "ForwardContext":
         """A copy for a product that computes padding, too."""

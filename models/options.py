@@ -10,6 +10,15 @@ from jaxllm.models.stage import Stage
 
 
 @dataclass(frozen=True)
+class AdapterShape:
+    """Slots for adapters: how many, and the largest rank of one. Whole blocks, see `low_rank.whole_blocks`."""
+
+    num_slots: int
+    rank: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class ForwardOptions:
     """How a model is built and run.
 
@@ -24,7 +33,7 @@ class ForwardOptions:
     the experts, otherwise a part of each.
     With `cache_groups` layers with different windows have page tables of their own, see `jaxllm.models.cache_plan`.
     `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
-    these are not all.
+    these are not all. With `adapters` every linear layer of the model's layers has slots for adapters.
     """
 
     platform: str = "cpu"
@@ -42,3 +51,4 @@ class ForwardOptions:
     cache_groups: bool = False
     kv_cache: KVCacheType | None = None
     stage: Stage | None = None
+    adapters: AdapterShape | None = None

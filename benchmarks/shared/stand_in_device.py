@@ -113,7 +113,7 @@ class StandInExecutables:
         """There is nothing to give back."""
 
     def get(self, name: str) -> Any:
-        """The step of a bucket, `(parameters, state, packed) -> (SampledRows, state)`, or "set_pages"."""
+        """The step of a bucket, `(parameters, adapters, state, packed) -> (SampledRows, state)`, or "set_pages"."""
         if name == "set_pages":
             return self._set_pages
         compiled = self._steps.get(name) or self._steps.setdefault(name, self._compile(self._buckets[name]))
@@ -126,15 +126,17 @@ class StandInExecutables:
         return run
 
     def _compile(self, bucket: Bucket) -> Any:
-        def step(parameters: Any, state: DeviceState, packed: jax.Array) -> tuple[SampledRows, DeviceState]:
-            del parameters, packed
+        def step(
+            parameters: Any, adapters: Any, state: DeviceState, packed: jax.Array
+        ) -> tuple[SampledRows, DeviceState]:
+            del parameters, adapters, packed
             tokens = jnp.full(bucket.rows, TOKEN, jnp.int32)
             return SampledRows(tokens, no_logprobs(bucket.rows, self._shape.max_logprobs)), state
 
         parameters = (jax.ShapeDtypeStruct((8,), jnp.float32),) * NUM_PARAMETERS
         packed = jax.ShapeDtypeStruct((self._shape.layout(bucket).size,), jnp.int32)
-        made = jax.jit(step, donate_argnums=1, keep_unused=True)
-        return made.lower(parameters, self._state, packed).compile()
+        made = jax.jit(step, donate_argnums=2, keep_unused=True)
+        return made.lower(parameters, (), self._state, packed).compile()
 
 
 def stand_in_engine(

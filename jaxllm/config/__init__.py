@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from jaxllm.config.compile import CompileOptions
+from jaxllm.config.lora import LoRAOptions
 from jaxllm.config.model import MAMBA_BLOCK_SIZE, CacheOptions, ModelOptions
 from jaxllm.config.option import OptionInfo, Section, option
 from jaxllm.config.parallel import MAX_ENGINES, DistributedOptions, ParallelOptions, RayOptions
@@ -26,6 +27,7 @@ __all__ = [
     "CompileOptions",
     "DistributedOptions",
     "EngineConfig",
+    "LoRAOptions",
     "ModelOptions",
     "OptionInfo",
     "OutputOptions",
@@ -54,6 +56,7 @@ class EngineConfig:
     output: OutputOptions = field(default_factory=OutputOptions)
     profiling: ProfilingOptions = field(default_factory=ProfilingOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
+    lora: LoRAOptions = field(default_factory=LoRAOptions)
 
     @property
     def is_on_ray(self) -> bool:

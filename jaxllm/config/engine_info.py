@@ -74,6 +74,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_kind: str
     num_devices: int
     num_shapes: int
+    max_loras: int = 0
+    """Slots for LoRA adapters; 0 where requests may have none."""
     pooling: PoolingInfo | None = None
     structured_outputs_backend: str = "llguidance"
     kernels: dict[Operation, KernelChoice] = {}

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from jaxllm.kv.shards import ShardedPages
     from jaxllm.scheduler.sharded import ShardedScheduler
 
+if TYPE_CHECKING:
+    from jaxllm.adapters.adapters import Adapters
+
 
 def make_scheduler(
     resolved: ResolvedConfig, num_pages: int
@@ -73,6 +76,23 @@ def make_processing(resolved: ResolvedConfig) -> "Processing | None":
     from jaxllm.engine.features.logits_processors import Processing
 
     return Processing(resolved)
+
+
+def make_adapters(resolved: ResolvedConfig, runner: Runner) -> "Adapters | None":
+    """The LoRA adapters, or None where the engine takes none."""
+    if resolved.adapters is None:
+        return None
+    # Most engines have none: starts are faster without the imports.
+    from jaxllm.adapters.adapters import Adapters
+    from jaxllm.adapters.reading import make_reader
+
+    options = resolved.config.lora
+    return Adapters(
+        make_reader(resolved),
+        runner.set_adapter,
+        num_slots=options.max_loras,
+        capacity=options.max_cpu_loras or options.max_loras,
+    )
 
 
 def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:

@@ -11,6 +11,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.assembly import (
     describe_stages,
+    make_adapters,
     make_processing,
     make_scheduler,
     planned_step_seconds,
@@ -36,6 +37,7 @@ from jaxllm.requests.request import FinishReason, Request, as_request_ids
 from jaxllm.scheduler.plan import StepPlan
 
 if TYPE_CHECKING:
+    from jaxllm.engine.features.feature import StepFeature
     from jaxllm.hosts.group import Group
 
 
@@ -68,8 +70,11 @@ class Engine(StepLoop[Dispatched]):
         self.pages, self.scheduler = make_scheduler(resolved, num_pages)
         self._faults = Faults()
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
+        self.adapters = make_adapters(resolved, runner)
+        """Those that requests may have; None where the engine takes none."""
         self._features = Features(
             (
+                *self._adapter_feature(),
                 ConstrainedDecoding(
                     self._faults,
                     make_constraints(resolved),
@@ -124,6 +129,14 @@ class Engine(StepLoop[Dispatched]):
         self._turns.arrived(request.owner)
         self.scheduler.add(request, [each.hold_reason for each in features if each.hold_reason])
         self._features.add(request, features)
+
+    def _adapter_feature(self) -> "tuple[StepFeature, ...]":
+        if self.adapters is None:
+            return ()
+        # Most engines have none: starts are faster without the import.
+        from jaxllm.engine.features.adapters import AdapterRequests
+
+        return (AdapterRequests(self._faults, self.adapters, self.scheduler, self._refuse),)
 
     def add_or_refuse(self, request: Request) -> None:
         """Queue a request that was accepted earlier; if it cannot be served after all, a coming output says so."""

@@ -133,6 +133,7 @@ def describe(
         logprobs_mode=config.output.logprobs_mode,
         data_shards=resolved.data_shards,
         num_shapes=num_shapes,
+        max_loras=config.lora.max_loras if resolved.adapters is not None else 0,
         pooling=pooling,
         structured_outputs_backend=config.structured.structured_outputs_backend,
         kernels=dict(resolved.kernels),

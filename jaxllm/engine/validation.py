@@ -7,8 +7,9 @@ from typing import Final, Self
 import numpy as np
 
 from jaxllm.config.engine_info import EngineInfo
-from jaxllm.errors import PromptTooLongError, RequestError
+from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.requests.beam_options import BeamOptions
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.prompt_embeds import FIELD, NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
@@ -42,9 +43,19 @@ class RequestLimits:
 
     def check(self, request: Request) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
+        self.check_adapter(request.lora_request)
         self.check_prompt(request.prompt_token_ids, request.prompt_embeds)
         self.check_logprobs(request.params)
         self.check_sampling(request)
+
+    def check_adapter(self, lora: LoRARequest | None) -> None:
+        """Raise `RequestError` for an adapter where the engine takes none."""
+        if lora is not None and (self.engine is None or not self.engine.max_loras):
+            raise RequestError(
+                f"lora_request: this engine takes no adapters, asked for {quoted(lora.lora_name)}; start it with "
+                "--enable-lora",
+                "lora_request",
+            )
 
     def check_prompt(self, token_ids: np.ndarray, embeds: PromptEmbeds | None = None) -> None:
         """Raise `RequestError` for a prompt that is empty, too long, or not of this vocabulary or width."""

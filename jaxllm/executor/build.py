@@ -22,9 +22,9 @@ from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.kernels.native import begin_kernels
-from jaxllm.executor.memory.capacity import local_devices_of, shortened, with_snapshots
+from jaxllm.executor.memory.capacity import adapter_bytes, local_devices_of, shortened, with_snapshots
 from jaxllm.executor.memory.memory import device_free_bytes
-from jaxllm.executor.program_table import EMPTY_STATE
+from jaxllm.executor.program_table import EMPTY_ADAPTERS, EMPTY_STATE
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.sampler.table import SamplingTable
@@ -55,6 +55,8 @@ def build_runner(
     built = _build_for(resolved, progress, group)
     resolved, programs, calls = built.resolved, built.programs, built.calls
     first_run(calls.executables, "creating the KV cache", partial(_make_state, calls))
+    if resolved.adapters is not None:
+        first_run(calls.executables, "creating slots for adapters", partial(calls.call, EMPTY_ADAPTERS))
     runner = Runner(
         calls=calls,
         buckets=programs.buckets,
@@ -129,6 +131,7 @@ def _sized(
     resolved: ResolvedConfig, free: int, cache: Path | None, group: "Group | None"
 ) -> tuple[ResolvedConfig, int]:
     """The configuration with the length that fits, and the number of KV pages: what suits all processes."""
+    free -= adapter_bytes(resolved)
     if group is None:
         resolved = shortened(with_snapshots(resolved, free), free)
         return resolved, steady_pages(resolved, free, cache)

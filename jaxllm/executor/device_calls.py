@@ -29,7 +29,8 @@ _NOTHING = nullcontext()
 class DeviceCalls:
     """The parameters and the state of an engine, and its programs, which change the state.
 
-    `state` does not exist before the call of `EMPTY_STATE`.
+    `state` does not exist before the call of `EMPTY_STATE`, and `adapters` are those of the slots, made by
+    `EMPTY_ADAPTERS` where there are any.
     """
 
     state: DeviceState
@@ -46,6 +47,7 @@ class DeviceCalls:
         """`explain` is called when a program has failed: it may find that another process is the cause."""
         self.executables = executables
         self.parameters = parameters
+        self.adapters: Any = ()
         self._publish = publish
         self._explain = explain
         if state is not None:
@@ -91,8 +93,7 @@ class DeviceCalls:
             self._publish(name, arrays)
         with self._explaining() if self._explain else _NOTHING:
             outputs = executable(*program.arguments(self), *arrays)
-        result, self.state = program.results(getattr(self, "state", None), outputs)
-        return result
+        return program.take_results(self, outputs)
 
     def fetch(self, results: Any) -> Any:
         """Wait for results, and bring them to the host."""
@@ -121,6 +122,6 @@ class DeviceCalls:
     def close(self) -> None:
         """Free the device memory. There are no calls afterwards."""
         self.delete_state()
-        for leaf in self.parameters:
+        for leaf in (*self.parameters, *self.adapters):
             leaf.delete()
         self.executables.close()

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import jax
 
 from jaxllm.errors import EngineError
+from jaxllm.executor.adapter_programs import empty_adapters_body, has_adapters, set_adapter_body
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program, program_from_leaves
@@ -34,7 +35,7 @@ from jaxllm.executor.state_programs import (
 )
 from jaxllm.executor.step_program import stage_step_body, step_body
 
-PARAMETERS, STATE = "parameters", "state"
+PARAMETERS, ADAPTERS, STATE = "parameters", "adapters", "state"
 HIDDEN, SAMPLING, LAST_TOKENS = "state.hidden", "state.sampling", "state.last_tokens"
 PAGE_TABLE, PAGES, RECURRENT = "state.page_table", "state.kv_cache.pages", "state.kv_cache.states"
 
@@ -50,6 +51,11 @@ class Holder(Protocol):
     @property
     def parameters(self) -> Any:
         """The model's parameters."""
+        ...
+
+    @property
+    def adapters(self) -> Any:
+        """The arrays of the adapter slots."""
         ...
 
     @property
@@ -117,21 +123,21 @@ class ProgramRecord:
         """What it reads and updates, from where it is."""
         return self._arguments(holder)
 
-    def results(self, state: Any, outputs: Any) -> tuple[Any, Any]:
-        """What comes of its outputs: its result, None where it has none, and the state with what it has replaced."""
+    def take_results(self, holder: Any, outputs: Any) -> Any:
+        """Its result, None where it has none. What it has replaced goes to the `Holder`, which changes."""
         if self._is_result_and_state:
-            result, state = outputs
-            return result, state
+            result, holder.state = outputs
+            return result
         each = iter(outputs if self._num_outputs > 1 else (outputs,))
         result = None if self.returns is None else next(each)
         for path in self._replaced:
-            _, *names = path.split(".")
-            state = _with(state, names, next(each))
-        return result, state
+            root, *names = path.split(".")
+            setattr(holder, root, _with(getattr(holder, root, None), names, next(each)))
+        return result
 
     @cached_property
     def _is_result_and_state(self) -> bool:
-        """Whether its outputs are what `results` returns, as those of a step are."""
+        """Whether its outputs are its result and all of the state, as those of a step are."""
         return self.returns is not None and self._replaced == (STATE,)
 
     @cached_property
@@ -159,7 +165,7 @@ def _with(state: Any, names: list[str], value: Any) -> Any:
 
 
 STEP: Final = ProgramRecord(
-    "step", step_body, reads=(PARAMETERS,), updates=(STATE,), returns=SAMPLED, is_in_every_stage=True
+    "step", step_body, reads=(PARAMETERS, ADAPTERS), updates=(STATE,), returns=SAMPLED, is_in_every_stage=True
 )
 STAGE_STEP: Final = replace(STEP, body=stage_step_body, returns=ARRAY)
 """The step of a stage that is not the last. The two have a program for each bucket, called `Bucket.name`, all others
@@ -190,6 +196,17 @@ COPY_STATES: Final = ProgramRecord(
     copy_states_body,
     updates=(RECURRENT,),
     is_present=lambda context: bool(context.state.kv_cache.states),
+)
+EMPTY_ADAPTERS: Final = ProgramRecord(
+    "empty_adapters",
+    empty_adapters_body,
+    writes=(ADAPTERS,),
+    is_per_shard=False,
+    is_in_every_stage=True,
+    is_present=has_adapters,
+)
+SET_ADAPTER: Final = ProgramRecord(
+    "set_adapter", set_adapter_body, updates=(ADAPTERS,), is_in_every_stage=True, is_present=has_adapters
 )
 SET_EMBEDDINGS: Final = ProgramRecord(
     "set_embeddings",
@@ -226,6 +243,8 @@ PROGRAMS: Final = (
     SET_PAGES,
     COPY_PAGES,
     COPY_STATES,
+    EMPTY_ADAPTERS,
+    SET_ADAPTER,
     SET_EMBEDDINGS,
     SAMPLE_PROCESSED,
     ROW_LOGITS,

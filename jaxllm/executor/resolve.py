@@ -21,6 +21,8 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
 from jaxllm.models.kv_type import KVCacheType
+from jaxllm.models.options import AdapterShape
+from jaxllm.pallas_kernels.low_rank import whole_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,7 @@ def resolve_config(
         kv_cache=kv_cache,
         attention_checks=config.compile.attention_checks,
         processors=_load_processors(config, runner, stages, processes),
+        adapters=_adapter_shape(config, runner, stages, dtype),
     )
     if stages == 1:
         return resolved
@@ -137,6 +140,25 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     from jaxllm.processors.loading import load_classes
 
     return load_classes(names)
+
+
+def _adapter_shape(config: EngineConfig, runner: str, stages: int, dtype: str) -> AdapterShape | None:
+    options = config.lora
+    if not options.enable_lora:
+        return None
+    if runner == "pooling":
+        raise ConfigError("enable_lora: pooling models do not support adapters yet; omit it")
+    if stages > 1:
+        raise ConfigError(
+            f"enable_lora: not supported with pipeline_parallel_size={stages} yet; use tensor_parallel_size instead"
+        )
+    if options.max_cpu_loras is not None and options.max_cpu_loras < options.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras={options.max_cpu_loras} must be at least max_loras={options.max_loras}: adapters in slots "
+            "stay in host memory, too"
+        )
+    rank, kind = options.max_lora_rank, dtype if options.lora_dtype == "auto" else options.lora_dtype
+    return AdapterShape(whole_blocks(options.max_loras, rank), rank, kind)
 
 
 def _devices(config: EngineConfig, count: int, processes: int) -> Sequence[jax.Device]:

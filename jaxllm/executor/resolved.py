@@ -16,7 +16,7 @@ from jaxllm.models.cache_plan import CachePlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import CacheLayout
 from jaxllm.models.kv_type import KVCacheType
-from jaxllm.models.options import ForwardOptions
+from jaxllm.models.options import AdapterShape, ForwardOptions
 from jaxllm.models.sharding import data_parallel, model_parallel, padded_vocab
 from jaxllm.models.stage import Stage
 from jaxllm.pallas_kernels.linear import can_pack
@@ -56,6 +56,8 @@ class ResolvedConfig:
     """The layers that this is the configuration of; None: all."""
     processors: tuple[type, ...] = ()
     """Classes of the logits processors, in their order."""
+    adapters: AdapterShape | None = None
+    """Slots for adapters, if there are any."""
 
     def backend(self, operation: Operation) -> str:
         """Name of the implementation of an operation."""

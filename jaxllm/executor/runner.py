@@ -21,6 +21,7 @@ from jaxllm.executor.program_table import (
     COPY_STATES,
     LISTED_LOGPROBS,
     PROMPT_LOGPROBS,
+    SET_ADAPTER,
     SET_BIAS,
     SET_PAGES,
     SET_ROW,
@@ -245,6 +246,11 @@ class Runner:
         ]
         listed = None if step.listed is None else step.listed.collect()
         return StepResult(token_ids, logprobs, prompts, step.bucket, listed)
+
+    def set_adapter(self, slot: int, arrays: Sequence[np.ndarray]) -> None:
+        """Bring an adapter to a slot, for the steps dispatched from now on; see `SET_ADAPTER`."""
+        with self.watch.watching("an adapter"):
+            self.calls.call(SET_ADAPTER, np.int32(slot), *arrays)
 
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""

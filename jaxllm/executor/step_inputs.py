@@ -19,6 +19,7 @@ from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.executor.sampler.logprobs_mode import RAW
 from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
 from jaxllm.executor.sampler.rows import INT_FIELDS
+from jaxllm.models.options import AdapterShape
 from jaxllm.requests.prompt_embeds import NO_TOKEN
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
@@ -52,6 +53,8 @@ class StepShape:
     """Data shards. All else is of one of them, and so is a `Bucket`."""
     takes_embeddings: bool = False
     """Whether prompts may be embeddings."""
+    adapters: AdapterShape | None = None
+    """Slots for adapters, if there are any."""
 
     @property
     def rows_at_once(self) -> int:
@@ -118,6 +121,12 @@ class HostStep:
             firsts = np.arange(0, table.block_table.shape[1], table.width)
             self.last_pages = table.block_table[slots, columns + firsts[:, None]]
         self.sampling_ints, self.sampling_floats = sampling
+        self._table = table
+
+    @property
+    def adapter_slots(self) -> Int32Array:
+        """The slot of each row's adapter, -1 for none: int32 [n]."""
+        return self._table.adapter_slots[self.plan.slots]
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,7 @@ STEP_INPUTS: Final = (
     StepInput("slots", ("R",)),
     StepInput("last_pages", ("R",), is_present=lambda shape: shape.num_tables == 1),
     StepInput("last_pages", ("G", "R"), is_present=lambda shape: shape.num_tables > 1),
+    StepInput("adapter_slots", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("num_tokens", ()),
     StepInput("num_decodes", ()),
     StepInput("num_requests", ()),

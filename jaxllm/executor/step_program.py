@@ -22,34 +22,45 @@ from jaxllm.executor.shards import max_over_shards
 from jaxllm.executor.step_inputs import FROM_DEVICE, FROM_EMBEDDINGS, StepShape, sample_positions
 from jaxllm.models.batch import Batch, GivenEmbeddings
 from jaxllm.models.causal_lm import CausalLM
+from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
 from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE
+
+Merge = Callable[[Any, Any], CausalLM]
+"""Makes a model of its parameters and the arrays of its adapter slots."""
 
 
 def step_body(context: ProgramContext[DeviceState], bucket: Bucket) -> ProgramBody:
     """The step of a bucket, of a whole model or of the last stage."""
     packed = context.of_shards(context.shape.layout(bucket).size)
-    return ProgramBody(make_step(context.graph, context.shape, bucket), (packed, *context.received(bucket)))
+    return ProgramBody(make_step(_merge(context), context.shape, bucket), (packed, *context.received(bucket)))
 
 
 def stage_step_body(context: ProgramContext[StageState], bucket: Bucket) -> ProgramBody:
     """The step of a bucket of a stage that is not the last."""
     packed = context.of_shards(context.shape.layout(bucket).size)
-    function = make_stage_step(context.graph, context.shape, bucket)
+    function = make_stage_step(_merge(context), context.shape, bucket)
     return ProgramBody(function, (packed, *context.received(bucket)), context.handover.place(bucket))
 
 
-def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
-    """The function `(parameters, state, packed) -> (SampledRows [R], state)` of one bucket, ready for `jit`.
+def _merge(context: ProgramContext[Any]) -> Merge:
+    """Makes the model of its parameters and the arrays of its adapter slots."""
+    if context.adapted is not None:
+        return context.adapted.merge
+    return lambda parameters, adapters: nnx.merge(context.graph, parameters)
+
+
+def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
+    """The function `(parameters, adapters, state, packed) -> (SampledRows [R], state)` of one bucket, ready for `jit`.
 
     It computes one data shard. For a stage other than the first, it also takes the hidden states of the one before it.
     """
     layout = shape.layout(bucket)
 
     def step(
-        parameters: Any, state: DeviceState, packed: jax.Array, *received: jax.Array
+        parameters: Any, adapters: Any, state: DeviceState, packed: jax.Array, *received: jax.Array
     ) -> tuple[SampledRows, DeviceState]:
-        model = nnx.merge(graph, parameters)
+        model = merge(parameters, adapters)
         inputs = layout.unpack(packed)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
         page_table, ragged = _with_pages(state.page_table, inputs, shape)
@@ -60,7 +71,8 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
         if shape.takes_embeddings:
             given = GivenEmbeddings(state.hidden[: bucket.tokens], known == FROM_EMBEDDINGS)
             token_ids = jnp.maximum(token_ids, 0)
-        batch = Batch(token_ids, ragged, inputs["slots"] if state.kv_cache.states else None, given)
+        slots = inputs["slots"] if state.kv_cache.states else None
+        batch = Batch(token_ids, ragged, slots, given, adapters=_token_adapters(inputs, ragged, shape))
         hidden, kv_cache = model(batch, state.kv_cache, *received)
 
         num_sampled = max_over_shards(inputs["num_sampled"])
@@ -78,23 +90,33 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
     return step
 
 
-def make_stage_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
-    """The function `(parameters, state, packed, ...) -> (hidden [T, D], state)` of a stage that is not the last.
+def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
+    """The function `(parameters, adapters, state, packed, ...) -> (hidden [T, D], state)` of a stage before the last.
 
     Like `make_step`, but the host must know all tokens.
     """
     layout = shape.layout(bucket)
 
     def step(
-        parameters: Any, state: StageState, packed: jax.Array, *received: jax.Array
+        parameters: Any, adapters: Any, state: StageState, packed: jax.Array, *received: jax.Array
     ) -> tuple[jax.Array, StageState]:
-        model = nnx.merge(graph, parameters)
+        model = merge(parameters, adapters)
         inputs = layout.unpack(packed)
         page_table, ragged = _with_pages(state.page_table, inputs, shape)
-        hidden, kv_cache = model(Batch(inputs["token_ids"], ragged), state.kv_cache, *received)
+        batch = Batch(inputs["token_ids"], ragged, adapters=_token_adapters(inputs, ragged, shape))
+        hidden, kv_cache = model(batch, state.kv_cache, *received)
         return hidden, StageState(kv_cache, page_table)
 
     return step
+
+
+def _token_adapters(inputs: dict[str, jax.Array], ragged: RaggedBatch, shape: StepShape) -> TokenSlots | None:
+    """The slots of the tokens' adapters, where there are slots."""
+    if shape.adapters is None:
+        return None
+    rows = inputs["adapter_slots"][ragged.token_rows]
+    is_token = jnp.arange(len(rows), dtype=jnp.int32) < ragged.num_tokens
+    return TokenSlots.of(jnp.where(is_token, rows, -1), shape.adapters.num_slots, shape.adapters.rank)
 
 
 def _with_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, RaggedBatch]:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
-from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests
+from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests, root_digest
 from jaxllm.kv.retention import Retention
 from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.requests.request import Request
@@ -148,8 +148,8 @@ class KVManager:
         if not self.enable_prefix_caching or first == last:
             return
         digests = request.page_hashes
-        salt, version = request.cache_salt, self.weights_version
-        extend_digests(digests, token_ids[: last * size], size, salt, version, request.prompt_embeds)
+        tokens = token_ids[: last * size]
+        extend_digests(digests, tokens, size, self._root_of(request), request.prompt_embeds)
         new = digests[first:last]
         self._cache.remember(new)
         tables = pages.reshape(self._num_tables, -1)[:, first : first + len(new)]
@@ -182,7 +182,7 @@ class KVManager:
                 page = data[offset : offset + stride]
                 if request.prompt_embeds is not None:
                     page += request.prompt_embeds.page_key(number)
-                extend_digest(digests, page, request.cache_salt, self.weights_version)
+                extend_digest(digests, page, self._root_of(request))
             new.append(digests[number])
             offset += stride
         self._cache.remember(new)
@@ -260,13 +260,18 @@ class KVManager:
         wants_prompt = request.params.prompt_logprobs is not None and not request.output_token_ids
         return self.enable_prefix_caching and not wants_prompt and not request.params.skip_reading_prefix_cache
 
+    def _root_of(self, request: Request) -> bytes:
+        """Where the chain of a request's digests starts; not computed where the chain has pages."""
+        if request.page_hashes:
+            return b""
+        return root_digest(request.cache_salt, self.weights_version, request.adapter_digest)
+
     def _find_prefix(self, request: Request) -> Int32Array:
         """The cached pages that the request can begin with, int32 [tables, pages]."""
         if not self._reads_cache(request):
             return np.zeros((self.groups.num_tables, 0), np.int32)
-        salt, version = request.cache_salt, self.weights_version
         tokens, embeds = request.prompt_token_ids, request.prompt_embeds
-        extend_digests(request.page_hashes, tokens, self.block_size, salt, version, embeds)
+        extend_digests(request.page_hashes, tokens, self.block_size, self._root_of(request), embeds)
         return self._cache.find_for(self._readable(request), self.groups, self.snapshots)
 
     def num_cached_tokens(self, request: Request) -> int:

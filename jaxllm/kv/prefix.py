@@ -1,9 +1,9 @@
 """Prefix cache: full pages found again by a hash of everything that leads to their last token.
 
 The digest of a page is sha256(digest of the page before + its int32 token ids), and the chain starts from the
-request's `cache_salt` and the version of the weights. Where embeddings stand in place of tokens, their digest follows
-the ids. Equal digests therefore mean equal inputs from position 0 on, within one salt. Each page table of a request has
-pages of its own after the same digests.
+request's `cache_salt`, the version of the weights and the content of its adapter. Where embeddings stand in place of
+tokens, their digest follows the ids. Equal digests therefore mean equal inputs from position 0 on, within one salt.
+Each page table of a request has pages of its own after the same digests.
 """
 
 from collections import OrderedDict
@@ -20,9 +20,11 @@ from jaxllm.requests.prompt_embeds import PromptEmbeds
 _UNSALTED = bytes(32)
 
 
-def root_digest(cache_salt: str | None, version: int = 0) -> bytes:
-    """Where the chain of a request starts: requests with different salts, or of other weights, never share a page."""
+def root_digest(cache_salt: str | None, version: int = 0, adapter: bytes = b"") -> bytes:
+    """Where the chain of a request starts: with another salt, other weights or adapters (32 bytes) none is shared."""
     root = _UNSALTED if cache_salt is None else sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+    if adapter:
+        root = sha256(root + adapter).digest()
     return sha256(root + version.to_bytes(8, "little")).digest() if version else root
 
 
@@ -30,18 +32,17 @@ def extend_digests(
     digests: list[bytes],
     token_ids: Int32Array,
     block_size: int,
-    cache_salt: str | None,
-    version: int = 0,
+    root: bytes,
     embeds: PromptEmbeds | None = None,
 ) -> None:
     """Append the digests of the full pages of `token_ids` (int32 [T], from position 0) that `digests` lacks.
 
-    `version` is that of the weights, `embeds` what stands in place of tokens.
+    `root` is `root_digest` of the request, `embeds` what stands in place of tokens.
     """
     first, last = len(digests), len(token_ids) // block_size
     if first >= last:
         return
-    parent = digests[-1] if digests else root_digest(cache_salt, version)
+    parent = digests[-1] if digests else root
     data = np.asarray(token_ids[first * block_size : last * block_size], np.int32).tobytes()
     stride = 4 * block_size
     for offset in range(0, len(data), stride):
@@ -50,9 +51,9 @@ def extend_digests(
         digests.append(parent)
 
 
-def extend_digest(digests: list[bytes], data: bytes, cache_salt: str | None, version: int = 0) -> None:
+def extend_digest(digests: list[bytes], data: bytes, root: bytes) -> None:
     """Append the digest of one more page, whose token ids are `data`, as int32, and what `extend_digests` adds."""
-    parent = digests[-1] if digests else root_digest(cache_salt, version)
+    parent = digests[-1] if digests else root
     digests.append(sha256(parent + data).digest())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.owners import NOBODY, Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds
 from jaxllm.requests.sampling_params import SamplingParams
@@ -46,6 +47,8 @@ class Request:
     owner: Owner = NOBODY
     prompt_embeds: PromptEmbeds | None = None
     """What stands in place of prompt tokens, where their id is `NO_TOKEN`."""
+    lora_request: LoRARequest | None = None
+    """The adapter that it asks for."""
 
     slot: int = -1
     arrival: int = -1
@@ -64,6 +67,10 @@ class Request:
     constraint: "Constraint | None" = None
     grammar_bytes: int = 0
     """Memory that its grammar takes when compiled, where that is known."""
+    adapter_slot: int = -1
+    """Where its adapter is on the devices; -1: it has none, or waits for it."""
+    adapter_digest: bytes = b""
+    """sha256 of the content of its adapter; empty without one."""
 
     @property
     def num_tokens(self) -> int:
@@ -93,6 +100,7 @@ class Request:
             eos_token_ids=self.eos_token_ids,
             owner=self.owner,
             prompt_embeds=self.prompt_embeds,
+            lora_request=self.lora_request,
             grammar_bytes=self.grammar_bytes,
         )
 

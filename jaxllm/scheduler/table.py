@@ -28,6 +28,7 @@ class RequestTable:
     stop_ids: int32 [S, 8], padded with -1; many_stops: bool [S], where 8 do not suffice.
     generation: int64 [S], changes whenever the slot changes hands.
     owners: int32 [S], indexes in `Shares`; priorities: int64 [S], all 0 unless `by_priority`.
+    adapter_slots: int32 [S], where the adapters of the requests are on the devices; -1 for none.
     in_group: bool [S], the slot belongs to a `SequenceGroup`, which decides about its tokens.
     requests: the owner of each slot.
     """
@@ -64,6 +65,7 @@ class RequestTable:
         self.owners: Int32Array = np.zeros(num_slots, np.int32)
         self.priorities: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.in_group = np.zeros(num_slots, np.bool_)
+        self.adapter_slots: Int32Array = np.full(num_slots, -1, np.int32)
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
             self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.max_total,
@@ -112,6 +114,8 @@ class RequestTable:
         self.owners[slot] = request.share
         self.priorities[slot] = request.priority if self.by_priority else 0
         self.in_group[slot] = request.group is not None
+        leader = request if request.group is None else request.group.leader
+        self.adapter_slots[slot] = leader.adapter_slot
         self._set_stops(slot, request)
         return slot
 

@@ -14,6 +14,7 @@ from jaxllm.models.sharding import constrain, devices_along, model_parallel, sha
 from jaxllm.pallas_kernels.linear import NOTHING, Fused, choose_layout
 
 if TYPE_CHECKING:
+    from jaxllm.models.layers.adapter_slots import AdapterSlots
     from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
@@ -42,6 +43,7 @@ class Linear(Matrix):
         super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
         self.is_native, self.backend = options.native_matmul, options.linear_backend
+        self.adapters: AdapterSlots | None = None
 
     def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""
@@ -70,6 +72,8 @@ class Linear(Matrix):
             x = constrain(x, self.mesh, None, in_axis)
         out = self.product(x, context, fused, out_dtype=kind)
         out = constrain(out, self.mesh, None, out_axis)
+        if self.adapters is not None and context.adapters is not None:
+            out = constrain(self.adapters.add(out, fused.prepare(x), context.adapters), self.mesh, None, out_axis)
         if partial:
             out = constrain(out, self.mesh, token_axis(self.mesh, len(out)), out_axis)
         if self.bias is not None:

@@ -35,7 +35,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Map [T, D] to [T, D]."""
-        if self.mesh is not None and self._travels(self.mesh, len(x)):
+        if self.mesh is not None and context.adapters is None and self._travels(self.mesh, len(x)):
             # As in `_travels`.
             from jaxllm.models.layers.ring_mlp import run_ring_mlp
 

@@ -12,6 +12,8 @@ from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.errors import unknown_model
 from jaxllm.serving.http.state import ServerState
 
+ADAPTER = "lora_request"
+"""Where a request's scope has its adapter."""
 ENGINE_HEADER = "X-data-parallel-rank"
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
@@ -42,7 +44,7 @@ def identify(request: Request, server: ServerState, body: Named, prefix: str, nu
     # Clients may use an id twice at the same time; the engine must not notice.
     unique = f"{name}-{uuid.uuid4().hex[:8]}"
     engine_ids = [unique] if num_prompts == 1 else [f"{unique}-{index}" for index in range(num_prompts)]
-    return Identity(name, engine_ids, int(time.time()), model_name(server, body.model))
+    return Identity(name, engine_ids, int(time.time()), choose_model(request, server, body.model))
 
 
 def client_visible_ids(engine_id: str) -> tuple[str, ...]:
@@ -57,12 +59,19 @@ def num_http_requests(server: ServerState) -> int:
 
 
 def model_name(server: ServerState, asked: str | None) -> str:
-    """The name to answer with. Raises an error of status 404 for one that is not served."""
+    """The name to answer with, of the model or of an adapter. Raises an error of status 404 for one that is unknown."""
     if asked is None:
         return server.model_names[0]
-    if asked not in server.model_names:
-        raise unknown_model(asked, server.model_names)
+    if asked not in server.model_names and server.adapters.find(asked) is None:
+        raise unknown_model(asked, [*server.model_names, *server.adapters.names])
     return asked
+
+
+def choose_model(request: Request, server: ServerState, asked: str | None) -> str:
+    """`model_name`; if it is an adapter's, what the request submits runs with it."""
+    name = model_name(server, asked)
+    request.scope[ADAPTER] = None if asked is None else server.adapters.find(asked)
+    return name
 
 
 def requested_rank(request: Request) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from jaxllm.serving.http import errors
+from jaxllm.serving.http.adapters import ServedAdapters
 from jaxllm.serving.http.body.base import Ignored
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
 from jaxllm.serving.http.body.read import Bodies
@@ -40,6 +41,7 @@ class ServerState:
     shared_metrics: SharedMetrics | None = None
     """What other API server processes have measured, if there are others."""
     fingerprint: str = field(init=False)
+    adapters: ServedAdapters = field(init=False)
     access: Access = field(init=False)
     replies: ReplyFormats = field(init=False)
     bodies: Bodies = field(init=False)
@@ -49,6 +51,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         info, options = self.llm.info, self.options
+        self.adapters = ServedAdapters(self.model_names)
         tokenizer = self.llm.tokenizer
         self._token_bytes = None if tokenizer is None else TokenBytes(tokenizer)
         without_effect = {} if self.llm.config.output.logits_processors else {"vllm_xargs": _NO_PROCESSORS}

@@ -13,7 +13,7 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
-from jaxllm.serving.http.identity import requested_rank
+from jaxllm.serving.http.identity import ADAPTER, requested_rank
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState
@@ -49,7 +49,10 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     request.scope[ENGINE_REQUESTS] = requests
-    engine = requested_rank(request)
+    engine, adapter = requested_rank(request), request.scope.get(ADAPTER)
+    if adapter is not None:
+        for child in (child for each in requests for child in each.children):
+            child.lora_request = adapter
     with owned(request, server, requests) as owner:
         if server.options.isolate_prefix_cache:
             for child in (child for each in requests for child in each.children):

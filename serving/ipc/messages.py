@@ -12,6 +12,7 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds
@@ -118,6 +119,7 @@ class Add(msgspec.Struct, tag=True):
     owner: Owner
     grammar_bytes: int = 0
     embeds: Embeds | None = None
+    lora_request: LoRARequest | None = None
 
     @classmethod
     def of(cls, requests: list[Request]) -> "Add":
@@ -133,6 +135,7 @@ class Add(msgspec.Struct, tag=True):
             first.owner,
             first.grammar_bytes,
             None if first.prompt_embeds is None else Embeds.of(first.prompt_embeds),
+            first.lora_request,
         )
 
     def requests(self) -> list[Request]:
@@ -149,6 +152,7 @@ class Add(msgspec.Struct, tag=True):
                 owner=self.owner,
                 prompt_embeds=embeds,
                 grammar_bytes=self.grammar_bytes,
+                lora_request=self.lora_request,
             )
             for request_id, params in self.sequences
         ]
@@ -223,6 +227,9 @@ ControlMethod = Literal[
     "finish_weight_update",
     "abort_weight_update",
     "save_sharded_state",
+    "add_lora",
+    "remove_lora",
+    "pin_lora",
 ]
 """Methods of `jaxllm.engine.control.EngineControl`."""
 EngineMethod = Literal["reset_prefix_cache", "start_profile", "stop_profile", ControlMethod]

@@ -1,6 +1,7 @@
 """The methods of `AsyncLLM` that are about its engines: caches, traces, sleep, pauses and other weights."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
@@ -8,6 +9,7 @@ from typing import Any
 
 from jaxllm.engine.control import PauseMode
 from jaxllm.errors import EngineError, RequestError
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.serving.ipc.client.control import called, weights_message
 from jaxllm.serving.ipc.client.group import EngineGroup
 from jaxllm.serving.ipc.messages import EngineMethod
@@ -102,6 +104,21 @@ class AsyncControl:
         """Engines that have not failed themselves wait for more tensors."""
         with suppress(EngineError):
             await self.engines.ask(called("abort_weight_update", reason=str(error) or type(error).__name__))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter on every engine. Raises `RequestError` for a folder that holds none."""
+        arguments = dataclasses.asdict(lora_request)
+        del arguments["base_model_name"]
+        await self._poll_until_done("add_lora", **arguments)
+        return True
+
+    async def remove_lora(self, lora_name: str) -> bool:
+        """Forget an adapter; requests that have it go on."""
+        return bool(await self.engines.call("remove_lora", lora_name=lora_name))
+
+    async def pin_lora(self, lora_name: str) -> bool:
+        """Let an adapter keep its slot."""
+        return bool(await self.engines.call("pin_lora", lora_name=lora_name))
 
     async def reload_weights(self) -> int:
         """Read the weights of the model's checkpoint again."""

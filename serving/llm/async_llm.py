@@ -16,6 +16,7 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.owners import NOBODY, Owner
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.connection import Launch
@@ -207,18 +208,23 @@ class AsyncLLM(AsyncControl):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt. `sampling_params.output_kind` sets the content of each result; default: all so far.
+        """Continue one prompt, with an adapter if one is given.
 
+        `sampling_params.output_kind` sets the content of each result; default: all so far.
         `data_parallel_rank` is the number of the engine that shall do it; None: any may. Whoever stops reading aborts
         the request. Raises `RequestError`, `QueueFullError` and `EngineError`.
         """
         name = request_id if request_id is not None else f"generate-{next(self._numbers)}"
         chosen = self.default_params if sampling_params is None else sampling_params
         await self.try_grammar(chosen)
-        requests = await self.prepare([prompt], chosen, [name], priority=priority, stream=wants_stream(chosen))
+        stream = wants_stream(chosen)
+        requests = await self.prepare(
+            [prompt], chosen, [name], priority=priority, stream=stream, lora_request=lora_request
+        )
         (results,) = self.submit(requests, data_parallel_rank)
         so_far = Cumulative() if wants_all_so_far(chosen) else None
         with closing(results):
@@ -244,6 +250,7 @@ class AsyncLLM(AsyncControl):
         priority: int = 0,
         stream: bool = False,
         add_special_tokens: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[TextRequest]:
         """Check and tokenize prompts, off the event loop. Raises `RequestError`.
 
@@ -253,6 +260,7 @@ class AsyncLLM(AsyncControl):
         if not isinstance(inputs, InputProcessor):
             raise RequestError("this is a pooling model: request embeddings or scores instead")
         settings: dict[str, Any] = {"priority": priority, "stream": stream, "add_special_tokens": add_special_tokens}
+        settings["lora_request"] = lora_request
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 
     def submit(self, requests: Sequence[TextRequest], data_parallel_rank: int | None = None) -> list[OutputStream]:

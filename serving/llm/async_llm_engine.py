@@ -78,12 +78,17 @@ class AsyncLLMEngine:
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `AsyncLLM.generate`; of `lora_request` and `tokenization_kwargs` only None is possible."""
+        """As `AsyncLLM.generate`; of `tokenization_kwargs` only None is possible."""
         del trace_headers
-        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse_foreign(tokenization_kwargs=tokenization_kwargs)
         llm = await self._engine()
         results = llm.generate(
-            prompt, sampling_params, request_id, priority=priority, data_parallel_rank=data_parallel_rank
+            prompt,
+            sampling_params,
+            request_id,
+            lora_request=lora_request,
+            priority=priority,
+            data_parallel_rank=data_parallel_rank,
         )
         try:
             async for output in results:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.engine.control import PauseMode
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, short_for
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
-from jaxllm.serving.llm.weights import NewWeights, control_of, sleep, update
+from jaxllm.serving.llm.weights import NewWeights, add_lora, control_of, sleep, update
 from jaxllm.serving.llm.worker import call, check_new_config, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
 
@@ -26,6 +27,7 @@ class EngineMethods:
         self._num_engines = num_engines
         self._worker_extension = worker_extension
         self._runs = OfflineRuns()
+        self._loras: dict[int, LoRARequest] = {}
 
     def _open(self) -> "LLMEngine | PoolingLLMEngine":
         if self._engine is None:
@@ -107,6 +109,33 @@ class EngineMethods:
         """
         with self._runs.lock:
             control_of(self._open().engine).wake_up(tags)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read a LoRA adapter before a request asks for it. Raises `RequestError` for a folder that holds none."""
+        with self._runs.lock:
+            add_lora(control_of(self._open().engine), lora_request)
+        self._loras[lora_request.lora_int_id] = lora_request
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapter with this `lora_int_id`; False if `add_lora` has added none."""
+        lora = self._loras.pop(lora_id, None)
+        if lora is None:
+            return False
+        with self._runs.lock:
+            return bool(control_of(self._open().engine).remove_lora(lora.lora_name))
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Let the adapter with this `lora_int_id` keep its slot; False if `add_lora` has added none."""
+        lora = self._loras.get(lora_id)
+        if lora is None:
+            return False
+        with self._runs.lock:
+            return bool(control_of(self._open().engine).pin_lora(lora.lora_name))
+
+    def list_loras(self) -> set[int]:
+        """The `lora_int_id` of each adapter that `add_lora` has added."""
+        return set(self._loras)
 
     def is_sleeping(self) -> bool:
         """Whether anything sleeps."""

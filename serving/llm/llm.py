@@ -13,7 +13,7 @@ from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.llm_engine import LLMEngine, open_engine
-from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_prompts
+from jaxllm.serving.llm.offline_generation import Adapters, OfflineGeneration, Params, as_prompts
 from jaxllm.serving.llm.pooling_methods import PoolingMethods
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
 from jaxllm.serving.llm.worker import find_extension
@@ -113,7 +113,7 @@ class LLM(PoolingMethods):
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Any = None,
         mm_processor_kwargs: Any = None,
@@ -123,22 +123,25 @@ class LLM(PoolingMethods):
         A prompt is text, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids` and optionally
         `cache_salt`. `sampling_params` are one for all prompts or one per prompt, by default
         `get_default_sampling_params()`; `priority` (lower runs first) is one number for all, or one per prompt.
-        `use_tqdm` shows a progress bar, or is a function that makes one. The others are vLLM's: only None is possible.
+        `use_tqdm` shows a progress bar, or is a function that makes one. `lora_request` is an adapter for all,
+        or one or None for each prompt. The others are vLLM's: only None is possible.
 
         Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
         """
         refuse_foreign(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return Results(self._generation.generate(as_prompts(prompts), sampling_params, use_tqdm, priority=priority))
+        outputs = self._generation.generate(
+            as_prompts(prompts), sampling_params, use_tqdm, priority=priority, lora_request=lora_request
+        )
+        return Results(outputs)
 
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: Any = None,
@@ -147,18 +150,19 @@ class LLM(PoolingMethods):
         """Queue prompts for `wait_for_completion`; their ids. Arguments and errors are as in `generate`."""
         del use_tqdm
         refuse_foreign(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._generation.enqueue(as_prompts(prompts), sampling_params, priority=priority)
+        return self._generation.enqueue(
+            as_prompts(prompts), sampling_params, priority=priority, lora_request=lora_request
+        )
 
     def enqueue_chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -172,7 +176,6 @@ class LLM(PoolingMethods):
         """Queue conversations for `wait_for_completion`; their ids. Arguments and errors are as in `chat`."""
         del use_tqdm
         refuse_foreign(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
@@ -180,6 +183,7 @@ class LLM(PoolingMethods):
             messages,
             sampling_params,
             priority=priority,
+            lora_request=lora_request,
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
@@ -205,6 +209,7 @@ class LLM(PoolingMethods):
         sampling_params: Params = None,
         *,
         priority: int | Sequence[int] | None = None,
+        lora_request: Adapters = None,
     ) -> Generator[Delta, None, None]:
         """Continue prompts, and yield the text as it comes.
 
@@ -215,7 +220,9 @@ class LLM(PoolingMethods):
         they are. Leaving the loop and dropping the iterator, or closing it, aborts the rest. Other calls may be made
         meanwhile. Arguments and errors are as in `generate`; they are checked at once.
         """
-        return self._generation.stream(as_prompts(prompts), sampling_params, priority=priority)
+        return self._generation.stream(
+            as_prompts(prompts), sampling_params, priority=priority, lora_request=lora_request
+        )
 
     def stream_chat(
         self,
@@ -232,7 +239,7 @@ class LLM(PoolingMethods):
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> Results[BeamSearchOutput]:
@@ -242,8 +249,9 @@ class LLM(PoolingMethods):
         runs as many at once as it has room for.
         """
         del concurrency_limit
-        refuse_foreign(lora_request=lora_request)
-        outputs = self._generation.generate(as_prompts(prompts), params.to_sampling_params(), use_tqdm)
+        outputs = self._generation.generate(
+            as_prompts(prompts), params.to_sampling_params(), use_tqdm, lora_request=lora_request
+        )
         return Results(beams_of(output, params, self.llm_engine.tokenizer) for output in outputs)
 
     def chat(
@@ -251,7 +259,7 @@ class LLM(PoolingMethods):
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -274,7 +282,6 @@ class LLM(PoolingMethods):
         is as in `generate`.
         """
         refuse_foreign(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
@@ -283,6 +290,7 @@ class LLM(PoolingMethods):
             sampling_params,
             use_tqdm,
             priority=priority,
+            lora_request=lora_request,
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,

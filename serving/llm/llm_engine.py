@@ -11,6 +11,7 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.control import PauseMode
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.request import as_request_ids
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
@@ -96,21 +97,25 @@ class LLMEngine(TextEngine[TextRequest]):
         prompt: Prompt,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Any = None,
         trace_headers: Any = None,
         priority: int = 0,
     ) -> None:
         """Queue one request. `params.output_kind` sets the content of each output: by default, everything so far.
 
-        `arrival_time`, `lora_request`, `tokenization_kwargs` and `trace_headers` are vLLM's: times are taken here, and
-        of the others only None is possible. Raises `RequestError`.
+        `arrival_time`, `tokenization_kwargs` and `trace_headers` are vLLM's: times are taken here, and of the others
+        only None is possible. Raises `RequestError`.
         """
         del arrival_time, trace_headers
-        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse_foreign(tokenization_kwargs=tokenization_kwargs)
         chosen = self.default_params if params is None else params
         stream = wants_stream(chosen)
-        self.add(self.inputs.prepare([prompt], chosen, [request_id], priority=priority, stream=stream))
+        self.add(
+            self.inputs.prepare(
+                [prompt], chosen, [request_id], priority=priority, stream=stream, lora_request=lora_request
+            )
+        )
         if wants_all_so_far(chosen):
             self._so_far[request_id] = Cumulative()
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
@@ -18,6 +19,8 @@ from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+"""One for all prompts, or one for each."""
 
 
 class OfflineGeneration:
@@ -34,9 +37,12 @@ class OfflineGeneration:
         *,
         priority: int | Sequence[int] | None = None,
         add_special_tokens: bool = True,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Results of prompts, see `LLM.generate`."""
-        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens)
+        requests = self._prepare(
+            prompts, params, priority=priority, add_special_tokens=add_special_tokens, lora_request=lora_request
+        )
         return self._runs.run(self._engine, requests, use_tqdm)
 
     def enqueue(
@@ -46,9 +52,12 @@ class OfflineGeneration:
         *,
         priority: int | Sequence[int] | None = None,
         add_special_tokens: bool = True,
+        lora_request: Adapters = None,
     ) -> list[str]:
         """Queue prompts, see `LLM.enqueue`."""
-        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens)
+        requests = self._prepare(
+            prompts, params, priority=priority, add_special_tokens=add_special_tokens, lora_request=lora_request
+        )
         self._runs.enqueue(self._engine, requests)
         return [request.request_id for request in requests]
 
@@ -59,9 +68,17 @@ class OfflineGeneration:
         *,
         priority: int | Sequence[int] | None = None,
         add_special_tokens: bool = True,
+        lora_request: Adapters = None,
     ) -> Generator[Delta, None, None]:
         """Outputs of prompts as they come, see `LLM.stream`. Raises at once what is wrong with any of them."""
-        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens, stream=True)
+        requests = self._prepare(
+            prompts,
+            params,
+            priority=priority,
+            add_special_tokens=add_special_tokens,
+            stream=True,
+            lora_request=lora_request,
+        )
         return self._deltas(requests)
 
     def _deltas(self, requests: Sequence[TextRequest]) -> Generator[Delta, None, None]:
@@ -78,6 +95,7 @@ class OfflineGeneration:
         priority: int | Sequence[int] | None,
         add_special_tokens: bool,
         stream: bool = False,
+        lora_request: Adapters = None,
     ) -> list[TextRequest]:
         return self._engine.inputs.prepare(
             prompts,
@@ -86,6 +104,7 @@ class OfflineGeneration:
             priority=0 if priority is None else priority,
             stream=stream,
             add_special_tokens=add_special_tokens,
+            lora_request=lora_request,
         )
 
     def chat(
@@ -95,25 +114,40 @@ class OfflineGeneration:
         use_tqdm: UseTqdm,
         *,
         priority: int | Sequence[int] | None,
+        lora_request: Adapters = None,
         **settings: Any,
     ) -> list[RequestOutput]:
         """Answers to conversations, see `LLM.chat`; `settings` are those of the template."""
         prompts = self._render_all(messages, settings)
-        return self.generate(prompts, params, use_tqdm, priority=priority, add_special_tokens=False)
+        return self.generate(
+            prompts, params, use_tqdm, priority=priority, add_special_tokens=False, lora_request=lora_request
+        )
 
     def enqueue_chat(
-        self, messages: Any, params: Params, *, priority: int | Sequence[int] | None, **settings: Any
+        self,
+        messages: Any,
+        params: Params,
+        *,
+        priority: int | Sequence[int] | None,
+        lora_request: Adapters = None,
+        **settings: Any,
     ) -> list[str]:
         """Queue conversations, see `LLM.enqueue_chat`."""
         prompts = self._render_all(messages, settings)
-        return self.enqueue(prompts, params, priority=priority, add_special_tokens=False)
+        return self.enqueue(prompts, params, priority=priority, add_special_tokens=False, lora_request=lora_request)
 
     def stream_chat(
-        self, messages: Any, params: Params, *, priority: int | Sequence[int] | None, **settings: Any
+        self,
+        messages: Any,
+        params: Params,
+        *,
+        priority: int | Sequence[int] | None,
+        lora_request: Adapters = None,
+        **settings: Any,
     ) -> Generator[Delta, None, None]:
         """Answers as they come, see `LLM.stream_chat`."""
         prompts = self._render_all(messages, settings)
-        return self.stream(prompts, params, priority=priority, add_special_tokens=False)
+        return self.stream(prompts, params, priority=priority, add_special_tokens=False, lora_request=lora_request)
 
     def _render_all(self, messages: Any, settings: Mapping[str, Any]) -> list[Prompt]:
         prompts: list[Prompt] = []

@@ -1,5 +1,6 @@
 """Sleep and other weights for the engine of an `LLM`."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from os import PathLike
@@ -7,11 +8,16 @@ from typing import Any, get_args
 
 from jaxllm.engine.control import PauseMode
 from jaxllm.errors import EngineError, RequestError, quoted
+from jaxllm.requests.lora_request import LoRARequest
 
 Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """Arrays of NumPy or JAX by their names in the checkpoint."""
 NewWeights = str | PathLike[str] | Tensors
 """A folder with a checkpoint, or tensors."""
+
+
+_POLL_SECONDS = 0.01
+"""Between two questions whether an adapter has been read."""
 
 
 def control_of(engine: Any) -> Any:
@@ -42,6 +48,20 @@ def sleep(control: Any, level: int, mode: PauseMode, step: Callable[[], None]) -
     while not control.sleep(level, mode, again=again):
         again = True
         step()
+
+
+def add_lora(control: Any, lora: LoRARequest) -> None:
+    """Have an adapter read, and wait for it. Raises `RequestError`."""
+    arguments: dict[str, Any] = {
+        "lora_name": lora.lora_name,
+        "lora_path": lora.lora_path,
+        "lora_int_id": lora.lora_int_id,
+        "load_inplace": lora.load_inplace,
+    }
+    again = False
+    while not control.add_lora(**arguments, again=again):
+        again = True
+        time.sleep(_POLL_SECONDS)
 
 
 def update(control: Any, weights: NewWeights) -> int:

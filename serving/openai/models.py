@@ -13,7 +13,8 @@ from jaxllm.serving.openai.protocol.models import Model, ModelList
 async def list_models(request: Request) -> Response:
     """List the names of the model."""
     server = server_of(request)
-    return json_response(ModelList(data=[_model(server, name) for name in server.model_names]))
+    models = [_model(server, name) for name in server.model_names]
+    return json_response(ModelList(data=models + [_model(server, name) for name in server.adapters.names]))
 
 
 async def retrieve_model(request: Request) -> Response:
@@ -27,5 +28,8 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def _model(server: ServerState, name: str) -> Model:
-    info = server.llm.info
+    info, adapter = server.llm.info, server.adapters.get(name)
+    if adapter is not None:
+        root, parent = adapter.request.lora_path, adapter.parent
+        return Model(id=name, created=server.created, root=root, parent=parent, max_model_len=info.max_model_len)
     return Model(id=name, created=server.created, root=info.model, max_model_len=info.max_model_len)

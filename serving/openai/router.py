@@ -1,6 +1,7 @@
 """The operations of OpenAI's interface, but those of models that pool."""
 
 from jaxllm.serving.http.operation import Operation
+from jaxllm.serving.openai.adapters import LoadAdapter, UnloadAdapter, load_adapter, unload_adapter
 from jaxllm.serving.openai.batches.routes import cancel_batch, create_batch, list_batches, retrieve_batch
 from jaxllm.serving.openai.chat.routes import create_chat_batch, create_chat_completion
 from jaxllm.serving.openai.completions.demonstration import generate
@@ -169,6 +170,24 @@ OPERATIONS = (
         handler=cancel_batch,
         tag="Files",
         response=batches.Batch,
+    ),
+    Operation(
+        path="/v1/load_lora_adapter",
+        methods=("POST",),
+        handler=load_adapter,
+        tag="OpenAI",
+        operator=True,
+        request=LoadAdapter,
+        content_type="text/plain",
+    ),
+    Operation(
+        path="/v1/unload_lora_adapter",
+        methods=("POST",),
+        handler=unload_adapter,
+        tag="OpenAI",
+        operator=True,
+        request=UnloadAdapter,
+        content_type="text/plain",
     ),
     Operation(path="/v1/models", handler=list_models, tag="OpenAI", response=models.ModelList),
     Operation(path="/v1/models/{model:path}", handler=retrieve_model, tag="OpenAI", response=models.Model),

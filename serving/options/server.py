@@ -24,6 +24,17 @@ class ServerOptions(Section):
     served_model_name: tuple[str, ...] = option(
         (), "Names that requests may use for the model; responses use the first. Default: the model as given."
     )
+    lora_modules: tuple[str, ...] = option(
+        (),
+        'LoRA adapters to serve from the start, as NAME=FOLDER or JSON {"name", "path", "base_model_name"}; '
+        "requests ask for one by its name as model. Needs --enable-lora.",
+    )
+    lora_dir: str | None = option(
+        None,
+        "Folder with adapters, which clients may then load and unload (POST /v1/load_lora_adapter); others are "
+        "rejected. Default: clients load none.",
+        environment="VLLM_LORA_RESOLVER_CACHE_DIR",
+    )
     api_key: tuple[str, ...] = option(
         (),
         "API keys; required except for health, metrics and documentation pages.",

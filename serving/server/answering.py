@@ -5,7 +5,8 @@ import logging
 import time
 
 from jaxllm.engine.garbage import settle
-from jaxllm.errors import EngineError
+from jaxllm.errors import ConfigError, EngineError, RequestError
+from jaxllm.serving.http.adapters import parse_modules
 from jaxllm.serving.http.connection.connections import Connections
 from jaxllm.serving.http.connection.server import HttpServer, uvicorn_config
 from jaxllm.serving.http.limits import HttpLimits
@@ -54,6 +55,7 @@ async def answer(
     try:
         await http.wait_until_it_listens(serving)
         stores.resume(app)
+        await load_modules(state)
         _announce(state, listener, worker, started)
         await _wait_for_end(signals, serving, llm)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
@@ -91,6 +93,20 @@ def make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetr
         created=int(time.time()),
         shared_metrics=shared_metrics,
     )
+
+
+async def load_modules(state: ServerState) -> None:
+    """Read the adapters of `--lora-modules`. Raises `ConfigError` for one that cannot be served."""
+    modules = parse_modules(state.options.lora_modules)
+    if modules and not state.llm.info.max_loras:
+        raise ConfigError("lora_modules: the engine takes no adapters; give --enable-lora as well")
+    for each in modules:
+        try:
+            adapter = state.adapters.make(each.name, each.path)
+            await state.llm.add_lora(adapter)
+        except RequestError as error:
+            raise ConfigError(f"lora_modules: {error}") from error
+        state.adapters.add(adapter, each.base_model_name)
 
 
 async def _report(state: ServerState, worker: WorkerContext | None) -> None:

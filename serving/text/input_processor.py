@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
@@ -95,8 +97,9 @@ class InputProcessor:
         priority: int | Sequence[int] = 0,
         stream: bool = False,
         add_special_tokens: bool = True,
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None" = None,
     ) -> list[TextRequest]:
-        """One request per prompt, in order; `params` and `priority` are one for all or one per prompt.
+        """One request per prompt, in order; `params`, `priority` and `lora_request` are one for all or one per prompt.
 
         Texts are encoded in one call. Raises `RequestError` for the first thing that is wrong; when there are several
         prompts its message begins with "prompt INDEX:".
@@ -108,6 +111,9 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, total):
                 parsed.append(parse_prompt(prompt))
+        if lora_request is not None:
+            for each, adapter in zip(parsed, self._adapters(lora_request, total), strict=True):
+                each.lora_request = adapter
         for index, own in enumerate(each_params):
             if id(own) not in checked:
                 checked.add(id(own))
@@ -172,7 +178,7 @@ class InputProcessor:
         embeds = None if prompt.embeds is None else self._embeds(prompt, token_ids)
         children = self._children(request_id, token_ids, params, priority, prompt.cache_salt)
         for child in children:
-            child.prompt_embeds = embeds
+            child.prompt_embeds, child.lora_request = embeds, prompt.lora_request
         self._limits.check_prompt(token_ids, embeds)
         self._limits.check_sampling(children[0])
         # Only now: ids that are too large must not wrap around before they are looked at.
@@ -189,6 +195,18 @@ class InputProcessor:
             children=children,
             stops=StopAutomaton(params.stop_strings) if params.stop else None,
         )
+
+    def _adapters(self, given: object, total: int) -> Sequence[LoRARequest | None]:
+        """The adapter of each prompt."""
+        each = [given] * total if isinstance(given, LoRARequest) else given
+        if not isinstance(each, Sequence) or not all(isinstance(one, (LoRARequest, NoneType)) for one in each):
+            raise RequestError(
+                "lora_request: expected a LoRARequest, or a list with one for each prompt", "lora_request"
+            )
+        if len(each) != total:
+            raise RequestError(f"lora_request: {len(each)} were given for {total} prompts", "lora_request")
+        self._limits.check_adapter(next((one for one in each if one is not None), None))
+        return each
 
     def _embeds(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptEmbeds | None:
         """The embeddings of a prompt, as far as they are not cut off."""

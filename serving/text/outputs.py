@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks
 
 
@@ -34,6 +35,8 @@ class CompletionOutput(Shown):
     logprobs: list[TokenChoices] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: LoRARequest | None = None
+    """The adapter that it is from."""
 
     def finished(self) -> bool:
         """Whether nothing more will come."""
@@ -57,6 +60,7 @@ class Delta(CompletionOutput):
             part.logprobs,
             part.finish_reason,
             part.stop_reason,
+            part.lora_request,
             prompt_index,
         )
 
@@ -93,6 +97,7 @@ class RequestOutput(ShownInNotebooks):
     prompt_logprobs: list[TokenChoices | None] | None = None
     metrics: RequestMetrics | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
+    lora_request: LoRARequest | None = None
 
     @property
     def num_output_tokens(self) -> int:

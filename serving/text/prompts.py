@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError, nearest, quoted
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.prompt_embeds import FIELD
 from jaxllm.serving.text.tokenizer import check_text
 
@@ -71,6 +72,7 @@ class ParsedPrompt:
     """What stands in place of tokens, [places without a token id, width]."""
     is_token: Any = None
     """Where `embeds` are those of all places: which of them have a token id."""
+    lora_request: LoRARequest | None = None
 
     def cut(self, token_ids: Any, most: int) -> Any:
         """At most so many tokens (1 at least) of the end that stays."""

@@ -55,6 +55,10 @@ class RequestState:
     def result(self, outputs: list[CompletionOutput], finished: bool) -> RequestOutput:
         """A result of the request with these outputs."""
         prompt_logprobs = self.prompt_logprobs
+        adapter = self.request.children[0].lora_request if self.request.children else None
+        if adapter is not None:
+            for each in outputs:
+                each.lora_request = adapter
         if self.request.stream:
             self.prompt_logprobs = None
         return RequestOutput(
@@ -66,6 +70,7 @@ class RequestState:
             prompt_logprobs=prompt_logprobs,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
+            lora_request=adapter,
         )
 
 

@@ -85,17 +85,17 @@ def test_flags(source: Source) -> None:
     table = options.flags(source)
     assert states(table) == {
         "max-model-len": "present", "allowed-media-domains": "accepted", "compilation-config": "absent",
-        "enable-lora": "neutral", "attention-config": "accepted", "new-thing": "absent", "chat-template": "present",
+        "enable-lora": "present", "attention-config": "accepted", "new-thing": "absent", "chat-template": "present",
         "uvicorn-log-level": "accepted",
     }  # fmt: skip
     assert next(row.reason for row in table.rows if row.name == "compilation-config") == "without -zz"
-    assert "| flags | 8 | 2 | 3 | 1 | 2 | 0 |" in summary([table])
+    assert "| flags | 8 | 3 | 3 | 0 | 2 | 0 |" in summary([table])
     assert "- `compilation-config`: without -zz" in table.markdown()
 
 
 def test_keywords_variables_routes_and_metrics(source: Source) -> None:
     assert states(options.fields(source)) == {
-        "max_model_len": "present", "enable_lora": "neutral", "swap_space": "accepted", "new_thing": "absent",
+        "max_model_len": "present", "enable_lora": "present", "swap_space": "accepted", "new_thing": "absent",
         "enable_log_requests": "accepted",
     }  # fmt: skip
     assert states(options.environment(source)) == {"VLLM_API_KEY": "present", "VLLM_ROCM_THING": "absent"}

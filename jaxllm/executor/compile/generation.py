@@ -1,6 +1,6 @@
 """The programs of an engine that generates, made from their records for a configuration."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.cache import make_cache
 from jaxllm.models.causal_lm import abstract_model
+from jaxllm.models.layers.adapter_slots import split_adapters
 from jaxllm.models.sharding import sharding
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         num_tables=resolved.cache_plan.num_tables,
         shards=resolved.data_shards,
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
+        adapters=resolved.adapters,
     )
     stage = resolved.stage
     of_last = stage is None or stage.is_last
@@ -61,6 +63,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         precision=resolved.matmul_precision,
         handover=Handover(resolved.mesh, resolved.model.hidden_size, jnp.dtype(resolved.dtype)),
         stage=stage,
+        **_adapters(resolved),
         processors=processors,
         has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),
     )
@@ -75,6 +78,15 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         mesh=resolved.mesh,
         uses_native_kernels=context.uses_native_kernels,
     )
+
+
+def _adapters(resolved: ResolvedConfig) -> dict[str, Any]:
+    """What a context has of adapter slots, if there are any."""
+    if resolved.adapters is None:
+        return {}
+    options = replace(resolved.forward, adapters=resolved.adapters)
+    adapted, arrays = split_adapters(abstract_model(resolved.model, options, jnp.dtype(resolved.dtype)))
+    return {"adapted": adapted, "adapters": tuple(arrays.values())}
 
 
 def _processors(resolved: ResolvedConfig) -> "tuple[CompiledProcessors | None, dict[str, Any]]":

@@ -20,6 +20,7 @@ from jaxllm.models.stage import Stage
 
 if TYPE_CHECKING:
     from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
+    from jaxllm.models.layers.adapter_slots import AdaptedGraph
 
 State = TypeVar("State", bound=StageState)
 
@@ -60,8 +61,8 @@ class Handover:
 class ProgramContext(Generic[State]):
     """The model's graph, and the shapes of all that programs of an engine, or of one of its stages, take.
 
-    `parameters` and `state` are called so in `DeviceCalls` too: the paths of a `ProgramRecord` lead to shapes here and
-    to arrays there.
+    `parameters`, `adapters` and `state` are called so in `DeviceCalls` too: the paths of a `ProgramRecord` lead to
+    shapes here and to arrays there.
     """
 
     graph: nnx.GraphDef[CausalLM]
@@ -78,6 +79,10 @@ class ProgramContext(Generic[State]):
     processors: "CompiledProcessors | None" = None
     has_host_processors: bool = False
     """Whether logits processors run on the host."""
+    adapted: "AdaptedGraph | None" = None
+    """The graph of the model with slots for adapters, where there are any: steps run it."""
+    adapters: tuple[jax.ShapeDtypeStruct, ...] = ()
+    """The arrays of these slots."""
 
     @property
     def is_last(self) -> bool:

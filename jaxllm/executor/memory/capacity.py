@@ -12,6 +12,8 @@ import numpy as np
 from jaxllm.errors import CapacityError
 from jaxllm.executor.memory.memory import pages_held, plan_pages, steady
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.causal_lm import abstract_model
+from jaxllm.models.layers.adapter_slots import split_adapters
 from jaxllm.models.sharding import RULES
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,17 @@ def pages_asked(resolved: ResolvedConfig) -> int:
         return count_pages(resolved, 0)
     # The bytes are those of each device, and stages may have different layers.
     return min(count_pages(part, 0) for part in resolved.stage_configs)
+
+
+def adapter_bytes(resolved: ResolvedConfig) -> int:
+    """Bytes of each device that slots for adapters take, without padding."""
+    if resolved.adapters is None:
+        return 0
+    options = replace(resolved.forward, adapters=resolved.adapters)
+    _, arrays = split_adapters(abstract_model(resolved.model, options, jnp.dtype(resolved.dtype)))
+    whole: Any = list(arrays.values())
+    own = [each.shape if each.sharding is None else each.sharding.shard_shape(each.shape) for each in whole]
+    return sum(map(math.prod, own)) * jnp.dtype(resolved.adapters.dtype).itemsize
 
 
 def slot_bytes(resolved: ResolvedConfig) -> int:

@@ -72,6 +72,18 @@ class BackgroundControl:
         """See `EngineControl.save_sharded_state`; all engines have the same weights."""
         self._send_first(called("save_sharded_state", path=path, pattern=pattern, max_size=max_size))
 
+    def add_lora(self, **arguments: Any) -> bool:
+        """See `EngineControl.add_lora`."""
+        return all(self._call("add_lora", **arguments))
+
+    def remove_lora(self, lora_name: str) -> bool:
+        """See `EngineControl.remove_lora`."""
+        return any(self._call("remove_lora", lora_name=lora_name))
+
+    def pin_lora(self, lora_name: str) -> bool:
+        """See `EngineControl.pin_lora`."""
+        return all(self._call("pin_lora", lora_name=lora_name))
+
     def _call(self, method: EngineMethod, **arguments: Any) -> list[CallResult]:
         return self._send(called(method, **arguments))
 

@@ -1,5 +1,7 @@
 """What records of programs declare is what their programs take, give away and return."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,7 +20,7 @@ from jaxllm.models.cache import Cache
 
 @pytest.fixture(scope="module")
 def programs() -> ProgramSet[DeviceState]:
-    options = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prompt_embeds": True}
+    options = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prompt_embeds": True, "enable_lora": True}
     return generation_programs(resolve_config(EngineConfig.from_options(options)), 8)
 
 
@@ -29,7 +31,8 @@ def test_every_record_of_the_module_is_in_the_table() -> None:
 
 
 DONATED = {
-    "step_1": (1,), "step_8": (1,), "sample_constrained": (2, 3), "set_row": (0,), "set_bias": (0,), "set_pages": (0,),
+    "step_1": (2,), "step_8": (2,), "empty_adapters": (), "set_adapter": (0,),
+    "sample_constrained": (2, 3), "set_row": (0,), "set_bias": (0,), "set_pages": (0,),
     "copy_pages": (0,), "set_embeddings": (0,), "empty_state": (), "prompt_logprobs": (), "listed_logprobs": (),
 }  # fmt: skip
 """Arguments that each program of an engine without stages and processors takes for good."""
@@ -50,12 +53,18 @@ def test_a_program_of_an_unknown_name_is_an_error() -> None:
 def test_results_replace_the_parts_of_the_state_that_are_declared() -> None:
     zeros, ones = jnp.zeros(2), jnp.ones(2)
     state = DeviceState(Cache((zeros,)), zeros, SamplingState(zeros, zeros), zeros, zeros)
-    result, changed = program_table.COPY_PAGES.results(state, (ones,))
-    assert result is None
-    assert changed.kv_cache.pages == (ones,)
-    assert changed.hidden is zeros
+    holder = SimpleNamespace(state=state, adapters=(zeros,))
+    assert program_table.COPY_PAGES.take_results(holder, (ones,)) is None
+    assert holder.state.kv_cache.pages == (ones,)
+    assert holder.state.hidden is zeros
     sampling = SamplingState(ones, ones)
-    result, changed = program_table.SAMPLE_CONSTRAINED.results(state, ("sampled", sampling, ones))
-    assert (result, changed.sampling, changed.last_tokens) == ("sampled", sampling, ones)
-    assert program_table.ROW_LOGITS.results(state, "logits") == ("logits", state)
-    assert program_table.EMPTY_STATE.results(None, state) == (None, state)
+    assert program_table.SAMPLE_CONSTRAINED.take_results(holder, ("sampled", sampling, ones)) == "sampled"
+    assert (holder.state.sampling, holder.state.last_tokens) == (sampling, ones)
+    assert program_table.ROW_LOGITS.take_results(holder, "logits") == "logits"
+    assert program_table.SET_ADAPTER.take_results(holder, (ones,)) is None
+    assert holder.adapters == (ones,)
+    assert program_table.STEP.take_results(holder, ("sampled", state)) == "sampled"
+    assert holder.state is state
+    empty = SimpleNamespace()
+    assert program_table.EMPTY_STATE.take_results(empty, state) is None
+    assert empty.state is state

@@ -8,7 +8,7 @@ from jaxllm.kv.prefix import PrefixCache, extend_digests, root_digest
 
 def digests_of(tokens: list[int], block_size: int = 2, salt: str | None = None) -> list[bytes]:
     digests: list[bytes] = []
-    extend_digests(digests, np.array(tokens, np.int32), block_size, salt)
+    extend_digests(digests, np.array(tokens, np.int32), block_size, root_digest(salt))
     return digests
 
 
@@ -35,13 +35,13 @@ def test_extending_step_by_step_equals_at_once() -> None:
     tokens = np.arange(11, dtype=np.int32)
     digests: list[bytes] = []
     for end in (0, 3, 4, 5, 11):
-        extend_digests(digests, tokens[:end], 2, None)
+        extend_digests(digests, tokens[:end], 2, root_digest(None))
     assert digests == digests_of(list(range(11)))
 
 
 def test_other_integer_types_give_the_same_digests() -> None:
     digests: list[bytes] = []
-    extend_digests(digests, np.arange(4, dtype=np.int64), 2, None)  # type: ignore[arg-type]
+    extend_digests(digests, np.arange(4, dtype=np.int64), 2, root_digest(None))  # type: ignore[arg-type]
     assert digests == digests_of([0, 1, 2, 3])
 
 

@@ -19,7 +19,7 @@ from jaxllm.beam.group import BeamGroup
 from jaxllm.beam.policy import BeamSearch, Candidates
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
-from jaxllm.kv.prefix import extend_digests
+from jaxllm.kv.prefix import extend_digests, root_digest
 from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.request import Request
@@ -134,7 +134,7 @@ class Device:
             if request is not None and request.page_hashes:
                 fresh: list[bytes] = []
                 tokens = self.scheduler.table.token_ids[slot, : len(request.page_hashes) * self.size]
-                extend_digests(fresh, tokens, self.size, request.cache_salt)
+                extend_digests(fresh, tokens, self.size, root_digest(request.cache_salt))
                 assert request.page_hashes == fresh, "another sequence's digests"
 
     def _tokens(self, slot: int, end: int) -> list[int]:

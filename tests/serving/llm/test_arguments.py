@@ -32,8 +32,8 @@ def test_arguments_are_a_dataclass_of_all_options() -> None:
 def test_vllms_options_without_effect(caplog: pytest.LogCaptureFixture) -> None:
     assert EngineArgs(trust_remote_code=True).create_engine_config() == EngineConfig()
     assert "trust_remote_code has no effect" in caplog.text
-    with pytest.raises(ConfigError, match=r"enable_lora=True: LoRA adapters are not supported"):
-        EngineArgs(enable_lora=True).create_engine_config()
+    with pytest.raises(ConfigError, match=r"enable_return_routed_experts=True: not supported"):
+        EngineArgs(enable_return_routed_experts=True).create_engine_config()
 
 
 def test_a_parser_for_all_options_and_others() -> None:

@@ -83,7 +83,7 @@ async def test_methods_are_vllms(engine: AsyncLLMEngine) -> None:
     assert await engine.reset_prefix_cache()
     await engine.do_log_stats()
     assert not await engine.is_tracing_enabled()
-    with pytest.raises(RequestError, match="lora_request: adapters"):
+    with pytest.raises(RequestError, match="this engine takes no adapters, asked for 'sql'"):
         await anext(engine.generate(PROMPT, SamplingParams(), "adapter", LoRARequest("sql", 1, "somewhere")))
 
 

@@ -445,7 +445,7 @@ def test_queued_conversations_are_prompts_of_the_template(make: Make) -> None:
     assert [output.prompt for output in outputs] == [output.prompt for output in llm.chat(talks, one, use_tqdm=False)]
     assert list(scripted.added[0].prompt_token_ids) == list(scripted.added[2].prompt_token_ids)
     with pytest.raises(RequestError, match="lora_request"):
-        llm.enqueue_chat(talks, one, lora_request=object())
+        llm.enqueue_chat(talks, one, lora_request=object())  # type: ignore[arg-type]
 
 
 def test_other_calls_keep_what_comes_of_requests_that_are_stepped_by_hand(make: Make) -> None:
@@ -478,8 +478,8 @@ def test_vllms_arguments_for_what_there_is_not(make: Make) -> None:
     _, llm = make()
     assert lengths(llm.generate([[103]], use_tqdm=False, lora_request=None, mm_processor_kwargs={})) == [4]
     assert lengths(llm.generate([[103], [104]], use_tqdm=False, priority=3)) == [4, 5]
-    with pytest.raises(RequestError, match=r"lora_request: LoRA adapters") as error:
-        llm.generate([[103]], lora_request="sql")
+    with pytest.raises(RequestError, match=r"lora_request: expected a LoRARequest") as error:
+        llm.generate([[103]], lora_request="sql")  # type: ignore[arg-type]
     assert error.value.parameter == "lora_request"
     talk = [{"role": "user", "content": "the cat"}]
     with pytest.raises(RequestError, match="must be one of auto, string, openai"):

@@ -58,7 +58,7 @@ def test_a_tokenizer_of_its_own(engine: Any, model_folder: Path, byte_fallback_f
 
 def test_a_tokenizer_too_large_for_the_model(engine: Any, model_folder: Path) -> None:
     engine.info = replace(engine.info, vocab_size=359)
-    with pytest.raises(ConfigError, match=r"token ids up to 359, but the model's vocabulary ends at 358.*tokenizer="):
+    with pytest.raises(ConfigError, match=r"token IDs up to 359, but the model's vocabulary ends at 358.*tokenizer="):
         LLM(str(model_folder))
     assert engine.closed, "the engine was left behind"
 

@@ -45,8 +45,8 @@ def test_parameters_show_what_differs_from_the_default(params: Any, shown: str) 
 
 def test_long_lists_are_cut_and_defaults_left_out() -> None:
     assert repr(output()) == (
-        "RequestOutput(request_id='0', prompt='once', prompt_token_ids=[0, 1, 2, 3, 4, 5, ... 200 in all], "
-        "outputs=[CompletionOutput(index=0, text='a <b>', token_ids=[0, 1, 2, 3, 4, 5, ... 500 in all], "
+        "RequestOutput(request_id='0', prompt='once', prompt_token_ids=[0, 1, 2, 3, 4, 5, ... 200 in total], "
+        "outputs=[CompletionOutput(index=0, text='a <b>', token_ids=[0, 1, 2, 3, 4, 5, ... 500 in total], "
         "finish_reason='length')], finished=True)"
     )
     embedding = EmbeddingRequestOutput("1", EmbeddingOutput([0.123456789] * 1000), [1, 2])

@@ -11,7 +11,6 @@ _TEXT = "models accept text only"
 _ONE_HOST = "one process drives all devices of a host"
 _XLA = "XLA compiles and chooses kernels"
 _NO_DRAFTS = "speculative decoding is not supported; outputs are the same without it"
-_NO_ADAPTERS = "LoRA adapters are not supported"
 _NO_RECURRENT = "recurrent states have a fixed layout"
 _CACHE = "KV pages stay in device memory"
 _LOADING = "safetensors files are memory-mapped"
@@ -98,11 +97,12 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **switches(_TEXT, "language-model-only", "enable-mm-embeds", "mm-encoder-only", "interleave-mm-strings",
                "skip-mm-profiling", "mm-device-do-normalize", "disable-mm-preprocessor-cache"),
     # Adapters
-    **off("LoRA adapters are not supported; serve a checkpoint with the adapters merged in", "enable-lora"),
-    **values(_NO_ADAPTERS, "max-loras", "max-lora-rank", "lora-dtype", "max-cpu-loras", "default-mm-loras",
-             "max-lora-cls-labels", "lora-extra-vocab-size", "long-lora-scaling-factors"),
-    **switches(_NO_ADAPTERS, "enable-tower-connector-lora", "fully-sharded-loras", "specialize-active-lora",
+    **values("adapters are for the linear layers of models that read text", "default-mm-loras", "max-lora-cls-labels",
+             "lora-extra-vocab-size", "long-lora-scaling-factors"),
+    **switches("adapters are for the linear layers of models that read text", "enable-tower-connector-lora",
                "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
+    **switches("how adapters are split and multiplied follows from the mesh and the batch", "fully-sharded-loras",
+               "specialize-active-lora"),
     # Drafts
     **values(_NO_DRAFTS, "speculative-config/sc", "spec-method", "spec-model", "spec-tokens", "speculative-model",
              "num-speculative-tokens", "num-lookahead-slots", "ngram-prompt-lookup-max", "ngram-prompt-lookup-min",
@@ -126,7 +126,7 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **lists(_ONE_HOST, "numa-bind-nodes", "numa-bind-cpus"),
     **only(([], ()), "--kv-cache-dtype applies to all layers", "kv-cache-dtype-skip-layers"),
     **lists(_CACHE, "cpu-offload-params", "offload-params"),
-    **lists(_NO_ADAPTERS, "lora-target-modules"),
+    **lists("an adapter's own tensors say which modules it is for", "lora-target-modules"),
     **lists("docs/metrics.md lists the metrics", "collect-detailed-traces"),
     **lists("CUDA graphs are not used", "cudagraph-capture-sizes"),
     **switches(_XLA, "monokernel"),

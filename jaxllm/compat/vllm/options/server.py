@@ -26,7 +26,5 @@ NOOP_SERVER_OPTIONS = {
     **switches("Cohere's formats are detected from the chat template", "cohere-is-reasoning-model"),
     **values("Cohere's formats are detected from the chat template", "cohere-format"),
     **only((), "the server runs no tools", "tool-server"),
-    **only(([], ()), "LoRA adapters are not supported; serve a checkpoint with the adapters merged in",
-           "lora-modules"),
     **off("not supported; the server offers HTTP, with text and token IDs", "grpc", "tokens-only"),
 }  # fmt: skip

@@ -27,12 +27,12 @@ def exhaust(number):
 
 make_step, broken = step_program.make_step, {"hang": hang, "exhaust": exhaust}[sys.argv[1]]
 
-def make_broken_step(graph, shape, bucket):
-    step = make_step(graph, shape, bucket)
+def make_broken_step(merge, shape, bucket):
+    step = make_step(merge, shape, bucket)
     if bucket.tokens != 8:
         return step
-    def with_broken(parameters, state, packed):
-        return step(parameters, state, packed + (broken(packed[0]) >> 31))
+    def with_broken(parameters, adapters, state, packed):
+        return step(parameters, adapters, state, packed + (broken(packed[0]) >> 31))
     return with_broken
 
 step_program.make_step = make_broken_step

@@ -1,16 +1,5 @@
-"""What vLLM's programs say of an adapter. There are none: who passes one on gets a `RequestError`."""
+"""`LoRARequest` where vLLM has it."""
 
-from dataclasses import dataclass
+from jaxllm.requests.lora_request import LoRARequest
 
 __all__ = ["LoRARequest"]
-
-
-@dataclass
-class LoRARequest:
-    """An adapter: its name, a number of its own, and the folder it is in."""
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
-    base_model_name: str | None = None
-    load_inplace: bool = False

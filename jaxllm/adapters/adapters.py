@@ -1,0 +1,177 @@
+"""The LoRA adapters of an engine: known by name, read when they are first asked for, in a slot while requests run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxllm.adapters.slots import AdapterSlots
+from jaxllm.adapters.store import AdapterKey, AdapterStore, Read
+from jaxllm.errors import JaxLLMError, RequestError, quoted
+from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.request import Request
+
+WAIT_SECONDS = 0.05
+"""How long an engine with nothing else to do waits for an adapter at a time."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A request that has its adapter in a slot, or an error in place of that."""
+
+    request: Request
+    slot: int = -1
+    digest: bytes = b""
+    error: JaxLLMError | None = None
+
+
+class Adapters:
+    """Which adapters there are, and which requests have theirs.
+
+    A name stands for one folder at a time. What a folder holds is read once; `load_inplace` reads it again.
+    """
+
+    def __init__(
+        self, read: Read, write: Callable[[int, tuple[np.ndarray, ...]], None], *, num_slots: int, capacity: int
+    ) -> None:
+        """`write` brings arrays of an adapter to a slot on the devices."""
+        self._store = AdapterStore(read, max(capacity, num_slots))
+        self._slots: AdapterSlots[AdapterKey, Request] = AdapterSlots(
+            num_slots, lambda slot, key: write(slot, self._store[key].arrays)
+        )
+        self._known: dict[str, LoRARequest] = {}
+        self._versions: dict[str, int] = {}
+        self._reading: dict[Request, AdapterKey] = {}
+        self._keys: dict[Request, AdapterKey] = {}
+        self._asked: set[AdapterKey] = set()
+        self._errors: dict[AdapterKey, JaxLLMError] = {}
+        self._failed: list[Ready] = []
+
+    def begin(self, request: Request) -> None:
+        """A request asks for an adapter; `ready` says when it has it."""
+        assert request.lora_request is not None
+        key = self.register(request.lora_request)
+        self._keys[request] = key
+        if key in self._store:
+            self._slots.want(request, key)
+        else:
+            self._reading[request] = key
+            self._store.begin(key, request.lora_request)
+
+    def register(self, lora: LoRARequest) -> AdapterKey:
+        """Know an adapter by its name. Another folder of that name, or `load_inplace`, takes the place of the old."""
+        known = self._known.get(lora.lora_name)
+        version = self._versions.setdefault(lora.lora_name, 0)
+        if known is not None and (lora.load_inplace or known.lora_path != lora.lora_path):
+            self._forget_key(AdapterKey(lora.lora_name, known.lora_path, version))
+            version = self._versions[lora.lora_name] = version + 1
+        self._known[lora.lora_name] = replace(lora, load_inplace=False)
+        return AdapterKey(lora.lora_name, lora.lora_path, version)
+
+    def load(self, lora: LoRARequest, *, again: bool = False) -> bool:
+        """Read an adapter before anybody asks for it. False while it is being read: ask `again` then.
+
+        Raises the `RequestError` that reading it ended with.
+        """
+        if again:
+            key = AdapterKey(lora.lora_name, lora.lora_path, self._versions.get(lora.lora_name, 0))
+            self._take_read()
+        else:
+            key = self.register(lora)
+            self._asked.add(key)
+            if key not in self._store:
+                self._store.begin(key, lora)
+        error = self._errors.pop(key, None)
+        is_here = key in self._store
+        if error is not None or is_here:
+            self._asked.discard(key)
+        elif key not in self._asked:
+            error = RequestError(f"adapter {quoted(lora.lora_name)} was replaced or removed while it was read")
+        if error is not None:
+            raise error
+        return is_here
+
+    def remove(self, name: str) -> bool:
+        """Forget an adapter; requests that have it go on. False if there is none of that name."""
+        lora = self._known.pop(name, None)
+        if lora is None:
+            return False
+        self._forget_key(AdapterKey(name, lora.lora_path, self._versions[name]))
+        self._versions[name] += 1
+        return True
+
+    def pin(self, name: str) -> bool:
+        """Let an adapter keep the slot that it gets. False if there is none of that name."""
+        lora = self._known.get(name)
+        if lora is None:
+            return False
+        self._slots.pin(AdapterKey(name, lora.lora_path, self._versions[name]))
+        return True
+
+    @property
+    def known(self) -> list[LoRARequest]:
+        """The adapters that have been named and not removed."""
+        return list(self._known.values())
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the adapters that requests run with."""
+        return sorted({key.name for key in self._slots.running})
+
+    @property
+    def waiting(self) -> list[str]:
+        """Names of the adapters that requests wait for."""
+        return sorted({key.name for key in (*self._slots.waiting, *self._reading.values())})
+
+    def ready(self) -> list[Ready]:
+        """Requests that have their adapter now, or cannot have it."""
+        self._take_read()
+        found, self._failed = self._failed, []
+        for request, slot in self._slots.assign():
+            found.append(Ready(request, slot, self._store[self._keys[request]].digest))
+        return found
+
+    def _take_read(self) -> None:
+        """Take over what has been read."""
+        for key, error in self._store.ready(set(self._keys.values()) | set(self._slots.keys)):
+            for request in [each for each, wanted in self._reading.items() if wanted == key]:
+                del self._reading[request]
+                if error is None:
+                    self._slots.want(request, key)
+                else:
+                    self._failed.append(Ready(request, error=error))
+            if error is not None:
+                if key in self._asked:
+                    self._errors[key] = error
+                if key.name in self._known:
+                    self._drop_unreadable(key)
+
+    def wait(self) -> None:
+        """Wait a little for an adapter that is being read."""
+        self._store.wait(WAIT_SECONDS)
+
+    def forget(self, request: Request) -> None:
+        """A request has ended, or will not run."""
+        if self._keys.pop(request, None) is None:
+            return
+        self._reading.pop(request, None)
+        self._slots.forget(request)
+
+    def clear_slots(self) -> None:
+        """The devices have lost what was in the slots."""
+        self._slots.clear()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._store.close()
+
+    def _drop_unreadable(self, key: AdapterKey) -> None:
+        # Whoever asks next has it read once more: the folder may be whole by then.
+        if self._versions[key.name] == key.version:
+            del self._known[key.name]
+
+    def _forget_key(self, key: AdapterKey) -> None:
+        self._slots.drop(key)
+        self._asked.discard(key)
+        if key not in self._keys.values():
+            self._store.drop(key)

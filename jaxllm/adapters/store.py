@@ -1,0 +1,113 @@
+"""Adapters on the host, as the slots of an engine take them, read by a thread of their own."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, quoted
+from jaxllm.requests.lora_request import LoRARequest
+
+
+class AdapterKey(NamedTuple):
+    """What an adapter is known by."""
+
+    name: str
+    path: str
+    version: int = 0
+    """How often it has been read in place of what had the name before."""
+
+
+@dataclass(frozen=True)
+class HostAdapter:
+    """An adapter in memory."""
+
+    digest: bytes
+    """sha256 of its content."""
+    arrays: tuple[np.ndarray, ...]
+    """For each array of the slots what one slot has of it, in order: the inputs of `SET_ADAPTER`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+Read = Callable[[LoRARequest], HostAdapter]
+"""Reads an adapter from its folder. Raises `RequestError` for a folder that holds none, or one of another model."""
+
+
+class AdapterStore:
+    """The adapters on the host: those that were used last, at most `capacity`, and those in use."""
+
+    def __init__(self, read: Read, capacity: int) -> None:
+        self._read, self._capacity = read, capacity
+        self._adapters: OrderedDict[AdapterKey, HostAdapter] = OrderedDict()  # used longest ago first
+        self._reading: dict[AdapterKey, Future[HostAdapter]] = {}
+        # One thread: a folder is read from disk, and two at a time would take two adapters' memory.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+
+    def __contains__(self, key: AdapterKey) -> bool:
+        return key in self._adapters
+
+    def __getitem__(self, key: AdapterKey) -> HostAdapter:
+        self._adapters.move_to_end(key)
+        return self._adapters[key]
+
+    def begin(self, key: AdapterKey, request: LoRARequest) -> None:
+        """Read an adapter, unless it is here or being read."""
+        if key not in self._adapters and key not in self._reading:
+            self._reading[key] = self._pool.submit(self._read, request)
+
+    def ready(self, in_use: Collection[AdapterKey]) -> list[tuple[AdapterKey, JaxLLMError | None]]:
+        """Adapters that have been read since the last call, or why they could not be. Those `in_use` stay."""
+        found: list[tuple[AdapterKey, JaxLLMError | None]] = []
+        for key, future in list(self._reading.items()):
+            if not future.done():
+                continue
+            del self._reading[key]
+            error = future.exception()
+            if error is None:
+                self._adapters[key] = future.result()
+                found.append((key, None))
+            elif isinstance(error, JaxLLMError):
+                found.append((key, error))
+            else:
+                found.append((key, _fault(key, error)))
+        if found:
+            self._shrink({key for key, _ in found}.union(in_use))
+        return found
+
+    def wait(self, seconds: float) -> None:
+        """Wait until an adapter has been read, but not for longer."""
+        if self._reading:
+            wait(self._reading.values(), seconds, "FIRST_COMPLETED")
+
+    def drop(self, key: AdapterKey) -> None:
+        """Forget an adapter."""
+        self._adapters.pop(key, None)
+        future = self._reading.pop(key, None)
+        if future is not None:
+            future.cancel()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _shrink(self, kept: Collection[AdapterKey]) -> None:
+        for key in list(self._adapters):
+            if len(self._adapters) <= self._capacity:
+                return
+            if key not in kept:
+                del self._adapters[key]
+
+
+def _fault(key: AdapterKey, error: BaseException) -> JaxLLMError:
+    if isinstance(error, MemoryError):
+        return RequestError(f"adapter {quoted(key.name)} does not fit into the host's memory", "model")
+    fault = RequestFaultError(f"reading adapter {quoted(key.name)} failed in the server: {type(error).__name__}")
+    fault.__cause__ = error
+    return fault

@@ -1,0 +1,32 @@
+"""Options of LoRA adapters."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxllm.config.option import Section, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAOptions(Section):
+    """LoRA adapters."""
+
+    enable_lora: bool = option(
+        False, "Serve LoRA adapters next to the model: a request names its adapter, and each may name another."
+    )
+    max_loras: int = option(
+        1,
+        "Slots for adapters on the devices: so many different ones can be in one batch. Each takes memory for an "
+        "adapter of max_lora_rank.",
+        minimum=1,
+        maximum=1024,
+    )
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = option(16, "Largest rank of an adapter.")
+    max_cpu_loras: int | None = option(
+        None,
+        "Adapters kept in the host's memory, to be in a slot again without being read; at least max_loras. "
+        "Default: max_loras.",
+        minimum=1,
+    )
+    lora_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Type of adapters on the devices; auto: that of the activations."
+    )

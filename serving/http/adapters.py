@@ -1,0 +1,112 @@
+"""The LoRA adapters that requests may name in place of a model."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxllm.errors import ConfigError, RequestError, quoted
+from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.serving.http.errors import HttpError
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter under its name, and the name of the model that it is for."""
+
+    request: LoRARequest
+    parent: str
+
+
+class ServedAdapters:
+    """Adapters by name, in the order in which they came. A name of the model is none of theirs."""
+
+    def __init__(self, model_names: Sequence[str]) -> None:
+        self._model_names = tuple(model_names)
+        self._adapters: dict[str, ServedAdapter] = {}
+        self._last = 0
+
+    def __iter__(self) -> Iterator[ServedAdapter]:
+        return iter(self._adapters.values())
+
+    def find(self, name: str) -> LoRARequest | None:
+        """The adapter of a name, if there is one."""
+        served = self._adapters.get(name)
+        return None if served is None else served.request
+
+    def get(self, name: str) -> ServedAdapter | None:
+        """What is known of an adapter."""
+        return self._adapters.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return list(self._adapters)
+
+    def make(self, name: str, path: str, *, load_inplace: bool = False) -> LoRARequest:
+        """A request for an adapter that is to be served. Raises `RequestError` and an error of status 400."""
+        if name in self._model_names:
+            raise RequestError(f"lora_name={quoted(name)} is a name of the model; choose another", "lora_name")
+        known = self._adapters.get(name)
+        if known is not None and not load_inplace:
+            raise already_loaded(name)
+        number = known.request.lora_int_id if known is not None else self._last + 1
+        return LoRARequest(name, number, path, load_inplace=load_inplace)
+
+    def add(self, request: LoRARequest, parent: str | None = None) -> None:
+        """Serve an adapter."""
+        self._last = max(self._last, request.lora_int_id)
+        plain = LoRARequest(request.lora_name, request.lora_int_id, request.lora_path)
+        self._adapters[request.lora_name] = ServedAdapter(plain, parent or self._model_names[0])
+
+    def remove(self, name: str) -> None:
+        """Serve an adapter no more."""
+        self._adapters.pop(name, None)
+
+
+def already_loaded(name: str) -> HttpError:
+    """The adapter is served already."""
+    message = f"adapter {quoted(name)} is loaded; unload it first, or give load_inplace to read it again"
+    return HttpError(400, message, param="lora_name", code="adapter_loaded")
+
+
+@dataclass(frozen=True)
+class NamedAdapter:
+    """What `--lora-modules` says of an adapter."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
+def parse_modules(given: Iterable[str]) -> list[NamedAdapter]:
+    """Adapters of `--lora-modules`: `name=path`, or JSON objects with name, path and base_model_name.
+
+    Raises `ConfigError`.
+    """
+    found: dict[str, NamedAdapter] = {}
+    for text in given:
+        adapter = _parse_object(text) if text.lstrip().startswith("{") else _parse_pair(text)
+        if adapter.name in found:
+            raise ConfigError(f"lora_modules: two adapters are called {adapter.name[:200]!r}")
+        found[adapter.name] = adapter
+    return list(found.values())
+
+
+def _parse_pair(text: str) -> NamedAdapter:
+    name, sign, path = text.partition("=")
+    if not (name and sign and path):
+        raise ConfigError(f"lora_modules: {text[:200]!r} is neither name=path nor a JSON object")
+    return NamedAdapter(name, path)
+
+
+def _parse_object(text: str) -> NamedAdapter:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"lora_modules: {text[:200]!r} is not JSON ({error})") from None
+    known = {"name", "path", "base_model_name"}
+    if not isinstance(value, dict) or value.keys() - known or not {"name", "path"} <= value.keys():
+        raise ConfigError(f"lora_modules: {text[:200]!r} must be an object with name, path and maybe base_model_name")
+    if not all(isinstance(each, str) and each for each in value.values()):
+        raise ConfigError(f"lora_modules: {text[:200]!r}: name, path and base_model_name are texts")
+    return NamedAdapter(**value)

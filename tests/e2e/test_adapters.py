@@ -1,0 +1,182 @@
+"""Requests with LoRA adapters: each gets its own, whatever else is in the batch, in the slots, or in the cache."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxllm.engine.engine import Engine
+from jaxllm.errors import ConfigError, RequestError
+from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.request import Request
+from tests.adapter_folders import write_adapter
+from tests.e2e.driving import Answer, make_engine, request, run
+
+ADAPTERS = 8
+OPTIONS = {"max_num_batched_tokens": 32, "max_model_len": 128, "max_num_seqs": 8, "block_size": 8}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    # Of every rank that fits, and some of a few modules only.
+    ranks, modules = (8, 4, 2, 8), (("q_proj", "v_proj"), ("down_proj",), ("k_proj", "o_proj", "gate_proj"))
+    return [
+        write_adapter(root / str(index), index, ranks[index % 4], 0.3, modules=modules[index % 3])
+        for index in range(ADAPTERS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = make_engine(enable_lora=True, max_loras=3, max_lora_rank=8, max_cpu_loras=4, **OPTIONS)
+    yield engine
+    engine.close()
+
+
+def with_adapter(name: str, prompt: list[int], folder: Path | None, **params: object) -> Request:
+    made = request(name, prompt, **{"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, **params})
+    if folder is not None:
+        made.lora_request = LoRARequest(f"adapter-{folder.name}", 1, str(folder))
+    return made
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    random = np.random.default_rng(seed)
+    return [random.integers(10, 400, int(random.integers(3, 60))).tolist() for _ in range(count)]
+
+
+def tokens(answers: dict[str, Answer], count: int) -> list[list[int]]:
+    return [answers[str(index)].token_ids for index in range(count)]
+
+
+def test_mixed_requests_are_what_each_is_alone(engine: Engine, folders: list[Path]) -> None:
+    """Eight adapters and none through three slots, with chunks, prefixes that are found, and draws."""
+    given = prompts(18)
+    given += [[*given[0], 11, 12], [*given[0], 11, 12]]
+    drawn: dict[str, object] = {"temperature": 1.0, "seed": 7}
+
+    def each(index: int) -> Request:
+        folder = None if index % 9 == 8 else folders[index % 9 % ADAPTERS]
+        return with_adapter(str(index), given[index], folder, **(drawn if index % 2 else {}))
+
+    mixed = tokens(run(engine, [each(index) for index in range(len(given))]), len(given))
+    alone = [run(engine, [each(index)])[str(index)].token_ids for index in reversed(range(len(given)))]
+    assert mixed == alone[::-1]
+    base = run(engine, [with_adapter(str(index), prompt, None) for index, prompt in enumerate(given)])
+    changed = sum(mixed[index] != base[str(index)].token_ids for index in range(0, len(given), 2))
+    assert changed > len(given) // 4, "adapters that change nothing prove nothing"
+
+
+def test_preemption_keeps_the_adapter(folders: list[Path]) -> None:
+    options = {**OPTIONS, "num_gpu_blocks_override": 24, "max_num_seqs": 4}
+    engine = make_engine(enable_lora=True, max_loras=2, max_lora_rank=8, **options)
+    try:
+        given = prompts(8, seed=1)
+        requests = [
+            with_adapter(str(index), prompt[:40], folders[index % 4], max_tokens=30)
+            for index, prompt in enumerate(given)
+        ]
+        mixed = run(engine, requests)
+        assert sum(each.num_preemptions for each in requests)
+        for index, prompt in enumerate(given):
+            again = with_adapter(str(index), prompt[:40], folders[index % 4], max_tokens=30)
+            assert run(engine, [again])[str(index)].token_ids == mixed[str(index)].token_ids
+    finally:
+        engine.close()
+
+
+def test_zeros_are_the_base_bit_by_bit(engine: Engine, tmp_path: Path) -> None:
+    zeros, given = write_adapter(tmp_path / "zeros", scale=0.0), prompts(6, seed=2)
+    plain = make_engine(**OPTIONS)
+    try:
+        wanted = run(plain, [with_adapter(str(i), each, None, logprobs=3) for i, each in enumerate(given)])
+    finally:
+        plain.close()
+    for folder in (zeros, None):
+        found = run(engine, [with_adapter(str(i), each, folder, logprobs=3) for i, each in enumerate(given)])
+        for name, answer in wanted.items():
+            assert found[name].token_ids == answer.token_ids
+            assert found[name].logprobs == answer.logprobs
+
+
+def test_other_weights_under_the_same_name_find_none_of_the_old_pages(engine: Engine, tmp_path: Path) -> None:
+    prompt = prompts(1, seed=3)[0][:3] * 12
+    folder = write_adapter(tmp_path / "changing", 1, scale=0.2)
+    before = run(engine, [with_adapter("0", prompt, folder)])["0"]
+    again = run(engine, [with_adapter("0", prompt, folder)])["0"]
+    assert before.num_cached_tokens == 0
+    assert (again.num_cached_tokens, again.token_ids) == (32, before.token_ids)
+    assert run(engine, [with_adapter("0", prompt, None)])["0"].num_cached_tokens == 0
+    write_adapter(folder, 2, scale=0.2)
+    # What was read stays, until it is asked to be read again.
+    assert run(engine, [with_adapter("0", prompt, folder)])["0"].token_ids == before.token_ids
+    reloaded = with_adapter("0", prompt, folder)
+    reloaded.lora_request = LoRARequest("adapter-changing", 1, str(folder), load_inplace=True)
+    after = run(engine, [reloaded])["0"]
+    assert after.num_cached_tokens == 0
+    assert after.token_ids != before.token_ids
+    # The same content under another name is the same.
+    copy = with_adapter("0", prompt, folder)
+    copy.lora_request = LoRARequest("a copy", 9, str(folder))
+    assert run(engine, [copy])["0"].num_cached_tokens == 32
+
+
+def test_an_adapter_that_cannot_be_read_ends_its_request_alone(
+    engine: Engine, folders: list[Path], tmp_path: Path
+) -> None:
+    given = prompts(3, seed=4)
+    wanted = run(engine, [with_adapter("1", given[1], folders[1])])["1"].token_ids
+    engine.add_request(with_adapter("0", given[0], tmp_path / "nothing"))
+    engine.add_request(with_adapter("1", given[1], folders[1]))
+    engine.add_request(with_adapter("2", given[2], write_adapter(tmp_path / "wide", rank=16)))
+    ended: dict[str, str | None] = {}
+    found: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.request_id == "1":
+                found += output.token_ids
+            elif output.finished:
+                ended[output.request_id] = output.refusal
+    assert found == wanted
+    assert "adapter_config.json is not there" in str(ended["0"])
+    assert "has rank 16; at most 8 is taken" in str(ended["2"])
+    # It may be there later.
+    write_adapter(tmp_path / "nothing")
+    assert len(run(engine, [with_adapter("0", given[0], tmp_path / "nothing")])["0"].token_ids) == 6
+
+
+def test_loading_and_removing_under_traffic(engine: Engine, folders: list[Path]) -> None:
+    given = prompts(40, seed=5)
+    wanted = [
+        run(engine, [with_adapter(str(index), prompt, folders[index % ADAPTERS])])[str(index)].token_ids
+        for index, prompt in enumerate(given)
+    ]
+    found: dict[str, list[int]] = {}
+    waiting = list(enumerate(given))
+    while waiting or engine.has_unfinished_requests():
+        for index, prompt in waiting[:2]:
+            engine.add_request(with_adapter(str(index), prompt, folders[index % ADAPTERS]))
+            # Requests that have it go on.
+            engine.control.remove_lora(f"adapter-{(index * 3) % ADAPTERS}")
+        waiting = waiting[2:]
+        for output in engine.step():
+            assert output.refusal is None
+            found.setdefault(output.request_id, []).extend(output.token_ids)
+    assert [found[str(index)] for index in range(len(given))] == wanted
+    engine.scheduler.check_integrity()
+
+
+def test_an_engine_without_slots_says_so() -> None:
+    with pytest.raises(ConfigError, match="max_cpu_loras=1 must be at least max_loras=2"):
+        make_engine(enable_lora=True, max_loras=2, max_cpu_loras=1)
+    engine = make_engine(**OPTIONS)
+    try:
+        with pytest.raises(RequestError, match="this engine takes no adapters, asked for 'adapter-x'") as error:
+            engine.add_request(with_adapter("0", [5, 6], Path("x")))
+        assert error.value.parameter == "lora_request"
+        with pytest.raises(RequestError, match="--enable-lora"):
+            engine.control.add_lora("x", "x")
+    finally:
+        engine.close()
