@@ -1,6 +1,6 @@
 """The LoRA adapters of an engine: known by name, read when they are first asked for, in a slot while requests run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,12 +32,12 @@ class Adapters:
     """
 
     def __init__(
-        self, read: Read, write: Callable[[int, tuple[np.ndarray, ...]], None], *, num_slots: int, capacity: int
+        self, read: Read, write: Callable[[int, Sequence[Sequence[np.ndarray]]], None], *, num_slots: int, capacity: int
     ) -> None:
-        """`write` brings arrays of an adapter to a slot on the devices."""
+        """`write` brings the arrays of an adapter, by stages, to a slot on the devices."""
         self._store = AdapterStore(read, max(capacity, num_slots))
         self._slots: AdapterSlots[AdapterKey, Request] = AdapterSlots(
-            num_slots, lambda slot, key: write(slot, self._store[key].arrays)
+            num_slots, lambda slot, key: write(slot, self._store[key].stages)
         )
         self._known: dict[str, LoRARequest] = {}
         self._versions: dict[str, int] = {}

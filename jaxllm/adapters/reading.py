@@ -1,8 +1,9 @@
 """Reads adapters of an engine's model, on the thread of the adapter store."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +13,10 @@ from jaxllm.adapters.store import HostAdapter, Read
 from jaxllm.errors import RequestError, quoted
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.adapters.reading import read_adapter
-from jaxllm.models.adapters.slot_arrays import slot_arrays
-from jaxllm.models.causal_lm import abstract_model, checkpoint_names
+from jaxllm.models.adapters.slot_arrays import SlotShapes, slot_arrays
+from jaxllm.models.causal_lm import CausalLM, abstract_model, checkpoint_names
+from jaxllm.models.checkpoint.names import CheckpointNames
+from jaxllm.models.checkpoint.weight_target import ParameterPath
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.adapter_slots import split_adapters
 from jaxllm.models.layers.parameter import ParameterSpec
@@ -22,21 +25,43 @@ from jaxllm.requests.lora_request import LoRARequest
 
 def make_reader(resolved: ResolvedConfig) -> Read:
     """Reads adapters of the model."""
-    options, dtype = resolved.forward, jnp.dtype(resolved.dtype)
-    model = abstract_model(resolved.model, options, dtype)
-    flat: Any = nnx.to_flat_state(nnx.state(model))
-    specs = {path: ParameterSpec.of(variable) for path, variable in flat}
-    with_slots = abstract_model(resolved.model, replace(options, adapters=resolved.adapters), dtype)
-    _, slots = split_adapters(with_slots)
-    names, max_rank = checkpoint_names(resolved.model, options), resolved.config.lora.max_lora_rank
+    stages = [_Stage.of(each) for each in resolved.stage_configs]
+    max_rank = resolved.config.lora.max_lora_rank
 
     def read(lora: LoRARequest) -> HostAdapter:
+        folder = Path(lora.lora_path)
         try:
             # In float32: what is rounded is what the slots have.
-            found = read_adapter(Path(lora.lora_path), model, names, dtype=np.float32, max_rank=max_rank)
-            arrays = slot_arrays(found, slots, specs)
+            found = [
+                read_adapter(folder, stage.model, stage.names, dtype=np.float32, max_rank=max_rank) for stage in stages
+            ]
+            # The folder may have changed between two stages.
+            if len({each.digest for each in found}) > 1:
+                raise RequestError(f"adapter {quoted(lora.lora_name)} changed while it was read", "lora_request")
+            arrays = [slot_arrays(each, stage.slots, stage.specs) for each, stage in zip(found, stages, strict=True)]
         except ModelError as error:
             raise RequestError(f"adapter {quoted(lora.lora_name)}: {error}", "lora_request") from error
-        return HostAdapter(bytes.fromhex(found.digest), tuple(arrays))
+        return HostAdapter(bytes.fromhex(found[0].digest), tuple(map(tuple, arrays)))
 
     return read
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What reading must know of a stage, or of a whole model."""
+
+    model: CausalLM
+    names: CheckpointNames
+    specs: Mapping[ParameterPath, ParameterSpec]
+    slots: SlotShapes
+
+    @classmethod
+    def of(cls, resolved: ResolvedConfig) -> Self:
+        """Of a configuration."""
+        options, dtype = resolved.forward, jnp.dtype(resolved.dtype)
+        model = abstract_model(resolved.model, options, dtype)
+        flat: Any = nnx.to_flat_state(nnx.state(model))
+        with_slots = abstract_model(resolved.model, replace(options, adapters=resolved.adapters), dtype)
+        _, slots = split_adapters(with_slots)
+        specs = {path: ParameterSpec.of(variable) for path, variable in flat}
+        return cls(model, checkpoint_names(resolved.model, options), specs, slots)

@@ -27,13 +27,13 @@ class HostAdapter:
 
     digest: bytes
     """sha256 of its content."""
-    arrays: tuple[np.ndarray, ...]
-    """For each array of the slots what one slot has of it, in order: the inputs of `SET_ADAPTER`."""
+    stages: tuple[tuple[np.ndarray, ...], ...]
+    """For each stage of layers what one slot has of each array of its slots, in order: the inputs of `SET_ADAPTER`."""
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return sum(array.nbytes for array in self.arrays)
+        return sum(array.nbytes for arrays in self.stages for array in arrays)
 
 
 Read = Callable[[LoRARequest], HostAdapter]

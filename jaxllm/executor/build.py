@@ -121,6 +121,7 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | Non
             return _build(resolved, pages, None, progress, wait_for_kernels, cache=cache, group=group)
         model, beside = load_and_ask_compiler(resolved, open_engine_weights(resolved), cache, progress)
         free = device_free_bytes(local_devices_of(resolved), resolved.config.cache.gpu_memory_utilization, beside)
+        free -= adapter_bytes(resolved)
         resolved, pages = _sized(resolved, free, cache, group)
         return _build(resolved, pages, model, progress, wait_for_kernels, cache=cache, group=group)
     except ModelError as error:
@@ -131,7 +132,6 @@ def _sized(
     resolved: ResolvedConfig, free: int, cache: Path | None, group: "Group | None"
 ) -> tuple[ResolvedConfig, int]:
     """The configuration with the length that fits, and the number of KV pages: what suits all processes."""
-    free -= adapter_bytes(resolved)
     if group is None:
         resolved = shortened(with_snapshots(resolved, free), free)
         return resolved, steady_pages(resolved, free, cache)

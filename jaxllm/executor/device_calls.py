@@ -15,7 +15,7 @@ from jax.errors import JaxRuntimeError
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.device_state import DeviceState
-from jaxllm.executor.program_table import EMPTY_STATE, STEP, ProgramRecord, find_record
+from jaxllm.executor.program_table import EMPTY_STATE, SET_ADAPTER, STEP, ProgramRecord, find_record
 
 Publish = Callable[[str, Sequence[np.ndarray]], None]
 """Tells other processes of a call before it is made: the program's name and the arrays of the host."""
@@ -82,6 +82,11 @@ class DeviceCalls:
     def call(self, program: ProgramRecord, *arrays: Any) -> Any:
         """Start a program on `arrays` of the host, and take over the new state. Returns its result, at once."""
         return self._run(program, program.name, arrays)
+
+    def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
+        """Bring an adapter to a slot: for each stage the inputs of `SET_ADAPTER`."""
+        (own,) = stages
+        self.call(SET_ADAPTER, np.int32(slot), *own)
 
     def repeat(self, name: str, arrays: Sequence[Any]) -> None:
         """Make a call that another process has published. Raises `EngineError` for an unknown program."""

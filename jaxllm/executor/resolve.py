@@ -94,7 +94,7 @@ def resolve_config(
         kv_cache=kv_cache,
         attention_checks=config.compile.attention_checks,
         processors=_load_processors(config, runner, stages, processes),
-        adapters=_adapter_shape(config, runner, stages, dtype),
+        adapters=_adapter_shape(config, runner, dtype),
     )
     if stages == 1:
         return resolved
@@ -142,16 +142,12 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     return load_classes(names)
 
 
-def _adapter_shape(config: EngineConfig, runner: str, stages: int, dtype: str) -> AdapterShape | None:
+def _adapter_shape(config: EngineConfig, runner: str, dtype: str) -> AdapterShape | None:
     options = config.lora
     if not options.enable_lora:
         return None
     if runner == "pooling":
         raise ConfigError("enable_lora: pooling models do not support adapters yet; omit it")
-    if stages > 1:
-        raise ConfigError(
-            f"enable_lora: not supported with pipeline_parallel_size={stages} yet; use tensor_parallel_size instead"
-        )
     if options.max_cpu_loras is not None and options.max_cpu_loras < options.max_loras:
         raise ConfigError(
             f"max_cpu_loras={options.max_cpu_loras} must be at least max_loras={options.max_loras}: adapters in slots "

@@ -21,7 +21,6 @@ from jaxllm.executor.program_table import (
     COPY_STATES,
     LISTED_LOGPROBS,
     PROMPT_LOGPROBS,
-    SET_ADAPTER,
     SET_BIAS,
     SET_PAGES,
     SET_ROW,
@@ -247,10 +246,10 @@ class Runner:
         listed = None if step.listed is None else step.listed.collect()
         return StepResult(token_ids, logprobs, prompts, step.bucket, listed)
 
-    def set_adapter(self, slot: int, arrays: Sequence[np.ndarray]) -> None:
-        """Bring an adapter to a slot, for the steps dispatched from now on; see `SET_ADAPTER`."""
+    def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
+        """Bring an adapter to a slot, for the steps dispatched from now on; see `DeviceCalls.set_adapter`."""
         with self.watch.watching("an adapter"):
-            self.calls.call(SET_ADAPTER, np.int32(slot), *arrays)
+            self.calls.set_adapter(slot, stages)
 
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""

@@ -16,7 +16,13 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import ProgramSet, platform_of
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.largest_step import PROVISIONAL_PAGES
-from jaxllm.executor.memory.capacity import bytes_on_device, count_steady_pages, pages_asked, with_snapshots
+from jaxllm.executor.memory.capacity import (
+    adapter_bytes,
+    bytes_on_device,
+    count_steady_pages,
+    pages_asked,
+    with_snapshots,
+)
 from jaxllm.executor.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.planning.hlo import parse
@@ -69,7 +75,7 @@ def estimate_memory(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUs
         limit=memory_limit(resolved, target),
         usable=usable_memory(resolved, target),
         weights=bytes_on_device(programs.parameters),
-        state=bytes_on_device(programs.state) - bytes_on_device(cache),
+        state=bytes_on_device(programs.state) - bytes_on_device(cache) + adapter_bytes(resolved),
         page=bytes_on_device(cache.pages) // PROVISIONAL_PAGES,
         slot=bytes_on_device(cache.states) // resolved.num_state_slots,
     )
@@ -93,7 +99,8 @@ def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
     cache = programs.state.kv_cache
     others = replace(programs.state, kv_cache=None)
-    weights, state = laid_out(programs, programs.parameters), laid_out(programs, others)
+    weights = laid_out(programs, programs.parameters)
+    state = laid_out(programs, others) + adapter_bytes(resolved)
     page = laid_out(programs, cache.pages) // PROVISIONAL_PAGES
     slot = laid_out(programs, cache.states) // resolved.num_state_slots
     utilization = resolved.config.cache.gpu_memory_utilization

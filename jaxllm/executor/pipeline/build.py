@@ -15,7 +15,7 @@ from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.device_calls import DeviceCalls, Parameters
-from jaxllm.executor.memory.capacity import local_devices_of, shortened
+from jaxllm.executor.memory.capacity import adapter_bytes, local_devices_of, shortened
 from jaxllm.executor.memory.memory import device_free_bytes
 from jaxllm.executor.pipeline.calls import EarlierStage, StagedCalls
 from jaxllm.executor.resolved import ResolvedConfig
@@ -90,7 +90,7 @@ def _load_and_size(
     for part in resolved.stage_configs:
         parameters, beside = load_and_ask_compiler(part, load_weights, cache, progress)
         loaded.append(parameters)
-        free.append(device_free_bytes(local_devices_of(part), utilization, beside))
+        free.append(device_free_bytes(local_devices_of(part), utilization, beside) - adapter_bytes(part))
     lengths = [shortened(part, own).max_model_len for part, own in zip(resolved.stage_configs, free, strict=True)]
     resolved = replace(resolved, max_model_len=min(lengths))
     pages = min(steady_pages(part, own, cache) for part, own in zip(resolved.stage_configs, free, strict=True))

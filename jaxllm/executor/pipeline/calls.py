@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from jaxllm.executor.compile.buckets import Bucket
@@ -17,7 +18,7 @@ from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.compile.program import Executable
 from jaxllm.executor.device_calls import DeviceCalls, Parameters
 from jaxllm.executor.pipeline.clock import StageClock
-from jaxllm.executor.program_table import ProgramRecord, find_record
+from jaxllm.executor.program_table import SET_ADAPTER, ProgramRecord, find_record
 from jaxllm.executor.sampler.sampler import SampledRows
 
 
@@ -85,6 +86,13 @@ class StagedCalls(DeviceCalls):
             for stage in self._before:
                 stage.calls.call(program, *arrays)
         return super().call(program, *arrays)
+
+    def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
+        """See `DeviceCalls.set_adapter`."""
+        *before, last = stages
+        for stage, own in zip(self._before, before, strict=True):
+            stage.calls.call(SET_ADAPTER, np.int32(slot), *own)
+        super().call(SET_ADAPTER, np.int32(slot), *last)
 
     def step(self, bucket: Bucket, *arrays: Any) -> Any:
         """See `DeviceCalls.step`: the result is that of the last stage."""
