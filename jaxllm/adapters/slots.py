@@ -90,6 +90,8 @@ class AdapterSlots(Generic[Key, User]):
         if not self._waiting or not self._has_changed:
             return []
         self._has_changed = False
+        if all(key in self._keys for key in self._waiting.values()):
+            self._draining = None  # Whoever it was for has ended.
         found: list[tuple[User, int]] = []
         blocked: set[Key] = set()
         for user, key in list(self._waiting.items()):
@@ -121,8 +123,7 @@ class AdapterSlots(Generic[Key, User]):
             return None
         slot = self._draining if self._draining in free else min(free, key=self._age)
         assert slot is not None
-        if slot == self._draining:
-            self._draining = None
+        self._draining = None  # Whoever has waited longest has a slot now.
         self._keys[slot] = None
         self._write(slot, key)
         self._keys[slot] = key

@@ -182,7 +182,7 @@ class KVManager:
                 page = data[offset : offset + stride]
                 if request.prompt_embeds is not None:
                     page += request.prompt_embeds.page_key(number)
-                extend_digest(digests, page, self._root_of(request))
+                extend_digest(digests, page, b"" if digests else self._root_of(request))
             new.append(digests[number])
             offset += stride
         self._cache.remember(new)

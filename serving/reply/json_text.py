@@ -236,7 +236,8 @@ def _patterns(stops: tuple[str, ...]) -> _Patterns:
     firsts = "".join(re.escape(first) for first in sorted({stop[0] for stop in stops}))
     word = r"-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,99})?|true|false|null"
     return _Patterns(
-        re.compile(rf'(?:"[^"\\\x00-\x1f{firsts}]*"|{word})(?=[,:}}\]])').match,
+        # A colon after a word is part of it, as it is where the word comes in pieces.
+        re.compile(rf'"[^"\\\x00-\x1f{firsts}]*"(?=[,:}}\]])|(?:{word})(?=[,}}\]])').match,
         re.compile("|".join([r"[,\[\]{}\"\r\n:]", *marks])).search,
         re.compile("|".join([r"[,\[\]{}\"\r\n]", *marks])).search,
     )

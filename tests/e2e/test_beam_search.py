@@ -200,7 +200,7 @@ def test_what_cannot_be_searched_is_refused(beam_engine: Engine) -> None:
         beam_engine.add_request(request("x", [5], temperature=0, beam_search=BeamOptions(width=width), **params))
 
     for width, params, message in (
-        (9, {}, "there are 8 \\(max_num_seqs\\)"),
+        (9, {}, "the batch, which has 8 \\(max_num_seqs\\)"),
         (8, {"stop_token_ids": list(range(3, 20))}, "max_logprobs"),
         (8, {"max_tokens": None}, "pages of the KV cache"),
     ):

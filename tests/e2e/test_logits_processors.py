@@ -119,9 +119,13 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
             "forbid every token",
         ),
         ({"extra_args": {"bias": 3}}, "extra_args", "bias=3: must be an object"),
-        ({"extra_args": {"ban": list(range(9))}}, "extra_args", r"CompiledBans made numbers \(9,\) of it"),
+        (
+            {"extra_args": {"ban": list(range(9))}},
+            "extra_args",
+            r"CompiledBans returned state of shape \(9,\), not \(4,\)",
+        ),
         ({"extra_args": {"ban": [2**31]}}, "extra_args", "ValueError: a value does not fit into int32"),
-        ({"extra_args": {"ban": [1.5]}}, "extra_args", "ValueError: numbers of float64 are not int32"),
+        ({"extra_args": {"ban": [1.5]}}, "extra_args", "ValueError: cannot convert float64 to int32"),
         ({"extra_args": {"ban": "x"}}, "extra_args", "CompiledBans rejects the request: ValueError"),
         (
             {"extra_args": {"unique": True}, "beam_search": BeamOptions(width=2), "temperature": 0},

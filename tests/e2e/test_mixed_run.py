@@ -107,7 +107,7 @@ def test_eager_compiles_a_shape_when_it_is_first_met(engine: Engine, prompts: li
         ([1], {"logit_bias": {5000: 1.0}}, "logit_bias: token ID 5000"),
         ([1], {"allowed_token_ids": [1536]}, "allowed_token_ids: token ID 1536"),
         ([1], {"stop_token_ids": [99999]}, "stop_token_ids: token ID 99999"),
-        ([1], {"logprobs": 21}, "logprobs=21: at most 20"),
+        ([1], {"logprobs": 21}, "logprobs=21: must be at most 20"),
         ([1], {"prompt_logprobs": 21}, "prompt_logprobs=21"),
     ],
 )

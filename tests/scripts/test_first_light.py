@@ -45,12 +45,12 @@ def test_what_is_not_for_this_machine_is_skipped(tmp_path: Path) -> None:
     assert why_not(for_gpu, tmp_path, 1000) == "the doctor found no working device, or was not run"
     assert why_not(part(""), tmp_path, 1000) is None
     write_doctor(tmp_path, "cpu")
-    assert why_not(for_gpu, tmp_path, 1000) == "not for cpu"
+    assert why_not(for_gpu, tmp_path, 1000) == "does not apply to cpu"
     write_doctor(tmp_path, "gpu", 99)
     assert "GiB on a device" in str(why_not(for_gpu, tmp_path, 1000))
     write_doctor(tmp_path, "gpu", 100)
     assert why_not(for_gpu, tmp_path, 1000) is None
-    assert "no time is left" in str(why_not(for_gpu, tmp_path, 5))
+    assert "no time left" in str(why_not(for_gpu, tmp_path, 5))
     assert why_not(part("", needs=("no-such-package",)), tmp_path, 1000) == "pip install no-such-package"
 
 

@@ -212,7 +212,7 @@ def test_more_prompts_than_slots_in_order(llm: LLM) -> None:
         (["fine", [5, 1 << 20]], {}, "prompt 1: prompt token 1 is 1048576"),
         (["fine", "a\ud800"], {}, "prompt 1: not valid Unicode"),
         (["fine", None], {}, "prompt 1: a prompt must be a string or a list of token IDs"),
-        (["fine"], {"logprobs": 21}, "logprobs=21: at most 20"),
+        (["fine"], {"logprobs": 21}, "logprobs=21: must be at most 20"),
         (["fine"], {"stop_token_ids": [1 << 20]}, "stop_token_ids"),
         (["fine"], {"allowed_token_ids": [1 << 20]}, "allowed_token_ids"),
         (["fine"], {"logit_bias": {1 << 20: 1.0}}, "logit_bias"),

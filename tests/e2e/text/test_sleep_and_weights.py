@@ -419,7 +419,7 @@ def test_a_client_that_comes_late_hears_that_the_engine_is_paused(llm: LLM) -> N
 def test_what_is_queued_outlives_a_sleep(llm: LLM) -> None:
     llm.enqueue(PROMPTS, GREEDY)
     llm.sleep(1, mode="keep")
-    with pytest.raises(EngineError, match="sleeps"):
+    with pytest.raises(EngineError, match="is asleep"):
         llm.wait_for_completion(use_tqdm=False)
     llm.wake_up()
     assert [output.finished for output in llm.wait_for_completion(use_tqdm=False)] == [True, True]
@@ -460,7 +460,7 @@ def test_other_engines(name: str, old: Weights, new: Weights, new_folder: Path, 
         llm.update_weights(new)
         assert tokens_of(llm) == wanted
         llm.sleep(1)
-        with pytest.raises(EngineError, match="sleeps"):
+        with pytest.raises(EngineError, match="is asleep"):
             tokens_of(llm)
         llm.wake_up()
         assert tokens_of(llm) == wanted

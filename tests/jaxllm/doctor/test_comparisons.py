@@ -99,7 +99,7 @@ def test_latent_attention_is_compared_and_timed(latent_model: ResolvedConfig, mo
     outcome = attention.run(Context(Settings(), doing.append))
     assert outcome.status == "ok", outcome.summary
     name = latent_model.backend("attention")
-    assert f"{name}, 2 heads, latents of 32 + 16, float32: 2 of 2 cases right" in outcome.summary
+    assert f"{name}, 2 heads, latents of 32 + 16, float32: 2 of 2 cases correct" in outcome.summary
     assert outcome.figures["decode_bytes_per_s"] > 0
     assert "timing" in doing[-1]
 

@@ -18,7 +18,6 @@ import os, sys, logging
 logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.executor import device_holders as holders
 from jaxllm.executor import backend
 import jax
 local_devices, shares = jax.local_devices, []
@@ -73,7 +72,7 @@ except ConfigError:
 
 def test_an_accelerator_that_jax_does_not_use(run_python: RunPython) -> None:
     """A busy TPU: JAX says nothing, and takes the CPU."""
-    here = 'holders.device_files = lambda: ["/dev/accel0"]'
+    here = 'backend.device_files = lambda: ["/dev/accel0"]'
     found = start(run_python, here)
     assert (
         "WARNING this machine has an accelerator (/dev/accel0), but JAX runs on the CPU; unless it is installed: pip"
@@ -87,8 +86,8 @@ def test_an_accelerator_that_jax_does_not_use(run_python: RunPython) -> None:
 def test_who_holds_it_is_named(run_python: RunPython) -> None:
     before = """
 from types import SimpleNamespace
-holders.device_files = lambda: ["/dev/vfio/0"]
-holders.holders = lambda files: [SimpleNamespace(pid=17, user="ann", command="train.py")]
+backend.device_files = lambda: ["/dev/vfio/0"]
+backend.holders = lambda files: [SimpleNamespace(pid=17, user="ann", command="train.py")]
 """
     assert "process 17 (ann: train.py) has it open: end it first" in start(run_python, before)
 

@@ -89,7 +89,7 @@ def test_smaller_steps_where_memory_is_short(
     with caplog.at_level(logging.INFO):
         found = fit_here(resolve_config(config))
     assert size_of(found) == expected
-    said = f"steps have up to {expected[0]} requests and {expected[1]} tokens, not 256 and 8192: memory is short"
+    said = f"memory is short: steps have up to {expected[0]} requests and {expected[1]} tokens instead of 256 and 8192"
     assert (said in caplog.text) == (expected != LARGEST)
 
 

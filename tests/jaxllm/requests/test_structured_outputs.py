@@ -41,7 +41,7 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"regex": "a" * (MAX_SOURCE + 1)}, "regex", f"at most {MAX_SOURCE}"),
     ({"choice": []}, "choice", "a non-empty list"),
     ({"choice": ["a", ""]}, "choice", "non-empty"),
-    ({"choice": "ab"}, "choice", "a list"),
+    ({"choice": "ab"}, "choice", "a non-empty list"),
     ({"choice": ["a"] * (MAX_CHOICES + 1)}, "choice", f"at most {MAX_CHOICES}"),
     ({"grammar": ""}, "grammar", "non-empty"),
     ({"structural_tag": "no"}, "structural_tag", "not valid JSON"),

@@ -92,5 +92,5 @@ def test_messages_are_short() -> None:
         check(StructuredOutputsParams(json={"type": "a" * 5000}))
     assert len(str(error.value)) < MOST_QUOTED + 20
     many = "parser error: Too many items (limit 5; mask); try avoiding single-byte/short lexemes\n<non-verbose/>"
-    assert first_line(many).startswith("parser error: Too many items (limit 5; mask); rules that")
+    assert first_line(many).startswith("parser error: Too many items (limit 5; mask); less ambiguous rules")
     assert "lexemes" not in first_line(many)

@@ -40,7 +40,7 @@ def test_published_configurations(tmp_path: Path, name: str) -> None:
     ("name", "changes", "message"),
     [
         ("Hunyuan-7B-Instruct", {"num_experts": 16}, "'num_experts' must be 1, found 16"),
-        ("Hunyuan-7B-Instruct", {"use_cla": True}, "'use_cla' = true is not known"),
+        ("Hunyuan-7B-Instruct", {"use_cla": True}, "'use_cla' = true is unknown"),
         ("Hunyuan-7B-Instruct", {"use_qk_norm": False}, "'use_qk_norm' must be true, found false"),
         ("Hunyuan-7B-Instruct", {"attention_head_dim": 64}, "'attention_head_dim' must be 128, found 64"),
         ("MiniMax-M2", {"attn_type_list": [0] * 62}, "'attn_type_list' must be a list of 1"),

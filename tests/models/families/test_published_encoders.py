@@ -291,7 +291,7 @@ def test_overrides_come_before_the_file(tmp_path: Path) -> None:
         ({"relative_attention": False}, "'relative_attention' must be true"),
         ({"position_buckets": 2}, "'position_buckets' must be at least 4"),
         ({"norm_rel_ebd": "rms"}, "'norm_rel_ebd' must be none or layer_norm"),
-        ({"conv_kernel_size": 3}, "'conv_kernel_size' = 3 is not known"),
+        ({"conv_kernel_size": 3}, "'conv_kernel_size' = 3 is unknown"),
         ({"pooler_hidden_act": "tanh"}, "'pooler_hidden_act' must be gelu"),
         ({"embedding_size": 8}, "'embedding_size' must be the hidden size"),
     ],

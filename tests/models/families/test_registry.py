@@ -51,7 +51,10 @@ ADVICE = "`jaxllm models` lists all supported ones, and docs/add-a-model.md expl
         ("LamaForCausalLM", f"Lama is not supported; the nearest names are LlamaForCausalLM, {{}}; {ADVICE}"),
         (
             "BertForCausalLM",
-            "of Bert there are BertForMaskedLM, BertForSequenceClassification, BertForTokenClassification, BertModel",
+            (
+                "supported architectures of Bert are BertForMaskedLM, BertForSequenceClassification, "
+                "BertForTokenClassification, BertModel"
+            ),
         ),
     ],
 )

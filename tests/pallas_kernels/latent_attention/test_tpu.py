@@ -72,5 +72,5 @@ def test_a_decode_gives_what_a_chunk_gives() -> None:
 
 
 def test_pages_that_are_not_whole_tiles_are_refused() -> None:
-    with pytest.raises(ValueError, match="multiples of 16"):
+    with pytest.raises(ValueError, match="a multiple of 16"):
         make_inputs(Case("odd", ((1, 5),), page_size=8)).call("tpu")

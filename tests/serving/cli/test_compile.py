@@ -223,7 +223,9 @@ def test_every_difference_is_named_with_the_remedy(bundle: Path) -> None:
     message = str(error.value)
     assert "max_num_seqs: 2 in the bundle, 3 here" in message
     assert f"num_gpu_blocks: {pages(bundle)} in the bundle, 99 here" in message
-    assert "Give the options it was made with, compile it again (`jaxllm compile`), or start without it" in message
+    assert (
+        "Pass the options it was compiled with, compile it again (`jaxllm compile`), or omit --executables" in message
+    )
 
 
 def test_a_kv_cache_that_does_not_fit_here(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

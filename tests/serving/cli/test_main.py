@@ -127,7 +127,7 @@ def test_a_group_of_sub_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: jaxllm bench SUB-COMMAND")
-    assert "  serve       Throughput" in text
+    assert "  serve       Measure throughput" in text
     assert cli.main(["bench"]) == 2
     assert cli.main(["bench", "server"]) == 2
     assert "unknown sub-command 'server'; did you mean 'serve'? (see jaxllm bench --help)" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, e
         off = (after[name] - tensor).abs() / tensor.abs().amax(dim=1, keepdim=True)
         assert 0 < float(off.max()) < error
     assert main(["quantize", "demo", "--output", str(folder)]) == 2
-    assert "the folder is not empty; give a new one, nothing is overwritten" in capsys.readouterr().err
+    assert "the folder is not empty; give a new one, since nothing is overwritten" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

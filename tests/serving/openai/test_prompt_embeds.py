@@ -99,7 +99,7 @@ BAD: list[tuple[Any, str]] = [
     ("", "not a torch.save"),
     (of_torch({"a": torch.zeros(3, 128)}), "not contain exactly one tensor"),
     (of_torch([torch.zeros(3, 128)]), "does not belong in a state dict"),
-    (of_torch(torch.zeros(3, 128).to_sparse()), "is not part of"),
+    (of_torch(torch.zeros(3, 128).to_sparse()), "does not belong in"),
     (of_torch(torch.zeros(3, 64)), "rows have 64 values, but the model's embeddings have 128"),
     (of_torch(torch.zeros(128)), "one of shape [128]"),
     (of_torch(torch.zeros(2, 3, 128)), "one of shape [2, 3, 128]"),

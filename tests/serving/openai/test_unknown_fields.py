@@ -431,7 +431,7 @@ def test_the_log_names_each_once(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(BodyError):
             read({**CHAT, "temperatur": 1}, ChatCompletionRequest, IgnoredFields(policy))
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "temperatur, which is refused" in line
+    assert "temperatur, which is rejected" in line
 
 
 def test_what_this_server_alone_does_not_serve() -> None:

@@ -30,7 +30,7 @@ def test_scores_are_the_probability_of_yes(judge: Path) -> None:
     with LLM(str(judge), pooler_config=JUDGE, **OPTIONS) as llm:
         found = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
         (cut,) = llm.score(QUERY, DOCUMENTS[2], pooling_params=PoolingParams(truncate_prompt_tokens=300))
-        with pytest.raises(RequestError, match="leave no room"):
+        with pytest.raises(RequestError, match="leaves no room"):
             llm.score(QUERY, DOCUMENTS, pooling_params=PoolingParams(truncate_prompt_tokens=20))
     for document, each in zip(DOCUMENTS, found, strict=True):
         text = BEFORE + PAIR.format(QUERY, document) + BEHIND

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxllm.serving.reply.compose import make_parser
@@ -69,6 +69,7 @@ def test_whatever_is_closed_is_json(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*PIECES, "</tool_call>", "<tool_call>", "</tool"]), max_size=30).map("".join))
+@example('"-": [1:')
 def test_cut_or_whole(text: str) -> None:
     text = '<tool_call>{"name": "f", "arguments": {' + text
 

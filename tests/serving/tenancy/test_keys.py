@@ -89,7 +89,7 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     assert not access.reload(), "said once"
     assert access.find(b"second") is not None
     path.unlink()
-    with pytest.raises(ConfigError, match="gone"):
+    with pytest.raises(ConfigError, match="no longer exists"):
         access.reload()
     assert access.find(b"second") is not None
 

@@ -130,7 +130,7 @@ def test_what_is_no_executable_is_replaced(tmp_path: Path, content: bytes, caplo
     kept.folder.mkdir()
     (kept.folder / "empty_state.bin").write_bytes(content)
     kept("empty_state", how, compile_it)
-    assert "made again" in caplog.text
+    assert "is rebuilt" in caplog.text
     kept("empty_state", how, never)
 
 

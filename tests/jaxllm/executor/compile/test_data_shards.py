@@ -39,6 +39,6 @@ def test_what_has_no_data_shards(tmp_path: Path) -> None:
 
 def test_experts_must_divide_over_all_shards(tmp_path: Path) -> None:
     FAMILIES["deepseek_v3"].save(tmp_path, moe_intermediate_size=24, n_group=1, topk_group=1, num_hidden_layers=2)
-    message = "tensor_parallel_size=1 in each of 3 data shards, which share the experts, does not divide .* 8 experts"
+    message = "in each of 3 data shards, which share the experts, cannot divide the model evenly: .* 8 experts"
     with pytest.raises(ConfigError, match=message):
         resolve_config(config(tmp_path, "data=3"))

@@ -61,7 +61,7 @@ def test_the_error_says_how_many_tokens_fit_and_what_to_change() -> None:
         pages(free_bytes=4 * SHAPE.page_bytes)
     message = str(caught.value)
     assert "max_model_len=64 does not fit" in message
-    assert "hold 48 tokens" in message
+    assert "hold only 48 tokens" in message
     assert "lower max_model_len to 48" in message
     assert f"raise kv_cache_memory_bytes to {5 * SHAPE.page_bytes}" in message
     assert pages(kv_cache_memory_bytes=5 * SHAPE.page_bytes) == 5, "the advice is right"

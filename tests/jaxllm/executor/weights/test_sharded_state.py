@@ -264,9 +264,9 @@ def _fifo(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "not a saved state: sharded_state.json is missing"),
-    "not JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "sharded_state.json: broken"),
-    "no UTF-8": (lambda folder: (folder / MANIFEST).write_bytes(b'{"format": "\xff"}'), "broken"),
-    "nested": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), "broken"),
+    "not JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "sharded_state.json: invalid"),
+    "no UTF-8": (lambda folder: (folder / MANIFEST).write_bytes(b'{"format": "\xff"}'), "invalid"),
+    "nested": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), "invalid"),
     "bundle": (_edit(lambda it: it.update(format="jaxllm executables")), "its format is 'jaxllm executables'"),
     "next version": (_edit(lambda it: it.update(version=2)), "format version 2"),
     "other program": (_edit(lambda it: it.update(jaxllm="0.0.1")), "saved by jaxllm 0.0.1"),
@@ -286,7 +286,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "lost array": (_edit(lambda it: it["stages"][0]["arrays"].pop("norm.weight")), "'norm.weight' is missing"),
     "unknown array": (
         _edit(lambda it: it["stages"][0]["arrays"].update(new=_first(it))),
-        "array 'new' is unknown here",
+        "array 'new' is unknown",
     ),
     "other type": (_edit(lambda it: _first(it).update(dtype="int8")), r"is int8 \[16, 16\], not float32"),
     "lost stage": (_edit(lambda it: it.update(stages=[])), "no stage has layers 0 to 1"),

@@ -214,7 +214,7 @@ def test_a_batch(client: OpenAI) -> None:
     file_of_answers = client.files.retrieve(batch.output_file_id or "")
     assert (file_of_answers.purpose, file_of_answers.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert [each.id for each in client.batches.list(limit=1).data] == [batch.id]
-    with pytest.raises(openai.BadRequestError, match="has ended"):
+    with pytest.raises(openai.BadRequestError, match="has already ended"):
         client.batches.cancel(batch.id)
 
 
