@@ -15,6 +15,7 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.llm.progress import GenerationProgress
+from jaxllm.serving.openai.adapters import load_modules
 from jaxllm.serving.openai.batches.client import post
 from jaxllm.serving.openai.batches.input import BatchInput
 from jaxllm.serving.openai.batches.job import AnsweredBody
@@ -84,7 +85,7 @@ class BatchRun:
             accepting=True,
             created=int(time.time()),
         )
-        self._llm = llm
+        self._llm, self._state = llm, state
         self._app: ASGIApp = create_app(state)
         self._batch = batch
         self._record = record
@@ -94,6 +95,7 @@ class BatchRun:
 
     async def run(self, signals: Signals, concurrency: int) -> int:
         """Answer all, or until a signal comes: then what is in flight is finished, or dropped at a second one."""
+        await load_modules(self._state)
         left = len(self._batch.ids) - len(self._record.done)
         # One iterator for all workers: each takes the next request.
         requests = self._batch.requests(self._record.done.copy())

@@ -83,6 +83,7 @@ WITHOUT_MEANING = frozenset(
         "max_stored_responses",
         "max_stored_response_bytes",
         "files_dir",
+        "lora_dir",
         "max_stored_files",
         "max_stored_file_bytes",
         "max_stored_file_share",

@@ -5,7 +5,8 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from jaxllm.errors import RequestError, quoted
+from jaxllm.errors import ConfigError, RequestError, quoted
+from jaxllm.serving.http.adapters import parse_modules
 from jaxllm.serving.http.body.base import Body
 from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.state import ServerState, server_of
@@ -66,6 +67,20 @@ def allowed_path(server: ServerState, path: str) -> Path:
     if not found.is_relative_to(base):
         raise RequestError(f"lora_path={quoted(path)} is outside the folder of adapters (--lora-dir)", "lora_path")
     return found
+
+
+async def load_modules(state: ServerState) -> None:
+    """Read the adapters of `--lora-modules`. Raises `ConfigError` for one that cannot be served."""
+    modules = parse_modules(state.options.lora_modules)
+    if modules and not state.llm.info.max_loras:
+        raise ConfigError("lora_modules: the engine takes no adapters; give --enable-lora as well")
+    for each in modules:
+        try:
+            adapter = state.adapters.make(each.name, each.path)
+            await state.llm.add_lora(adapter)
+        except RequestError as error:
+            raise ConfigError(f"lora_modules: {error}") from error
+        state.adapters.add(adapter, each.base_model_name)
 
 
 def _check_allowed(server: ServerState) -> None:

@@ -5,13 +5,13 @@ import logging
 import time
 
 from jaxllm.engine.garbage import settle
-from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.serving.http.adapters import parse_modules
+from jaxllm.errors import EngineError
 from jaxllm.serving.http.connection.connections import Connections
 from jaxllm.serving.http.connection.server import HttpServer, uvicorn_config
 from jaxllm.serving.http.limits import HttpLimits
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.llm.async_llm import AsyncLLM
+from jaxllm.serving.openai.adapters import load_modules
 from jaxllm.serving.openai.stores import Stores, stores_of
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.app import create_app
@@ -42,6 +42,7 @@ async def answer(
 ) -> int:
     """Answer requests until a signal comes, then end."""
     state = make_state(llm, options, None if worker is None else worker.shared_metrics)
+    await load_modules(state)
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)
     stores = stores_of(app)
@@ -55,7 +56,6 @@ async def answer(
     try:
         await http.wait_until_it_listens(serving)
         stores.resume(app)
-        await load_modules(state)
         _announce(state, listener, worker, started)
         await _wait_for_end(signals, serving, llm)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
@@ -93,20 +93,6 @@ def make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetr
         created=int(time.time()),
         shared_metrics=shared_metrics,
     )
-
-
-async def load_modules(state: ServerState) -> None:
-    """Read the adapters of `--lora-modules`. Raises `ConfigError` for one that cannot be served."""
-    modules = parse_modules(state.options.lora_modules)
-    if modules and not state.llm.info.max_loras:
-        raise ConfigError("lora_modules: the engine takes no adapters; give --enable-lora as well")
-    for each in modules:
-        try:
-            adapter = state.adapters.make(each.name, each.path)
-            await state.llm.add_lora(adapter)
-        except RequestError as error:
-            raise ConfigError(f"lora_modules: {error}") from error
-        state.adapters.add(adapter, each.base_model_name)
 
 
 async def _report(state: ServerState, worker: WorkerContext | None) -> None:

@@ -8,6 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from jaxllm.config import EngineConfig
 from jaxllm.serving.llm.async_llm import AsyncLLM
+from jaxllm.serving.openai.adapters import load_modules
 from jaxllm.serving.openai.stores import stores_of
 from jaxllm.serving.options.server import ServerOptions, server_flags
 from jaxllm.serving.server.answering import make_state
@@ -60,7 +61,9 @@ class AsgiServer:
             restart_window=options.restart_window,
         )
         try:
-            self._app = create_app(make_state(self.llm, options))
+            state = make_state(self.llm, options)
+            await load_modules(state)
+            self._app = create_app(state)
         except BaseException:
             await self.llm.shutdown()
             raise

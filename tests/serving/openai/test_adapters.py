@@ -10,6 +10,7 @@ import pytest
 from jaxllm.errors import ConfigError
 from jaxllm.serving.http.adapters import NamedAdapter, parse_modules
 from tests.adapter_folders import write_adapter
+from tests.conftest import RunPython
 from tests.serving.server_process import SMALL, ServerProcess, running
 
 PROMPT = "Once upon a time there was"
@@ -144,3 +145,14 @@ def test_modules_of_the_command_line() -> None:
             parse_modules([wrong])
     with pytest.raises(ConfigError, match="two adapters are called 'a'"):
         parse_modules(["a=x", "a=y"])
+
+
+def test_a_module_that_cannot_be_served_ends_the_start(run_python: RunPython, tmp_path: Path) -> None:
+    command = ("-m", "jaxllm.serving.cli.main", "serve", *SMALL, "--lora-modules", f"x={tmp_path}")
+    without = run_python(*command, timeout=120)
+    assert (without.returncode, without.stderr.count("\n")) == (2, 1), without.stderr
+    assert "lora_modules: the engine takes no adapters; give --enable-lora as well" in without.stderr
+    wrong = run_python(*command, "--enable-lora", timeout=120)
+    assert wrong.returncode == 2, wrong.stderr
+    assert "lora_modules: adapter 'x'" in wrong.stderr
+    assert "adapter_config.json is not there" in wrong.stderr
