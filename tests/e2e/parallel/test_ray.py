@@ -162,7 +162,7 @@ async def test_an_engine_on_another_machine(cluster: str) -> None:
         await until(lambda: llm.num_unfinished == 1)
         handle: Any = llm.engines.engines[0]._supervisor.connection._process
         handle._ray.kill(handle._actor)
-        with pytest.raises(EngineError, match=r"vanished|actor died"):
+        with pytest.raises(EngineError, match=r"disappeared|vanished|actor died"):
             await lost
         assert await text_of(llm, PROMPTS[0], SEEDED) == wanted[0], "it waits for the next one"
     finally:

@@ -33,4 +33,4 @@ def test_a_ban_of_a_processor_is_that_of_a_bias(tmp_path: Path) -> None:
         assert complete()["token_ids"] == plain["token_ids"]
         wrong = client.post("/v1/completions", json={**BODY, "vllm_xargs": {"ban": list(range(9))}})
         assert wrong.status_code == 400
-        assert "CompiledBans made numbers (9,) of it" in wrong.json()["error"]["message"]
+        assert "CompiledBans returned state of shape (9,), not (4,)" in wrong.json()["error"]["message"]

@@ -144,7 +144,7 @@ def test_it_vanishes_and_comes_back(pair: Any) -> None:
         for child in psutil.Process(host.process.pid).children():
             child.send_signal(signal.SIGSTOP)
         events = lost.rest()
-        assert b"vanished" in events[-1] or b"vanished" in events[-2]
+        assert b"disappeared" in events[-1] or b"disappeared" in events[-2]
     assert ask(head).status_code == 200, "the others go on"
     for child in psutil.Process(host.process.pid).children():
         child.send_signal(signal.SIGCONT)

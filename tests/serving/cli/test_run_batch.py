@@ -100,7 +100,7 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, said
     assert "the engine process died: killed by SIGKILL" in said
-    assert f"{len(interrupted)} were there already" in said
+    assert f"{len(interrupted)} were answered before" in said
     answers = [json.loads(line) for line in lines_of(file)]
     assert sorted(answer["custom_id"] for answer in answers) == sorted(request["custom_id"] for request in given)
     check_answers(given, {answer["custom_id"]: answer for answer in answers})

@@ -56,7 +56,7 @@ async def test_an_engine_that_is_started_again_asks_for_its_weights(demo_folder:
         assert await text_of(llm) != before
         os.kill(llm.engine_pids[0], signal.SIGKILL)
         async with asyncio.timeout(300):
-            while "started again" not in llm.state().weights_problem:  # noqa: ASYNC110
+            while "was restarted" not in llm.state().weights_problem:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         with pytest.raises(EngineError, match="with all tensors"):
             await text_of(llm)
