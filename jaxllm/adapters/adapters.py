@@ -108,21 +108,6 @@ class Adapters:
         self._slots.pin(AdapterKey(name, lora.lora_path, self._versions[name]))
         return True
 
-    @property
-    def known(self) -> list[LoRARequest]:
-        """The adapters that have been named and not removed."""
-        return list(self._known.values())
-
-    @property
-    def running(self) -> list[str]:
-        """Names of the adapters that requests run with."""
-        return sorted({key.name for key in self._slots.running})
-
-    @property
-    def waiting(self) -> list[str]:
-        """Names of the adapters that requests wait for."""
-        return sorted({key.name for key in (*self._slots.waiting, *self._reading.values())})
-
     def ready(self) -> list[Ready]:
         """Requests that have their adapter now, or cannot have it."""
         self._take_read()
@@ -133,6 +118,8 @@ class Adapters:
 
     def _take_read(self) -> None:
         """Take over what has been read."""
+        if not self._store.is_reading:
+            return  # As in most steps, while many requests may run.
         for key, error in self._store.ready(set(self._keys.values()) | set(self._slots.keys)):
             for request in [each for each, wanted in self._reading.items() if wanted == key]:
                 del self._reading[request]
@@ -156,10 +143,6 @@ class Adapters:
             return
         self._reading.pop(request, None)
         self._slots.forget(request)
-
-    def clear_slots(self) -> None:
-        """The devices have lost what was in the slots."""
-        self._slots.clear()
 
     def close(self) -> None:
         """Read no more."""

@@ -34,16 +34,6 @@ class AdapterSlots(Generic[Key, User]):
         """Adapters that have a slot."""
         return [key for key in self._keys if key is not None]
 
-    @property
-    def running(self) -> list[Key]:
-        """Adapters that requests run with."""
-        return [key for slot, key in enumerate(self._keys) if key is not None and self._users[slot]]
-
-    @property
-    def waiting(self) -> list[Key]:
-        """Adapters that requests wait for, in order."""
-        return list(dict.fromkeys(self._waiting.values()))
-
     def want(self, user: User, key: Key) -> None:
         """A request asks for an adapter that is on the host. `assign` will say when it has it."""
         self._waiting[user] = key
@@ -56,11 +46,6 @@ class AdapterSlots(Generic[Key, User]):
         if slot is not None:
             self._users[slot] -= 1
         self._has_changed = True
-
-    @property
-    def pinned(self) -> frozenset[Key]:
-        """Adapters that keep the slot they have."""
-        return frozenset(self._pinned)
 
     def pin(self, key: Key) -> None:
         """Let an adapter keep the slot that it has, or gets."""
@@ -77,12 +62,6 @@ class AdapterSlots(Generic[Key, User]):
         for slot, each in enumerate(self._keys):
             if each == key:
                 self._keys[slot] = None
-
-    def clear(self) -> None:
-        """What was in the slots is gone. Nobody may use one."""
-        assert not self._slot_of_user
-        self._keys = [None] * len(self._keys)
-        self._draining = None
 
     def assign(self) -> list[tuple[User, int]]:
         """Give slots to those that wait, as far as possible. Returns the requests that may run, and their slots."""

@@ -30,11 +30,6 @@ class HostAdapter:
     stages: tuple[tuple[np.ndarray, ...], ...]
     """For each stage of layers what one slot has of each array of its slots, in order: the inputs of `SET_ADAPTER`."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it takes."""
-        return sum(array.nbytes for arrays in self.stages for array in arrays)
-
 
 Read = Callable[[LoRARequest], HostAdapter]
 """Reads an adapter from its folder. Raises `RequestError` for a folder that holds none, or one of another model."""
@@ -56,6 +51,11 @@ class AdapterStore:
     def __getitem__(self, key: AdapterKey) -> HostAdapter:
         self._adapters.move_to_end(key)
         return self._adapters[key]
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether `ready` may have something to say."""
+        return bool(self._reading)
 
     def begin(self, key: AdapterKey, request: LoRARequest) -> None:
         """Read an adapter, unless it is here or being read."""

@@ -33,7 +33,6 @@ class ServerOptions(Section):
         None,
         "Folder with adapters, which clients may then load and unload (POST /v1/load_lora_adapter); others are "
         "rejected. Default: clients load none.",
-        environment="VLLM_LORA_RESOLVER_CACHE_DIR",
     )
     api_key: tuple[str, ...] = option(
         (),
