@@ -15,6 +15,7 @@ from jaxllm.config.model import MAMBA_BLOCK_SIZE, CacheOptions, ModelOptions
 from jaxllm.config.option import OptionInfo, Section, option
 from jaxllm.config.parallel import MAX_ENGINES, DistributedOptions, ParallelOptions, RayOptions
 from jaxllm.config.run import OutputOptions, ProfilingOptions, SchedulerOptions, StructuredOptions
+from jaxllm.config.speculation import SpeculationOptions
 from jaxllm.errors import ConfigError, nearest
 from jaxllm.exports import exported
 
@@ -36,6 +37,7 @@ __all__ = [
     "RayOptions",
     "SchedulerOptions",
     "Section",
+    "SpeculationOptions",
     "StructuredOptions",
     "option",
     "option_fields",
@@ -57,6 +59,7 @@ class EngineConfig:
     profiling: ProfilingOptions = field(default_factory=ProfilingOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
     lora: LoRAOptions = field(default_factory=LoRAOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     @property
     def is_on_ray(self) -> bool:

@@ -76,6 +76,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_shapes: int
     max_loras: int = 0
     """Slots for LoRA adapters; 0 where requests may have none."""
+    max_drafts: int = 0
+    """Most drafts of a request in a step; 0 where none are made."""
     pooling: PoolingInfo | None = None
     structured_outputs_backend: str = "llguidance"
     kernels: dict[Operation, KernelChoice] = {}

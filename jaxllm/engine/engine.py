@@ -25,7 +25,7 @@ from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
-from jaxllm.engine.stats import StepStats
+from jaxllm.engine.stats import NO_DRAFTS, StepStats
 from jaxllm.engine.turns import Turns
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
@@ -38,6 +38,7 @@ from jaxllm.scheduler.plan import StepPlan
 
 if TYPE_CHECKING:
     from jaxllm.engine.features.feature import StepFeature
+    from jaxllm.engine.features.speculation import Speculation
     from jaxllm.hosts.group import Group
 
 
@@ -72,17 +73,15 @@ class Engine(StepLoop[Dispatched]):
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
         """Those that requests may have; None where the engine takes none."""
+        constrained = ConstrainedDecoding(
+            self._faults, make_constraints(resolved), self.scheduler, runner, self._refuse, make_processing(resolved)
+        )
+        self._speculation = self._make_speculation(resolved, constrained)
         self._features = Features(
             (
                 *self._adapter_feature(),
-                ConstrainedDecoding(
-                    self._faults,
-                    make_constraints(resolved),
-                    self.scheduler,
-                    runner,
-                    self._refuse,
-                    make_processing(resolved),
-                ),
+                constrained,
+                *((self._speculation,) if self._speculation else ()),
                 BeamSearches(self._faults, resolved.max_model_len, self._finish_with_output),
                 PromptLogprobs(self._faults),
             ),
@@ -137,6 +136,15 @@ class Engine(StepLoop[Dispatched]):
         from jaxllm.engine.features.adapters import AdapterRequests
 
         return (AdapterRequests(self._faults, self.adapters, self.scheduler, self._refuse),)
+
+    def _make_speculation(self, resolved: ResolvedConfig, constrained: "StepFeature") -> "Speculation | None":
+        if not resolved.max_drafts:
+            return None
+        # Most engines have none: starts are faster without the import.
+        from jaxllm.engine.features.speculation import make_speculation
+
+        planned = self.info.planned_step_seconds
+        return make_speculation(resolved, self._faults, self.scheduler, self.runner, constrained, planned)
 
     def add_or_refuse(self, request: Request) -> None:
         """Queue a request that was accepted earlier; if it cannot be served after all, a coming output says so."""
@@ -257,6 +265,7 @@ class Engine(StepLoop[Dispatched]):
             num_compilations=self.runner.watch.count,
             num_snapshots=0 if pages.snapshots is None else len(pages.snapshots),
             stage_seconds=self.runner.calls.stage_seconds,
+            drafts=NO_DRAFTS if self._speculation is None else self._speculation.counts,
             **self.control.stats(),
         )
 
@@ -341,7 +350,7 @@ class Engine(StepLoop[Dispatched]):
             output = EngineOutput(request.request_id, token_ids, num_cached_tokens=request.num_cached_tokens)
             if result.logprobs is not None:
                 with self._faults.guard(request):
-                    output.logprobs = output_logprobs(request, token_ids[0], result, row)
+                    output.logprobs = output_logprobs(request, token_ids, result, row)
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
@@ -382,4 +391,6 @@ def _num_last(plan: StepPlan, result: StepResult, finished: list[Request]) -> in
         return len(finished)
     ended = {request.request_id for request in finished}
     rows = [row for row, request in enumerate(plan.requests) if request.request_id in ended]
+    if plan.num_drafts is not None:
+        rows = [row for row in rows if not plan.num_drafts[row]]
     return len(finished) - len(rows) + int(plan.num_taken[rows].sum())

@@ -134,6 +134,7 @@ def describe(
         data_shards=resolved.data_shards,
         num_shapes=num_shapes,
         max_loras=config.lora.max_loras if resolved.adapters is not None else 0,
+        max_drafts=0 if pooling is not None else resolved.max_drafts,
         pooling=pooling,
         structured_outputs_backend=config.structured.structured_outputs_backend,
         kernels=dict(resolved.kernels),

@@ -1,10 +1,15 @@
 """What an engine says of its load after a step."""
 
 from collections.abc import Collection
+from functools import reduce
 from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
+
+from jaxllm.speculation.statistics import DraftCounts
+
+NO_DRAFTS = DraftCounts()
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -20,7 +25,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     of the step were the last of their sequences, and are never computed with; `preemptions` has how often each of those
     that ended was preempted.
     `merged_shapes` is for `shapes`. For the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
-    weights were replaced, and why they cannot be used, if that is so.
+    weights were replaced, and why they cannot be used, if that is so. `drafts` are totals of speculative decoding.
     """
 
     num_running: int = 0
@@ -45,6 +50,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     weights_version: int = 0
     weights_problem: str = ""
     stage_seconds: tuple[float, ...] = ()
+    drafts: DraftCounts = NO_DRAFTS
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
@@ -97,6 +103,7 @@ def merge_stats(engines: Collection[StepStats]) -> StepStats:
         weights_version=min(each.weights_version for each in engines),
         weights_problem=next((each.weights_problem for each in engines if each.weights_problem), ""),
         stage_seconds=tuple(sum(worked) / len(stages) for worked in zip(*stages, strict=True)),
+        drafts=reduce(DraftCounts.plus, (each.drafts for each in engines), NO_DRAFTS),
     )
 
 

@@ -74,11 +74,15 @@ def pack_constrained(
 
 
 def with_chosen(
-    token_ids: Int32Array, logprobs: Logprobs | None, constrained: ConstrainedRows
+    token_ids: Int32Array, logprobs: Logprobs | None, constrained: ConstrainedRows, firsts: Int32Array | None = None
 ) -> tuple[Int32Array, Logprobs | None]:
-    """The tokens of a step with those that were chosen later, and log-probabilities if any row wanted them."""
+    """The tokens of a step with those that were chosen later, and log-probabilities if any row wanted them.
+
+    `firsts` int32 [n] are the places of the rows' tokens, where they have several.
+    """
     token_ids = token_ids.copy()
-    for rows, places, sampled in constrained.chosen:
+    for own_rows, places, sampled in constrained.chosen:
+        rows = own_rows if firsts is None else firsts[own_rows]
         token_ids[rows] = np.asarray(sampled.token_ids)[places]
         if constrained.wants_logprobs:
             found = jax.tree.map(lambda leaf, places=places: leaf[places], jax.device_get(sampled.logprobs))

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.executor.compile.buckets import Bucket, Buckets
-from jaxllm.executor.sampler.rows import INT_FIELDS
+from jaxllm.executor.sampler.rows import INT_FIELDS, UNCOUNTED
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.step_inputs import STEP_INPUTS, HostStep, StepShape, fill, host_sample_positions
+from jaxllm.executor.step_inputs import STEP_INPUTS, HostStep, StepShape, draft_places, fill
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
 Int32Array = npt.NDArray[np.int32]
 
-_SLOT = INT_FIELDS.index("slot")
+_SLOT, _BITS = INT_FIELDS.index("slot"), INT_FIELDS.index("bits")
 
 
 class StepPacker:
@@ -51,7 +51,7 @@ class StepPacker:
     def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
         """Pack the plan of one shard."""
         packed, fields = self._layouts[bucket].host_buffer()
-        ints, floats = self._sampling.pack(plan.slots, output_lengths(plan, table), samples, bucket.rows)
+        ints, floats = self._sampling_rows(plan, table, bucket, samples)
         step = HostStep(
             plan,
             table,
@@ -64,6 +64,19 @@ class StepPacker:
         fill(self._inputs, fields, step)
         return packed
 
+    def _sampling_rows(
+        self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]
+    ) -> tuple[Int32Array, npt.NDArray[np.float32]]:
+        """The parameters of the tokens that a shard samples, see `SamplingTable.pack`."""
+        steps, size = output_lengths(plan, table), self._shape.num_sampled(bucket)
+        if plan.num_drafts is None:
+            return self._sampling.pack(plan.slots, steps, samples, size)
+        rows = np.repeat(np.arange(plan.num_rows), 1 + plan.num_drafts)
+        ints, floats = self._sampling.pack(plan.slots[rows], steps[rows] + draft_places(plan), samples[rows], size)
+        # Nobody knows yet which tokens of rows with drafts will be accepted.
+        ints[_BITS, : len(rows)] |= np.where(plan.num_drafts[rows] > 0, UNCOUNTED, 0)
+        return ints, floats
+
     def local_slots(self, ints: Int32Array) -> Int32Array:
         """Parameters of rows (see `SamplingTable.pack`) whose slots are counted within each shard."""
         if self._shape.shards > 1:
@@ -71,14 +84,16 @@ class StepPacker:
         return ints
 
     def last_hidden(self, plan: StepPlan) -> Int32Array:
-        """Where the hidden state that each row samples from is in `DeviceState.hidden`, int32 [n]."""
-        return self._places(plan, self._most_tokens, [host_sample_positions(part) for part in active_shard_plans(plan)])
+        """Where the hidden state of each row's last token is in `DeviceState.hidden`, int32 [n]."""
+        lasts = [np.cumsum(part.num_new_tokens) - 1 for part in active_shard_plans(plan)]
+        return self._places(plan, self._most_tokens, lasts)
 
     def result_rows(self, plan: StepPlan, bucket: Bucket) -> Int32Array | slice:
-        """Which of the step's results are those of the plan's rows."""
+        """Which of the step's results are those of the plan's rows: one each, and one for each draft."""
         if not plan.parts:
-            return slice(plan.num_rows)
-        return self._places(plan, bucket.rows, [np.arange(part.num_rows) for part in active_shard_plans(plan)])
+            return slice(num_results(plan))
+        own = [np.arange(num_results(part)) for part in active_shard_plans(plan)]
+        return self._places(plan, self._shape.num_sampled(bucket), own)
 
     def _places(self, plan: StepPlan, size: int, own: list[np.ndarray]) -> Int32Array:
         """Places in all shards' arrays of so many, from those in each shard's own."""
@@ -120,6 +135,11 @@ def active_shard_plans(plan: StepPlan) -> list[StepPlan]:
 
 
 def output_lengths(plan: StepPlan, table: RequestTable) -> Int32Array:
-    """Output tokens before the one that each row samples, int32 [n]; means nothing for rows that do not."""
+    """Output tokens before the first that each row samples, int32 [n]; means nothing for rows that do not."""
     steps: Int32Array = plan.starts + plan.num_new_tokens - table.num_prompt_tokens[plan.slots]
-    return steps
+    return steps if plan.num_drafts is None else steps - plan.num_drafts
+
+
+def num_results(plan: StepPlan) -> int:
+    """Tokens that a step samples for the rows of a plan."""
+    return plan.num_rows + (0 if plan.num_drafts is None else int(plan.num_drafts.sum()))

@@ -27,6 +27,7 @@ from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.state_programs import (
     copy_pages_body,
     copy_states_body,
+    count_tokens_body,
     empty_state_body,
     set_bias_body,
     set_embeddings_body,
@@ -189,6 +190,12 @@ SAMPLE_CONSTRAINED: Final = ProgramRecord(
 )
 SET_ROW: Final = ProgramRecord("set_row", set_row_body, updates=(SAMPLING,))
 SET_BIAS: Final = ProgramRecord("set_bias", set_bias_body, updates=(SAMPLING,))
+COUNT_TOKENS: Final = ProgramRecord(
+    "count_tokens",
+    count_tokens_body,
+    updates=(SAMPLING,),
+    is_present=lambda context: context.shape.max_drafts > 0,
+)
 SET_PAGES: Final = ProgramRecord("set_pages", set_pages_body, updates=(PAGE_TABLE,), is_in_every_stage=True)
 COPY_PAGES: Final = ProgramRecord("copy_pages", copy_pages_body, updates=(PAGES,), is_in_every_stage=True)
 COPY_STATES: Final = ProgramRecord(
@@ -240,6 +247,7 @@ PROGRAMS: Final = (
     SAMPLE_CONSTRAINED,
     SET_ROW,
     SET_BIAS,
+    COUNT_TOKENS,
     SET_PAGES,
     COPY_PAGES,
     COPY_STATES,

@@ -70,6 +70,10 @@ def resolve_config(
     _check_chunks(model, page_size)
     if config.model.enable_prompt_embeds:
         _check_embeddings(model, runner, stages, processes)
+    if runner == "generate":
+        _check_drafts(config, model, stages)
+    elif config.speculation.drafting is not None:
+        raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
     step = usual_step_sizes(platform, runner)[0].chosen(config.scheduler)
     resolved = ResolvedConfig(
         config=config,
@@ -155,6 +159,21 @@ def _adapter_shape(config: EngineConfig, runner: str, dtype: str) -> AdapterShap
         )
     rank, kind = options.max_lora_rank, dtype if options.lora_dtype == "auto" else options.lora_dtype
     return AdapterShape(whole_blocks(options.max_loras, rank), rank, kind)
+
+
+def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:
+    if config.speculation.drafting is None:
+        return
+    if stages > 1:
+        raise ConfigError(
+            f"speculative_config: not supported with pipeline_parallel_size={stages}, where several steps are under "
+            "way at once; omit it"
+        )
+    if any(layer.recurrence is not None for layer in model.layers):
+        raise ConfigError(
+            f"speculative_config: not supported for {model.architecture}, whose recurrent layers cannot take back a "
+            "token; omit it"
+        )
 
 
 def _devices(config: EngineConfig, count: int, processes: int) -> Sequence[jax.Device]:

@@ -168,6 +168,12 @@ class ResolvedConfig:
         return padded_vocab(self.model, self.num_devices)
 
     @property
+    def max_drafts(self) -> int:
+        """Most drafts that a request brings to a step."""
+        drafting = self.config.speculation.drafting
+        return 0 if drafting is None or self.stage is not None else drafting.num_tokens
+
+    @property
     def cache(self) -> CacheShape:
         """Shape of the KV cache but for its number of pages."""
         return CacheShape.of(

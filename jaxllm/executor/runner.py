@@ -19,6 +19,7 @@ from jaxllm.executor.packing import StepPacker, active_shard_plans, output_lengt
 from jaxllm.executor.program_table import (
     COPY_PAGES,
     COPY_STATES,
+    COUNT_TOKENS,
     LISTED_LOGPROBS,
     PROMPT_LOGPROBS,
     SET_BIAS,
@@ -30,11 +31,12 @@ from jaxllm.executor.sampler.listed import ListedRows, listed_layout, packed_row
 from jaxllm.executor.sampler.logprobs import Logprobs
 from jaxllm.executor.sampler.prompt_logprobs import PROMPT_LOGPROB_ROWS
 from jaxllm.executor.sampler.sampler import SampledRows
-from jaxllm.executor.sampler.table import SamplingTable
+from jaxllm.executor.sampler.table import UPDATE_SIZE, SamplingTable
 from jaxllm.executor.step_inputs import StepShape
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
+from jaxllm.speculation.acceptance import accept_drafts
 
 if TYPE_CHECKING:
     from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
@@ -87,7 +89,9 @@ class StepResult:
     listed: dict[int, np.ndarray] | None = None
     """Log-probabilities of listed tokens by row, when a row asked for them: float32 [K]."""
     counts: Int32Array | None = None
-    """Tokens of each row, [n]: the sampled one and those that follow it without a choice. None: one each."""
+    """Tokens of each row, [n]: the sampled ones and those that follow without a choice. None: one each."""
+    logprob_rows: Int32Array | None = None
+    """Where in `logprobs` the first token of each row is, [n]; further sampled ones follow it. None: one each."""
 
 
 class Runner:
@@ -238,13 +242,37 @@ class Runner:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
         rows = self._packer.result_rows(step.plan, step.bucket)
         token_ids, logprobs = jax.tree.map(lambda leaf: leaf[rows], self.calls.fetch(step.wanted))
+        counts = firsts = None
+        num_drafts, draft_ids = step.plan.num_drafts, step.plan.draft_ids
+        if num_drafts is not None:
+            firsts = np.cumsum(1 + num_drafts, dtype=np.int32) - (1 + num_drafts)
         if step.constrained is not None:
-            token_ids, logprobs = with_chosen(token_ids, logprobs, step.constrained)
+            token_ids, logprobs = with_chosen(token_ids, logprobs, step.constrained, firsts)
+        if num_drafts is not None and draft_ids is not None:
+            token_ids, counts = accept_drafts(token_ids, num_drafts, draft_ids)
         prompts = [
             PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
         ]
         listed = None if step.listed is None else step.listed.collect()
-        return StepResult(token_ids, logprobs, prompts, step.bucket, listed)
+        return StepResult(token_ids, logprobs, prompts, step.bucket, listed, counts, firsts)
+
+    @property
+    def any_bias_changes(self) -> bool:
+        """Whether the bias of any running request depends on its output."""
+        return self._sampling.any_changes
+
+    def num_unchanged(self, slot: int, num_output_tokens: int) -> int:
+        """See `SamplingTable.num_unchanged`."""
+        return self._sampling.num_unchanged(slot, num_output_tokens)
+
+    def count_tokens(self, slots: Int32Array, token_ids: Int32Array) -> None:
+        """Count tokens of slots' outputs for penalties, both int32 [n], where steps with drafts did not."""
+        with self.watch.watching("accepted tokens"):
+            for first in range(0, len(slots), UPDATE_SIZE):
+                own, tokens = np.full(UPDATE_SIZE, -1, np.int32), np.zeros(UPDATE_SIZE, np.int32)
+                some = slice(first, first + UPDATE_SIZE)
+                own[: len(slots[some])], tokens[: len(slots[some])] = slots[some], token_ids[some]
+                self.calls.call(COUNT_TOKENS, own, tokens)
 
     def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
         """Bring an adapter to a slot, for the steps dispatched from now on; see `DeviceCalls.set_adapter`."""
@@ -264,7 +292,7 @@ class Runner:
         changed = plan.moved
         if plan.admitted:
             changed = [request.slot for request in plan.admitted] + changed
-        if (self._has_chosen or table.groups.gives_back) and plan.num_decodes < plan.num_rows:
+        if (self._has_chosen or self._shape.max_drafts or table.groups.gives_back) and plan.num_decodes < plan.num_rows:
             for part in active_shard_plans(plan):
                 changed = changed + _grown_by_pages(part, table, self._shape.page_size)
         for first in range(0, len(changed), size):

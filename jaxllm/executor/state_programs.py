@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState, StageState
-from jaxllm.executor.sampler.rows import set_bias, set_row
+from jaxllm.executor.sampler.rows import count_tokens, set_bias, set_row
 from jaxllm.executor.sampler.table import UPDATE_SIZE
 from jaxllm.executor.sampler.vocabulary import SAME, SPLIT, over_vocabulary
 from jaxllm.executor.shards import local_slots
@@ -72,6 +72,13 @@ def set_bias_body(context: ProgramContext[DeviceState]) -> ProgramBody:
     entries = [context.host((UPDATE_SIZE,), dtype) for dtype in (np.int32, np.int32, np.float32)]
     # Each device changes its part: left to itself, the compiler would gather the whole array for it.
     function = over_vocabulary(set_bias, context.mesh, (SPLIT, SAME, SAME, SAME), SPLIT)
+    return ProgramBody(function, tuple(entries))
+
+
+def count_tokens_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """Counts tokens of outputs for penalties."""
+    entries = [context.host((UPDATE_SIZE,)), context.host((UPDATE_SIZE,))]
+    function = over_vocabulary(count_tokens, context.mesh, (SPLIT, SAME, SAME), SPLIT)
     return ProgramBody(function, tuple(entries))
 
 

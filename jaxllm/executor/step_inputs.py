@@ -55,11 +55,17 @@ class StepShape:
     """Whether prompts may be embeddings."""
     adapters: AdapterShape | None = None
     """Slots for adapters, if there are any."""
+    max_drafts: int = 0
+    """Most drafts of a row, each of which is sampled after as well."""
 
     @property
     def rows_at_once(self) -> int:
         """Rows of the page table that one call of `set_pages` writes: at most 16, and about 64 kB."""
         return max(1, min(16, 16384 // (self.num_tables * self.table_width)))
+
+    def num_sampled(self, bucket: Bucket) -> int:
+        """Places that a bucket has for tokens to be sampled: N."""
+        return min(bucket.tokens, bucket.rows * (1 + self.max_drafts)) if self.max_drafts else bucket.rows
 
     def layout(self, bucket: Bucket) -> PackedLayout:
         """The packed input of a bucket."""
@@ -67,6 +73,7 @@ class StepShape:
             "T": bucket.tokens,
             "R": bucket.rows,
             "R+1": bucket.rows + 1,
+            "N": self.num_sampled(bucket),
             "G": self.num_tables,
             "ints": len(INT_FIELDS),
             "floats": len(FLOAT_FIELDS),
@@ -79,7 +86,8 @@ class HostStep:
     """A step of one data shard as the host knows it: what fields are filled in from.
 
     There is an attribute for each field that every engine has. Rows and tokens of the plan come first in a field; what
-    follows them is padding.
+    follows them is padding. A row samples after its last token, and one with drafts also after each token from the
+    last known one on.
     """
 
     def __init__(
@@ -101,6 +109,8 @@ class HostStep:
         self.num_tokens, self.num_decodes, self.num_requests = tokens, decodes, rows
         # The rows after these get no token here.
         self.num_sampled = rows if samples is plan.samples else np.flatnonzero(samples).max(initial=-1) + 1
+        if plan.num_drafts is not None:
+            self.num_sampled = int((1 + plan.num_drafts[: self.num_sampled]).sum())
         self.token_rows = np.repeat(np.arange(rows, dtype=np.int32), counts)
         # Position of a token: where its row starts, plus its distance from the row's first token.
         offsets = plan.starts - (ends - counts)
@@ -109,6 +119,11 @@ class HostStep:
         # The last token of a decode may still be on its way, from the step before this one.
         unknown = plan.starts[:decodes] >= table.num_tokens[slots[:decodes]]
         self.token_ids[:decodes][unknown] = FROM_DEVICE
+        if plan.num_drafts is not None:
+            # So may be the token before the first draft.
+            drafted = np.flatnonzero(plan.num_drafts)
+            unknown = plan.starts[drafted] >= table.num_tokens[slots[drafted]]
+            self.token_ids[(ends - counts)[drafted[unknown]]] = FROM_DEVICE
         self.query_start = np.zeros(bucket.rows + 1, np.int32)
         self.query_start[1 : rows + 1] = ends
         self.query_start[rows + 1 :] = tokens
@@ -128,6 +143,16 @@ class HostStep:
         """The slot of each row's adapter, -1 for none: int32 [n]."""
         return self._table.adapter_slots[self.plan.slots]
 
+    @property
+    def sample_positions(self) -> Int32Array:
+        """See `host_sample_positions`."""
+        return host_sample_positions(self.plan)
+
+    @property
+    def num_preceding(self) -> Int32Array:
+        """How many drafts of its row are before each token to sample: int32 [n]."""
+        return draft_places(self.plan)
+
 
 @dataclass(frozen=True)
 class StepInput:
@@ -135,7 +160,7 @@ class StepInput:
 
     name: str
     axes: tuple[str, ...]
-    """Axes of T tokens, R rows, G page tables; () for a scalar."""
+    """Axes of T tokens, R rows, N tokens to sample, G page tables; () for a scalar."""
     dtype: Any = np.int32
     is_present: Callable[[StepShape], bool] = lambda shape: True
     """Whether an engine's steps have it."""
@@ -157,8 +182,10 @@ STEP_INPUTS: Final = (
     StepInput("num_decodes", ()),
     StepInput("num_requests", ()),
     StepInput("num_sampled", ()),
-    StepInput("sampling_ints", ("ints", "R")),
-    StepInput("sampling_floats", ("floats", "R"), np.float32),
+    StepInput("sample_positions", ("N",), is_present=lambda shape: shape.max_drafts > 0),
+    StepInput("num_preceding", ("N",), is_present=lambda shape: shape.max_drafts > 0),
+    StepInput("sampling_ints", ("ints", "N")),
+    StepInput("sampling_floats", ("floats", "N"), np.float32),
 )
 
 
@@ -185,5 +212,16 @@ def sample_positions(query_start: jax.Array) -> jax.Array:
 
 
 def host_sample_positions(plan: StepPlan) -> Int32Array:
-    """The sample positions on the host, for the rows of a plan, int32 [n]."""
-    return np.cumsum(plan.num_new_tokens, dtype=np.int32) - 1
+    """The sample positions on the host, for the rows of a plan: int32 [n], more where rows have drafts."""
+    lasts = np.cumsum(plan.num_new_tokens, dtype=np.int32) - 1
+    if plan.num_drafts is None:
+        return lasts
+    return np.repeat(lasts - plan.num_drafts, 1 + plan.num_drafts) + draft_places(plan)
+
+
+def draft_places(plan: StepPlan) -> Int32Array:
+    """0, 1 and so on to its number of drafts for each row of a plan: int32 [n], n the tokens it samples."""
+    if plan.num_drafts is None:
+        return np.zeros(plan.num_rows, np.int32)
+    counts = 1 + plan.num_drafts
+    return np.arange(counts.sum(), dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)

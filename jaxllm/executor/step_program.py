@@ -62,7 +62,8 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
     ) -> tuple[SampledRows, DeviceState]:
         model = merge(parameters, adapters)
         inputs = layout.unpack(packed)
-        rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
+        preceding = _preceding_drafts(inputs, shape)
+        rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"], preceding)
         page_table, ragged = _with_pages(state.page_table, inputs, shape)
         known = inputs["token_ids"]
         previous = state.last_tokens[inputs["slots"][ragged.token_rows]]
@@ -76,9 +77,8 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         hidden, kv_cache = model(batch, state.kv_cache, *received)
 
         num_sampled = max_over_shards(inputs["num_sampled"])
-        sampled, sampling = sample_in_blocks(
-            model, hidden[sample_positions(ragged.query_start)], rows, state.sampling, num_sampled, shape
-        )
+        places = inputs["sample_positions"] if shape.max_drafts else sample_positions(ragged.query_start)
+        sampled, sampling = sample_in_blocks(model, hidden[places], rows, state.sampling, num_sampled, shape)
         return sampled, DeviceState(
             kv_cache=kv_cache,
             sampling=sampling,
@@ -108,6 +108,18 @@ def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[
         return hidden, StageState(kv_cache, page_table)
 
     return step
+
+
+def _preceding_drafts(inputs: dict[str, jax.Array], shape: StepShape) -> jax.Array | None:
+    """The drafts of its request before each token to sample, the last one first: int32 [N, K], -1 where there is none.
+
+    None where there are no drafts.
+    """
+    if not shape.max_drafts:
+        return None
+    back = jnp.arange(shape.max_drafts, dtype=jnp.int32)
+    tokens = inputs["token_ids"][jnp.maximum(inputs["sample_positions"][:, None] - back, 0)]
+    return jnp.where(back < inputs["num_preceding"][:, None], tokens, -1)
 
 
 def _token_adapters(inputs: dict[str, jax.Array], ragged: RaggedBatch, shape: StepShape) -> TokenSlots | None:

@@ -36,6 +36,7 @@ INTERNAL_FIELDS: Final = (
     "output_kind",
     "extra_args",
     "reasoning_closing_token_ids",
+    "predicted_token_ids",
 )
 """Fields of `SamplingParams` that no flag and no request has: they are made of others, or for Python alone."""
 
@@ -140,6 +141,10 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """Number of tokens per chunk of a stream, after the first; the engine's value is the default and the minimum."""
     skip_reading_prefix_cache: bool | None = None
     """Compute the whole prompt, even if its beginning is cached; later requests can still reuse it."""
+    speculative_tokens: int | None = None
+    """Most drafts that a step checks for this request, where the engine makes any; 0: none. They change no token."""
+    prediction: str | None = None
+    """Text that the output may repeat in part: drafts are taken from it, where the engine makes any."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """Content of each result of `AsyncLLM.generate` or `LLMEngine.step`. `LLM` and servers ignore it."""
     extra_args: dict[str, Any] | None = None
@@ -153,6 +158,8 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     what follows it; with `thinking_token_budget` it is forced when so many tokens have been generated."""
     reasoning_closing_token_ids: list[int] | None = None
     """Internal: what is forced then instead, which ends the reasoning too."""
+    predicted_token_ids: list[int] | None = None
+    """Internal: `prediction` as token ids, filled in where a tokenizer is at hand and drafts are made."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -373,12 +380,15 @@ _CHECKS: Final[dict[str, Check]] = {
     "repetition_detection": optional(lambda name, value: RepetitionDetectionParams.of(value)),
     "stream_interval": optional(integer("an integer of at least 1, or None", 1)),
     "skip_reading_prefix_cache": optional(boolean),
+    "speculative_tokens": optional(integer("an integer of at least 0, or None", 0)),
+    "prediction": optional(text),
     "output_kind": _output_kind,
     "extra_args": optional(_extra_args),
     "beam_search": optional(_beam_search),
     "bad_words_token_ids": optional(_bad_words_token_ids),
     "reasoning_end_token_ids": optional(_word_ids),
     "reasoning_closing_token_ids": optional(_word_ids),
+    "predicted_token_ids": optional(_word_ids),
 }
 
 

@@ -18,6 +18,11 @@ class InFlightSteps:
         self._table, self._groups = table, groups
         self.plans: deque[StepPlan] = deque()
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether it is open how many tokens some request has after a step under way."""
+        return any(plan.num_drafts is not None for plan in self.plans)
+
     def num_collected(self, slot: int) -> int:
         """Tokens of the request in a slot that were computed by steps which are not under way any more."""
         table = self._table
@@ -55,15 +60,29 @@ class InFlightSteps:
         firsts = np.cumsum(counts) - counts
         rows = np.flatnonzero(plan.samples)
         ended: list[Int32Array] = []
+        if plan.num_drafts is not None:
+            self._take_back_drafts(plan, counts)
         for place in range(int(counts.max())):
             rows = rows[counts[rows] > place]
             ends = self._table.append(plan.slots[rows], tokens[firsts[rows] + place])
             plan.num_taken[rows] += 1
             ended.append(plan.slots[rows[ends]])
             rows = rows[~ends]
-        for row in np.flatnonzero(plan.num_taken > 1).tolist():
+        forced = plan.num_taken > 1
+        if plan.num_drafts is not None:
+            forced &= plan.num_drafts == 0
+        for row in np.flatnonzero(forced).tolist():
             self._void_later(plan, row)
         return np.concatenate(ended)
+
+    def _take_back_drafts(self, plan: StepPlan, counts: Int32Array) -> None:
+        """Count drafts as computed where they are accepted, and forget the others."""
+        assert plan.num_drafts is not None
+        rows = np.flatnonzero(plan.num_drafts)
+        accepted = counts[rows] - 1
+        plan.num_new_tokens[rows] -= plan.num_drafts[rows] - accepted
+        live = plan.samples[rows]
+        self._table.num_computed[plan.slots[rows[live]]] += accepted[live]
 
     def _void_later(self, plan: StepPlan, row: int) -> None:
         """Take back what steps under way sample for this row's request: its next tokens are known."""

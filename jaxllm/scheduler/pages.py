@@ -39,7 +39,7 @@ class PageTables:
         if pages is None:
             return False
         for group, ends_held, which, held, needed in growing:
-            places, columns = _ranges(which, held, needed)
+            places, columns = ranges(which, held, needed)
             for number in group.tables:
                 own, pages = pages[: len(places)], pages[len(places) :]
                 table.block_table[places, columns + number * table.width] = own
@@ -87,7 +87,7 @@ class PageTables:
             if not len(rows):
                 continue
             slots = plan.slots[rows]
-            places, columns = _ranges(slots, begins_held[slots], begins[rows])
+            places, columns = ranges(slots, begins_held[slots], begins[rows])
             for number in group.tables:
                 entries = places, columns + number * table.width
                 freed.append(table.block_table[entries])
@@ -97,7 +97,7 @@ class PageTables:
             self._pages.release_some(np.concatenate(freed))
 
 
-def _ranges(slots: Int32Array, begins: Int32Array, ends: Int32Array) -> tuple[Int32Array, Int32Array]:
+def ranges(slots: Int32Array, begins: Int32Array, ends: Int32Array) -> tuple[Int32Array, Int32Array]:
     """Each slot as often as there are pages from `begins` to `ends`, and these pages."""
     counts = ends - begins
     if counts.max() == 1:

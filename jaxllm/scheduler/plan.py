@@ -25,6 +25,10 @@ class StepPlan:
     constrained: bool [n], set before the step is dispatched: rows of those that sample whose tokens `Runner.choose`
     chooses, among those that a constraint allows. None: no row.
 
+    num_drafts: int32 [n], how many of each row's new tokens, the last ones, are drafts: guesses at what follows the
+    known tokens. `draft_ids` are these, row after row. A row with drafts gets a token after each of them as well, and
+    `Scheduler.update` takes those off `num_new_tokens` that were not accepted. None: no row has any.
+
     For groups of sequences: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
     whose rows of the page table have changed. `grouped`, int [g], is filled in by `Scheduler.update`: rows that
     sampled for a group, whose tokens nobody takes.
@@ -48,6 +52,8 @@ class StepPlan:
     generations: npt.NDArray[np.int64]
     num_taken: Int32Array | None = None
     constrained: npt.NDArray[np.bool_] | None = None
+    num_drafts: Int32Array | None = None
+    draft_ids: Int32Array | None = None
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
     grouped: npt.NDArray[np.intp] | None = None
@@ -59,6 +65,12 @@ class StepPlan:
     def by_shard(self) -> "tuple[StepPlan | None, ...]":
         """The plan of every data shard: this one where there is one shard."""
         return self.parts or (self,)
+
+    def put_in_order(self, rows: npt.NDArray[np.intp]) -> None:
+        """Let the rows be those of these numbers, int [n]: all of them, in another order."""
+        self.slots, self.num_new_tokens, self.starts = self.slots[rows], self.num_new_tokens[rows], self.starts[rows]
+        self.samples, self.generations = self.samples[rows], self.generations[rows]
+        self.requests = [self.requests[row] for row in rows.tolist()]
 
     @property
     def most_tokens(self) -> int:

@@ -7,6 +7,7 @@ requests. A request that cannot get a page makes the last in order give up its o
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from typing import Protocol
 
 import numpy as np
 
@@ -21,13 +22,25 @@ from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.groups import SequenceGroups
 from jaxllm.scheduler.holds import HoldReason, Holds
 from jaxllm.scheduler.in_flight import InFlightSteps
-from jaxllm.scheduler.pages import PageTables
+from jaxllm.scheduler.pages import PageTables, ranges
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
 from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.table import RequestTable
+
+
+class DraftSource(Protocol):
+    """Proposes drafts for the decodes of a step."""
+
+    def propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
+        """Drafts for some of `slots` (int32 [n]): how many each has, int32 [n], and these, slot after slot.
+
+        They follow the tokens that are counted as computed. Slot i can use `room[i]` of them. The step has `num_tokens`
+        tokens without them, and must stay within the budget. None: no drafts.
+        """
+
 
 STEPS_BETWEEN_SHORT = 1
 """At least so many steps of the whole budget come between two short ones."""
@@ -107,10 +120,15 @@ class Scheduler:
             max_chunk=self._max_chunk,
             snapshots=self._snapshots,
         )
+        self._drafts: DraftSource | None = None
         self._arrivals = 0
         self._num_steps, self._last_short = 0, -STEPS_BETWEEN_SHORT - 1
         self._stages = stages
         self._under_way = InFlightSteps(self.table, self._groups)
+
+    def use_drafts(self, source: DraftSource) -> None:
+        """Let decodes bring drafts from this source."""
+        self._drafts = source
 
     @property
     def num_waiting(self) -> int:
@@ -131,6 +149,11 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self._requests)
+
+    @property
+    def waits_for_drafts(self) -> bool:
+        """Whether a step under way must end before it is known what the next one can compute."""
+        return self._under_way.has_drafts
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
@@ -219,6 +242,8 @@ class Scheduler:
         `RequestTable.num_pending`, and only the device knows them. None when nothing can run, or nothing before the
         next `update`.
         """
+        if self.waits_for_drafts:
+            return None
         contended = self._shares.contended
         made_room = self._make_room() if contended and self._room.blocked is not None else []
         preempted: list[Request] = []
@@ -249,7 +274,10 @@ class Scheduler:
             slots, counts = self._fairness.divide(slots, counts, num_decodes, self._budget - num_decodes)
         if not len(slots):
             return None
-        return self._plan(slots, counts, num_decodes, admitted, made_room + preempted)
+        plan = self._plan(slots, counts, num_decodes, admitted, made_room + preempted)
+        if self._drafts is not None and plan.num_decodes:
+            self._add_drafts(plan)
+        return plan
 
     def _admit_owners(self, slots: Int32Array, num_decodes: int) -> tuple[list[Request], list[int], int]:
         """Admit waiting requests of owners whose prompts are not among those under way: they get their share first.
@@ -382,6 +410,29 @@ class Scheduler:
             self._snapshots.scheduled(plan, ends)
         self._under_way.plans.append(plan)
         return plan
+
+    def _add_drafts(self, plan: StepPlan) -> None:
+        """Let decodes of a step compute guesses at what follows them as well, after those that do not."""
+        assert self._drafts is not None
+        table, decodes = self.table, plan.slots[: plan.num_decodes]
+        room = table.max_total[decodes] - plan.starts[: plan.num_decodes] - 2
+        proposed = self._drafts.propose(decodes, room, plan.num_tokens)
+        if proposed is None:
+            return
+        num_drafts, draft_ids = proposed
+        rows = np.flatnonzero(num_drafts).astype(np.int32)
+        if not self._page_tables.grow(decodes[rows], num_drafts[rows]):
+            return
+        counts = np.zeros(plan.num_rows, np.int32)
+        counts[: plan.num_decodes] = num_drafts
+        places, columns = ranges(decodes[rows], plan.starts[rows] + 1, plan.starts[rows] + 1 + num_drafts[rows])
+        table.token_ids[places, columns] = draft_ids
+        order = np.concatenate([np.flatnonzero(num_drafts == 0), rows, np.arange(plan.num_decodes, plan.num_rows)])
+        plan.put_in_order(order)
+        plan.num_new_tokens = plan.num_new_tokens + counts[order]
+        plan.num_drafts, plan.draft_ids = counts[order], draft_ids
+        plan.num_decodes -= len(rows)
+        plan.num_tokens += len(draft_ids)
 
     def _owners(self, slots: Int32Array) -> list[Request]:
         owners = self.table.requests

@@ -15,7 +15,7 @@ from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.holds import HoldReason
 from jaxllm.scheduler.plan import StepPlan
-from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.scheduler.scheduler import DraftSource, Scheduler
 from jaxllm.scheduler.table import RequestTable
 
 WAITING_WEIGHT = 4
@@ -115,6 +115,11 @@ class ShardedScheduler:
         cached = {index: self._pages[index].num_cached_tokens(request) for index in not_busy}
         return self.parts[min(not_busy, key=lambda index: (-cached[index], loads[index], index))]
 
+    def use_drafts(self, source: DraftSource) -> None:
+        """See `Scheduler.use_drafts`."""
+        for part in self.parts:
+            part.use_drafts(source)
+
     def hold(self, request: Request, reason: HoldReason) -> None:
         """See `Scheduler.hold`."""
         self._part_of[request.request_id].hold(request, reason)
@@ -132,6 +137,8 @@ class ShardedScheduler:
 
     def schedule(self) -> StepPlan | None:
         """See `Scheduler.schedule`: a step of all shards that can do something."""
+        if any(part.waits_for_drafts for part in self.parts):
+            return None
         self._level()
         plans = tuple(part.schedule() for part in self.parts)
         return merged(plans) if any(plan is not None for plan in plans) else None
@@ -219,6 +226,11 @@ def merged(parts: tuple[StepPlan | None, ...]) -> StepPlan:
         moved=[slot for part in there for slot in part.moved],
         parts=parts,
     )
+    if any(part.num_drafts is not None for part in there):
+        none = np.zeros(0, np.int32)
+        counts = [np.zeros(part.num_rows, np.int32) if part.num_drafts is None else part.num_drafts for part in there]
+        plan.num_drafts = np.concatenate(counts)
+        plan.draft_ids = np.concatenate([none if part.draft_ids is None else part.draft_ids for part in there])
     for part, rows in zip(there, _rows(plan), strict=True):
         part.samples, part.generations = plan.samples[rows], plan.generations[rows]
     return plan

@@ -83,6 +83,8 @@ def _reader(annotation: Any) -> dict[str, Any]:
         return {"type": _json_object, "metavar": "JSON"}
     if float in kinds:
         return {"type": float, "metavar": "FLOAT"}
+    if str in kinds:
+        return {"metavar": "TEXT"}
     assert kinds == {int}, annotation
     return {"type": integer, "metavar": "INT"}
 

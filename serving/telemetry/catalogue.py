@@ -56,6 +56,14 @@ METRICS = (
         "counter",
         "Preemptions: requests that lost their KV cache pages to others and were recomputed.",
     ),
+    Described("spec_decode_num_drafts", "counter", "Steps of a request that had draft tokens to check."),
+    Described("spec_decode_num_draft_tokens", "counter", "Draft tokens that were checked."),
+    Described("spec_decode_num_accepted_tokens", "counter", "Draft tokens that were accepted."),
+    Described(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "counter",
+        "Accepted draft tokens by their position: 0 is the first after a token that was known.",
+    ),
     Described("prompt_tokens", "counter", "Prompt tokens, counted when their request's first token is generated."),
     Described(
         "prompt_tokens_cached",
@@ -142,6 +150,7 @@ _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 OF_ENGINE = frozenset(
     (
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
+        *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
         *("engine_restarts", "api_server_restarts"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
     )
@@ -149,8 +158,8 @@ OF_ENGINE = frozenset(
 """Values that the engine or its supervisor tells; all others are measured of requests."""
 
 
-BY_REASON = ("request_success", "admission_rejections")
-"""Counters of which there is one for each reason."""
+LABELLED = ("request_success", "admission_rejections", "spec_decode_num_accepted_tokens_per_pos")
+"""Counters with a value for each reason or position."""
 
 
 def new_histograms(max_model_len: int) -> dict[str, Histogram]:

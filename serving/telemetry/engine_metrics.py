@@ -1,13 +1,14 @@
 """Counts what one engine tells and what its requests measure."""
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TypeVar
 
 import msgspec
 
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.telemetry.catalogue import BY_REASON, METRICS, OF_ENGINE, new_histograms
+from jaxllm.serving.telemetry.catalogue import LABELLED, METRICS, OF_ENGINE, new_histograms
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
 from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements
 
@@ -39,6 +40,7 @@ class Measured(msgspec.Struct):
     histograms: dict[str, tuple[list[int], float]]
     steps: ShapeState = {}
     stage_seconds: list[float] = []
+    accepted_by_place: list[int] = []
 
 
 class EngineState(msgspec.Struct):
@@ -63,12 +65,14 @@ class EngineMetrics:
         self.is_there = True
         """Whether there is such an engine now: of one that was removed only what was counted is left."""
         counters = (metric.source for metric in METRICS if metric.kind == "counter")
-        self.counters = {name: 0 for name in counters if name not in BY_REASON}
+        self.counters = {name: 0 for name in counters if name not in LABELLED}
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
         self.histograms = new_histograms(info.max_model_len)
         self.steps = StepTimes()
         self.stage_seconds: list[float] = []
         """What each of several stages has worked."""
+        self.accepted_by_place: list[int] = []
+        """Accepted drafts by their place after a known token."""
 
     def measured(self) -> Measured:
         """What was measured of requests so far, for `add` in another process."""
@@ -88,6 +92,7 @@ class EngineMetrics:
                 {name: histogram.state() for name, histogram in self.histograms.items() if name in OF_ENGINE},
                 steps=self.steps.state(),
                 stage_seconds=list(self.stage_seconds),
+                accepted_by_place=list(self.accepted_by_place),
             ),
             self.is_there,
         )
@@ -102,6 +107,7 @@ class EngineMetrics:
             self.histograms[name].add(*state)
         self.steps.add(other.steps)
         self._add_stages(other.stage_seconds)
+        self._add_accepted(other.accepted_by_place)
 
     def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
         """Take one message of the engine."""
@@ -124,6 +130,12 @@ class EngineMetrics:
         counters["prefix_cache_hits"] += _grown(before.prefix_hits, stats.prefix_hits)
         counters["num_preemptions"] += _grown(before.num_preemptions, stats.num_preemptions)
         counters["compilations_after_warmup"] += _grown(before.num_compilations, stats.num_compilations)
+        if stats.drafts is not before.drafts and stats.drafts.num_drafts:
+            drafts = stats.drafts.since(before.drafts)
+            counters["spec_decode_num_drafts"] += drafts.num_drafts
+            counters["spec_decode_num_draft_tokens"] += drafts.num_draft_tokens
+            counters["spec_decode_num_accepted_tokens"] += drafts.num_accepted_tokens
+            self._add_accepted(drafts.accepted_by_place)
         if stats.stage_seconds:
             told = before.stage_seconds or (0.0,) * len(stats.stage_seconds)
             self._add_stages([_grown(*pair) for pair in zip(told, stats.stage_seconds, strict=True)])
@@ -140,6 +152,9 @@ class EngineMetrics:
         before = self.stage_seconds or [0.0] * len(seconds)
         if seconds:
             self.stage_seconds = [known + more for known, more in zip(before, seconds, strict=True)]
+
+    def _add_accepted(self, by_place: Sequence[int]) -> None:
+        self.accepted_by_place = [sum(pair) for pair in zip_longest(self.accepted_by_place, by_place, fillvalue=0)]
 
     def _take_finished(self, finished: Sequence[FinishedRequest]) -> None:
         for request in finished:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxllm.config.engine_info import EngineInfo, StageInfo
-from jaxllm.engine.stats import StepStats, merge_stats
+from jaxllm.engine.stats import NO_DRAFTS, StepStats, merge_stats
 from jaxllm.serving.telemetry.log_format import JsonFormatter, TextFormatter
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__
@@ -92,6 +92,7 @@ class ThroughputLog:
         self._hit_rate: float | None = None
         self._preemptions = 0
         self._stage_seconds: tuple[float, ...] = ()
+        self._drafts = NO_DRAFTS
         self._interval = _Interval()
 
     def observe(self, stats: StepStats | None, measured: Measurements | None, engine: int = 0) -> None:
@@ -148,6 +149,10 @@ class ThroughputLog:
             for number, (first, last) in enumerate(zip(before_stages, stats.stage_seconds, strict=True)):
                 report[f"stage_{number}_busy"] = round(min(max(last - first, 0.0) / seconds, 1.0), 3)
         self._stage_seconds = stats.stage_seconds
+        drafts, self._drafts = stats.drafts.since(self._drafts), stats.drafts
+        if drafts.num_drafts:
+            report["draft_acceptance_rate"] = round(drafts.num_accepted_tokens / drafts.num_draft_tokens, 4)
+            report["mean_acceptance_length"] = round(1 + drafts.num_accepted_tokens / drafts.num_drafts, 2)
         if self._hit_rate is not None:
             report["prefix_cache_hit_rate"] = round(self._hit_rate, 4)
         self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
@@ -172,6 +177,9 @@ def _throughput_line(report: dict[str, float]) -> str:
     stages = [value for name, value in report.items() if name.startswith("stage_")]
     if stages:
         parts.append(f"stages busy {', '.join(f'{value:.0%}' for value in stages)}")
+    if "draft_acceptance_rate" in report:
+        length = report["mean_acceptance_length"]
+        parts.append(f"drafts accepted {report['draft_acceptance_rate']:.1%}, {length:.2f} tokens per step")
     if "prefix_cache_hit_rate" in report:
         parts.append(f"prefix cache hits {report['prefix_cache_hit_rate']:.1%}")
     return "; ".join(parts)

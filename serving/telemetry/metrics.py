@@ -179,6 +179,8 @@ def _counts(metric: Described, engine: EngineMetrics, rejections: dict[str, int]
             return [({"finished_reason": reason}, count) for reason, count in engine.finished.items()]
         case "admission_rejections":
             return [({"reason": reason}, count) for reason, count in rejections.items()]
+        case "spec_decode_num_accepted_tokens_per_pos":
+            return [({"position": str(place)}, count) for place, count in enumerate(engine.accepted_by_place or [0])]
         case "prompt_tokens_by_source":
             cached = engine.counters["prompt_tokens_cached"]
             computed = engine.counters["prompt_tokens"] - cached

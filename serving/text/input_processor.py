@@ -61,6 +61,10 @@ class TextRequest:
     """What its owner's quota holds for it."""
 
 
+MOST_CHARACTERS_PER_TOKEN = 16
+"""A prediction is cut after so many for each token of the longest output."""
+
+
 class InputProcessor:
     """Checks prompts and parameters against the model and makes requests of them.
 
@@ -262,9 +266,9 @@ class InputProcessor:
             prompt.token_ids = np.asarray(token_ids, np.int32)
 
     def _finished(self, params: SamplingParams) -> tuple[SamplingParams, int]:
-        """Parameters with their bad words as token ids, and the bytes that their grammar takes, if known."""
+        """Parameters with bad words and prediction as token ids, and the bytes that their grammar takes, if known."""
         form = params.structured_outputs
-        return self._with_bad_words(params), 0 if form is None else self._forms.check(form)
+        return self._with_prediction(self._with_bad_words(params)), 0 if form is None else self._forms.check(form)
 
     def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
         if not params.bad_words:
@@ -278,6 +282,16 @@ class InputProcessor:
         encoded = self._tokenizer.encode(texts, add_special_tokens=False)
         unique = {tuple(token_ids): token_ids for token_ids in encoded if token_ids}
         return msgspec.structs.replace(params, bad_words_token_ids=list(unique.values()))
+
+    def _with_prediction(self, params: SamplingParams) -> SamplingParams:
+        text, engine = params.prediction, self._limits.engine
+        if not text or self._tokenizer is None or engine is None or not engine.max_drafts:
+            return params
+        check_text(text, "prediction")
+        # No output is longer: what is beyond that can predict nothing.
+        part = text[: MOST_CHARACTERS_PER_TOKEN * self._limits.max_model_len]
+        (encoded,) = self._tokenizer.encode([part], add_special_tokens=False)
+        return msgspec.structs.replace(params, predicted_token_ids=list(encoded[: self._limits.max_model_len]))
 
     def _children(
         self, request_id: str, token_ids: IntArray, params: SamplingParams, priority: int, salt: str | None

@@ -30,6 +30,7 @@ _NOT_GIVEN = (
     "output_kind",
     "reasoning_end_token_ids",
     "reasoning_closing_token_ids",
+    "predicted_token_ids",
 )
 """Fields of `SamplingParams` that are made of others, or have a place of their own in the request."""
 

@@ -32,6 +32,7 @@ _SAID_ELSEWHERE = (
     "output_kind",
     "reasoning_end_token_ids",
     "reasoning_closing_token_ids",
+    "predicted_token_ids",
     "truncate_prompt_tokens",
 )
 """Fields of `SamplingParams` that are made of others, or hold of the prompt as it was."""

@@ -231,7 +231,11 @@ class ConstrainedDecoding(StepFeature):
         """
         if step.constrained is None:
             return
-        plan, tokens = step.plan, result.token_ids
+        plan = step.plan
+        counts = np.ones(plan.num_rows, np.int32) if result.counts is None else result.counts
+        ends = np.cumsum(counts)
+        # None of these rows has drafts: its token is its only one.
+        tokens = result.token_ids[ends - counts]
         live = self._scheduler.table.generation[plan.slots] == plan.generations
         rows = [row for row in step.constrained.rows.tolist() if plan.samples[row] and live[row]]
         tails = {row: self._guarded_tail(plan.requests[row], int(tokens[row])) for row in rows}
@@ -247,8 +251,8 @@ class ConstrainedDecoding(StepFeature):
         sizes[rows] = [len(tail.token_ids) for tail in tails.values()]
         if sizes.any():
             forced = list(chain.from_iterable(tail.token_ids for tail in tails.values()))
-            result.token_ids = np.insert(tokens, np.repeat(np.arange(1, len(sizes) + 1), sizes), forced)
-            result.counts = sizes + 1
+            result.token_ids = np.insert(result.token_ids, np.repeat(ends, sizes), forced)
+            result.counts = counts + sizes
         for request, tail in wrong:
             self._refuse(request, tail.problem or "", tail.parameter)
 

@@ -62,18 +62,22 @@ class PromptLogprobs(StepFeature):
                     output.prompt_logprobs = self._found.pop(request, None)
 
 
-def output_logprobs(request: Request, token_id: int, result: StepResult, row: int) -> list[TokenLogprobs] | None:
-    """Log-probabilities of the token that a row of a step sampled, if the request asks for them."""
+def output_logprobs(request: Request, token_ids: list[int], result: StepResult, row: int) -> list[TokenLogprobs] | None:
+    """Log-probabilities of the tokens that a row of a step sampled, if the request asks for them."""
     params = request.params
     if params.logprobs is None and params.num_sequences == params.n:
         return None
     assert result.logprobs is not None
-    found = _token_logprobs(token_id, result.logprobs, row, params.logprobs)
+    first = row if result.logprob_rows is None else int(result.logprob_rows[row])
+    found = [
+        _token_logprobs(token_id, result.logprobs, place, params.logprobs)
+        for place, token_id in enumerate(token_ids, first)
+    ]
     listed = params.logprob_token_ids
     if listed is not None:
         assert result.listed is not None
-        found = replace(found, top_ids=listed, top_logprobs=result.listed[row][: len(listed)].tolist())
-    return [found]
+        found = [replace(found[0], top_ids=listed, top_logprobs=result.listed[row][: len(listed)].tolist())]
+    return found
 
 
 def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, asked: int | None) -> TokenLogprobs:

@@ -49,6 +49,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         shards=resolved.data_shards,
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
         adapters=resolved.adapters,
+        max_drafts=resolved.max_drafts,
     )
     stage = resolved.stage
     of_last = stage is None or stage.is_last

@@ -16,8 +16,9 @@ from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
 INT_FIELDS = ("top_k", "seed", "step", "slot", "bits")
 """Rows of the packed int32 array. `bits` holds the booleans."""
 
-VALID, BIAS, LOGPROBS = 1, 2, 4
-"""The booleans in `bits`: the row's token counts; the slot has a bias row; its logprobs are wanted."""
+VALID, BIAS, LOGPROBS, UNCOUNTED = 1, 2, 4, 8
+"""The booleans in `bits`: the row's token counts; the slot has a bias row; its logprobs are wanted; its token may turn
+out not to be one of the output, and is counted for penalties by `count_tokens` if it is."""
 
 
 IN_PROMPT = 1 << 30
@@ -51,12 +52,14 @@ class SamplingRows:
     any_penalty: Array  # bool []
     any_bias: Array  # bool []
     any_logprobs: Array  # bool []
+    preceding: Array | None = None  # int32 [R, K], drafts of the same request before the row; -1 where there are fewer
+    is_counted: Array | None = None  # bool, whether the token is counted in this step; None: all are
 
     @classmethod
-    def unpack(cls, ints: Array, floats: Array) -> Self:
+    def unpack(cls, ints: Array, floats: Array, preceding: Array | None = None) -> Self:
         """Rows from `ints` int32 [5, R] and `floats` float32 [6, R], as `SamplingTable.pack` writes them.
 
-        Columns of zeros are padding.
+        Columns of zeros are padding. In the steps of an engine with drafts `preceding` says which are before each row.
         """
         of_int = dict(zip(INT_FIELDS, ints, strict=True))
         of_float = dict(zip(FLOAT_FIELDS, floats, strict=True))
@@ -72,7 +75,16 @@ class SamplingRows:
             "any_bias": jnp.any(valid & use_bias),
             "any_logprobs": jnp.any(valid & wants_logprobs),
         }
-        return cls(**of_int, **of_float, valid=valid, use_bias=use_bias, **max_over_shards(flags))
+        is_counted = None if preceding is None else bits & UNCOUNTED == 0
+        return cls(
+            **of_int,
+            **of_float,
+            valid=valid,
+            use_bias=use_bias,
+            **max_over_shards(flags),
+            preceding=preceding,
+            is_counted=is_counted,
+        )
 
 
 @register_dataclass
@@ -125,6 +137,17 @@ def set_bias(
     outside = jnp.where(slots < 0, state.bias.shape[0], slots)
     place = vocabulary.place(token_ids, state.bias.shape[1])
     return replace(state, bias=state.bias.at[outside, place].set(values, mode="drop"))
+
+
+def count_tokens(state: SamplingState, slots: Array, token_ids: Array, vocabulary: Vocabulary = WHOLE) -> SamplingState:
+    """Count tokens of the outputs of slots, both int32 [U], where the steps that sampled them did not.
+
+    A slot of -1 is padding.
+    """
+    slots = local_slots(slots, state.seen.shape[0])
+    outside = jnp.where(slots < 0, state.seen.shape[0], slots)
+    place = vocabulary.place(token_ids, state.seen.shape[1])
+    return replace(state, seen=state.seen.at[outside, place].add(1, mode="drop"))
 
 
 def rows_of(array: Array, slots: Array) -> Array:

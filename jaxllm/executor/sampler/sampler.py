@@ -64,12 +64,12 @@ def sample(
         # Here, so that other machines do not load its compiler.
         from jaxllm.pallas_kernels.sampling.tpu.sampling import tpu_choose_tokens
 
-        changed, is_changed = _changed(logits, rows, state, is_allowed, altered)
+        changed, is_changed = _changed(logits, rows, state, is_allowed, altered, vocabulary)
         token_ids = tpu_choose_tokens(logits, choice, vocabulary, changed=(changed, is_changed), num_rows=num_rows)
         processed = jnp.where(is_changed, changed, logits) if is_processed(logprobs_mode) else logits
     else:
         with jax.named_scope("process"):
-            processed = process(logits, rows, state, lambda: logits) if altered is None else altered
+            processed = process(logits, rows, state, lambda: logits, vocabulary) if altered is None else altered
         processed = processed if is_allowed is None else jnp.where(is_allowed, processed, -jnp.inf)
         token_ids = choose_tokens(processed, choice, vocabulary, implementation=implementation)
     with jax.named_scope("logprobs"):
@@ -94,14 +94,19 @@ def _choice(rows: SamplingRows) -> Choice:
 
 
 def _changed(
-    logits: Array, rows: SamplingRows, state: SamplingState, is_allowed: Array | None, altered: Array | None
+    logits: Array,
+    rows: SamplingRows,
+    state: SamplingState,
+    is_allowed: Array | None,
+    altered: Array | None,
+    vocabulary: Vocabulary,
 ) -> tuple[Array, Array]:
     """Logits after bias, penalties and masks, and whether that changed any: if not, they are not even there."""
     if altered is not None:
         return altered if is_allowed is None else jnp.where(is_allowed, altered, -jnp.inf), jnp.bool_(True)
     is_changed = rows.any_bias | rows.any_penalty
     with jax.named_scope("process"):
-        changed = process(logits, rows, state, lambda: lax.empty(logits.shape, logits.dtype))
+        changed = process(logits, rows, state, lambda: lax.empty(logits.shape, logits.dtype), vocabulary)
     if is_allowed is None:
         return changed, is_changed
     return jnp.where(is_allowed, jnp.where(is_changed, changed, logits), -jnp.inf), jnp.bool_(True)
@@ -111,8 +116,10 @@ def _counted(token_ids: Array, rows: SamplingRows, state: SamplingState, vocabul
     """The state with the tokens, where a row has penalties, which alone read them."""
     place = vocabulary.place(token_ids, state.seen.shape[1])
 
+    counted = rows.valid if rows.is_counted is None else rows.valid & rows.is_counted
+
     def count(_: Array, seen: Array) -> Array:
-        return seen.at[rows.slot, place].add(rows.valid.astype(jnp.int32), mode="drop")
+        return seen.at[rows.slot, place].add(counted.astype(jnp.int32), mode="drop")
 
     # A loop of no or one trip changes the donated array in place, where a conditional would copy it.
     return replace(state, seen=lax.fori_loop(0, rows.any_penalty.astype(jnp.int32), count, state.seen))

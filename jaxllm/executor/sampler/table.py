@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxllm.executor.sampler.row_numbers import NEUTRAL_FLOATS, ROW_NUMBERS
 from jaxllm.executor.sampler.rows import BIAS, INT_FIELDS, LOGPROBS, VALID
-from jaxllm.executor.sampler.token_bias import TokenBias
+from jaxllm.executor.sampler.token_bias import MANY, TokenBias
 from jaxllm.requests.prompt_embeds import NO_TOKEN
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_limits import MAX_LOGPROB_TOKEN_IDS
@@ -108,6 +108,16 @@ class SamplingTable:
             if bias.settled(num_outputs):
                 del self._changing[slot]
         return [_bias_update(entries[start : start + UPDATE_SIZE]) for start in range(0, len(entries), UPDATE_SIZE)]
+
+    @property
+    def any_changes(self) -> bool:
+        """Whether the bias of any request is still to change."""
+        return bool(self._changing)
+
+    def num_unchanged(self, slot: int, num_output_tokens: int) -> int:
+        """How many tokens a slot's request may go on for with the same bias."""
+        changing = self._changing.get(slot)
+        return MANY if changing is None else changing[1].num_unchanged(num_output_tokens)
 
     def wants_logprobs(self, slots: np.ndarray) -> np.ndarray:
         """Which of `slots` want log-probabilities: bool [n]."""

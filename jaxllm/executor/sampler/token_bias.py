@@ -8,6 +8,8 @@ from jaxllm.requests.request import Request
 
 FORBIDDEN = -np.inf
 
+MANY = np.iinfo(np.int32).max
+
 Int32Array = npt.NDArray[np.int32]
 
 
@@ -38,6 +40,13 @@ class TokenBias:
     def settled(self, num_output_tokens: int) -> bool:
         """Whether the row will never change again."""
         return not self._words and num_output_tokens >= self._min_tokens and not self._too_early
+
+    def num_unchanged(self, num_output_tokens: int) -> int:
+        """How many tokens may follow so many before the row changes."""
+        if self._words:
+            return 0
+        early = self._min_tokens - 1 - num_output_tokens
+        return early if early >= 0 else MANY
 
     def row(self, output: Int32Array, vocab_size: int) -> np.ndarray:
         """The row for the token that follows `output`, int32 [n]: float32 [V]."""

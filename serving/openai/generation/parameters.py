@@ -15,7 +15,9 @@ from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.response_format import ResponseFormat
 from jaxllm.serving.options.server import ServerOptions
 
-_OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget", "repetition_detection"}
+_OWN_MEANING = {
+    *("max_tokens", "logprobs", "structured_outputs", "thinking_token_budget", "repetition_detection", "prediction")
+}
 """Fields that chats and completions understand differently, or that are not what they are in the engine."""
 _SHARED = tuple(
     name
@@ -47,6 +49,8 @@ def sampling_params(
         given["thinking_token_budget"] = body.thinking_token_budget
     if body.repetition_detection is not None:
         given["repetition_detection"] = msgspec.to_builtins(body.repetition_detection)
+    if body.prediction is not None:
+        given["prediction"] = body.prediction.text
     if body.vllm_xargs:
         given["extra_args"] = body.vllm_xargs
     if body.use_beam_search:

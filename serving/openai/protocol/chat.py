@@ -69,8 +69,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Accepted; there is one tier, default."""
     metadata: dict[str, Any] | None = None
     """Accepted, without effect: chat completions are not stored."""
-    prediction: dict[str, Any] | None = None
-    """Accepted, without effect: a hint that changes only speed."""
     safety_identifier: str | None = None
     """Accepted, without effect."""
     prompt_cache_key: str | None = None

@@ -55,6 +55,27 @@ class RepetitionBody(Body, kw_only=True):
     """Times that the pattern stands there, 2 at least."""
 
 
+class PredictedPart(Body, kw_only=True):
+    """Some of a predicted text."""
+
+    type: Literal["text"]
+    text: Text
+    """The text."""
+
+
+class Prediction(Body, kw_only=True):
+    """What a text is expected to be, in part: it is generated faster where it is so, and is the same in any case."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[PredictedPart], at_most(MOST_TEXTS)]
+    """The text, or parts of it."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class GenerationRequest(Body, kw_only=True):
     """Parameters of generation. Null always means the default."""
 
@@ -141,6 +162,10 @@ class GenerationRequest(Body, kw_only=True):
     """Show tokens in logprobs as token_id:NUMBER."""
     stream_interval: AtLeastOne | None = None
     """With stream: tokens that each event brings, after the first; default that of the server (--stream-interval)."""
+    prediction: Prediction | None = None
+    """What the text is expected to be, in part: drafts are taken from it, if the server makes any."""
+    speculative_tokens: Natural | None = None
+    """Most drafts that a step checks for this request, if the server makes any; 0: none. They change no token."""
     repetition_detection: RepetitionBody | None = None
     """Ends a text that goes in circles, with the finish reason repetition."""
     session_id: str | None = None

@@ -9,7 +9,7 @@ from jaxllm.requests.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.openai.generation import parameters, validation
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
-from jaxllm.serving.openai.protocol.generation import RepetitionBody
+from jaxllm.serving.openai.protocol.generation import PredictedPart, Prediction, RepetitionBody
 
 DEFAULTS = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=16)
 
@@ -30,16 +30,20 @@ def test_every_shared_field_arrives() -> None:
         "prompt_logprobs": 4, "skip_special_tokens": False, "spaces_between_special_tokens": False,
         "truncate_prompt_tokens": 5, "allowed_token_ids": [16], "logit_bias": {"17": 1.0},
         "thinking_token_budget": 18, "logprob_token_ids": [19], "stream_interval": 20,
-        "skip_reading_prefix_cache": True,
+        "skip_reading_prefix_cache": True, "speculative_tokens": 23,
     }  # fmt: skip
     circles = RepetitionBody(max_pattern_size=21, min_count=22)
-    body = CompletionRequest(prompt="x", vllm_xargs={"mine": [1]}, repetition_detection=circles, **values)
+    predicted = Prediction(type="content", content=[PredictedPart(type="text", text=text) for text in ("2", "4")])
+    body = CompletionRequest(
+        prompt="x", vllm_xargs={"mine": [1]}, repetition_detection=circles, prediction=predicted, **values
+    )
     params = parameters.sampling_params(body, SamplingParams(), max_tokens=20, logprobs=None)
-    others = {"max_tokens", "logprobs", "detokenize", "structured_outputs", "repetition_detection"}
+    others = {"max_tokens", "logprobs", "detokenize", "structured_outputs", "repetition_detection", "prediction"}
     others |= set(INTERNAL_FIELDS)
     assert set(values) == set(SamplingParams.__struct_fields__) - others
     assert {name: getattr(params, name) for name in values} == {**values, "logit_bias": {17: 1.0}}
     assert params.extra_args == {"mine": [1]}
+    assert params.prediction == "24"
     assert params.repetition_detection == RepetitionDetectionParams(max_pattern_size=21, min_count=22)
 
 

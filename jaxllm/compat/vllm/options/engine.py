@@ -10,7 +10,8 @@ from jaxllm.compat.vllm.options.noop import NoopOption, lists, off, only, switch
 _TEXT = "models accept text only"
 _ONE_HOST = "one process drives all devices of a host"
 _XLA = "XLA compiles and chooses kernels"
-_NO_DRAFTS = "speculative decoding is not supported; outputs are the same without it"
+_DRAFTS = "a draft is accepted if it is the token that would have been sampled; outputs never change"
+_NO_DRAFT_MODEL = "models that draft are not supported yet"
 _NO_RECURRENT = "recurrent states have a fixed layout"
 _CACHE = "KV pages stay in device memory"
 _LOADING = "safetensors files are memory-mapped"
@@ -104,11 +105,9 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **switches("how adapters are split and multiplied follows from the mesh and the batch", "fully-sharded-loras",
                "specialize-active-lora"),
     # Drafts
-    **values(_NO_DRAFTS, "speculative-config/sc", "spec-method", "spec-model", "spec-tokens", "speculative-model",
-             "num-speculative-tokens", "num-lookahead-slots", "ngram-prompt-lookup-max", "ngram-prompt-lookup-min",
-             "speculative-draft-tensor-parallel-size", "speculative-max-model-len",
-             "speculative-disable-by-batch-size", "spec-decoding-acceptance-method",
+    **values(_DRAFTS, "num-lookahead-slots", "spec-decoding-acceptance-method",
              "typical-acceptance-sampler-posterior-threshold", "typical-acceptance-sampler-posterior-alpha"),
+    **values(_NO_DRAFT_MODEL, "speculative-draft-tensor-parallel-size", "speculative-max-model-len"),
     # Requests and results
     **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
     **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config"),

@@ -1,0 +1,157 @@
+"""Options of speculative decoding."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from jaxllm.config.option import Section, option
+from jaxllm.errors import ConfigError, nearest
+
+Method = Literal["ngram"]
+"""Where drafts come from."""
+
+METHODS: tuple[str, ...] = get_args(Method)
+
+FIRST_TOKENS, MOST_TOKENS = 7, 31
+"""Drafts of a request in a step: by default, and at most. One token and 7 drafts fill the smallest step of several."""
+
+LONGEST_NGRAM = 16
+FIRST_MIN, FIRST_MAX = 2, 5
+
+_NOT_YET = (
+    "eagle", "eagle3", "mtp", "draft_model", "medusa", "mlp_speculator", "suffix", "ngram_gpu", "dflash", "dspark",
+    "custom_class",
+)  # fmt: skip
+_WITHOUT_EFFECT = (
+    "acceptance_method", "disable_logprobs", "disable_padded_drafter_batch", "draft_sample_method",
+    "draft_tensor_parallel_size", "enforce_eager", "max_model_len", "moe_backend", "parallel_drafting", "quantization",
+    "rejection_sample_method", "revision", "code_revision",
+)  # fmt: skip
+"""Keys of vLLM's that change nothing: they are about models that draft, or about ways to accept other tokens."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How drafts are made."""
+
+    method: str
+    num_tokens: int = FIRST_TOKENS
+    """Most drafts of a request in a step."""
+    ngram_min: int = FIRST_MIN
+    ngram_max: int = FIRST_MAX
+    """Fewest and most last tokens that are looked for."""
+    most_requests: int | None = None
+    """Where more requests decode there are no drafts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions(Section):
+    """Speculative decoding."""
+
+    speculative_config: Mapping[str, Any] | None = option(
+        None,
+        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram), num_speculative_tokens, "
+        "prompt_lookup_min, prompt_lookup_max, disable_by_batch_size. Outputs are the same with and without it.",
+        aliases=("-sc",),
+    )
+    spec_method: Literal["ngram"] | None = option(
+        None,
+        "Where guesses at the next tokens come from; ngram: from what followed the last tokens earlier in the prompt "
+        "or output. Default: no guesses.",
+    )
+    speculative_model: str | None = option(
+        None, "[ngram] is the same as --spec-method ngram. Other models cannot guess yet.", aliases=("spec-model",)
+    )
+    num_speculative_tokens: int | None = option(
+        None,
+        f"Most guesses per request and step. Default: {FIRST_TOKENS}. A step has fewer, or none, where more would take "
+        "longer than they save.",
+        minimum=1,
+        maximum=MOST_TOKENS,
+        aliases=("spec-tokens",),
+    )
+    ngram_prompt_lookup_max: int | None = option(
+        None,
+        f"Most last tokens that are looked for in prompt and output. Default: {FIRST_MAX}.",
+        minimum=1,
+        maximum=LONGEST_NGRAM,
+    )
+    ngram_prompt_lookup_min: int | None = option(
+        None,
+        f"Fewest last tokens that are looked for. Default: {FIRST_MIN}.",
+        minimum=1,
+        maximum=LONGEST_NGRAM,
+    )
+    speculative_disable_by_batch_size: int | None = option(
+        None, "Make no guesses while more requests than this decode. Default: no limit.", minimum=1
+    )
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """How drafts are made; None: not at all. Raises `ConfigError`."""
+        given = self._given()
+        if not given:
+            return None
+        method = given.get("method")
+        if method is None:
+            raise ConfigError(
+                "speculative_config: method is missing; give one of " + ", ".join(METHODS) + ", or --spec-method"
+            )
+        if method in _NOT_YET:
+            raise ConfigError(f"speculative_config: method={method!r} is not supported yet; choose ngram")
+        if method not in METHODS:
+            raise ConfigError(f"speculative_config: method={method!r}{nearest(str(method), METHODS)}; choose ngram")
+        largest = _number(given, "prompt_lookup_max", LONGEST_NGRAM)
+        smallest = _number(given, "prompt_lookup_min", LONGEST_NGRAM)
+        if largest is None:
+            largest = max(FIRST_MAX, smallest or 0)
+        if smallest is None:
+            smallest = min(FIRST_MIN, largest)
+        if smallest > largest:
+            raise ConfigError(
+                f"speculative_config: prompt_lookup_min={smallest} must be at most prompt_lookup_max={largest}"
+            )
+        return Drafting(
+            method=method,
+            num_tokens=_number(given, "num_speculative_tokens", MOST_TOKENS) or FIRST_TOKENS,
+            ngram_min=smallest,
+            ngram_max=largest,
+            most_requests=_number(given, "disable_by_batch_size", None),
+        )
+
+    def _given(self) -> dict[str, Any]:
+        """The keys of `speculative_config`, whichever option gives them."""
+        given = {key: value for key, value in (self.speculative_config or {}).items() if value is not None}
+        for name in given:
+            if name not in (*_KEYS, "model", *_WITHOUT_EFFECT):
+                raise ConfigError(f"speculative_config: unknown key {name!r}{nearest(name, [*_KEYS, 'model'])}")
+        model = given.pop("model", self.speculative_model)
+        if model in ("ngram", "[ngram]"):
+            given.setdefault("method", "ngram")
+        elif model is not None:
+            raise ConfigError(f"speculative_model={model!r}: models that draft are not supported yet; give [ngram]")
+        for key, option_name in _KEYS.items():
+            value = getattr(self, option_name)
+            if value is not None and given.setdefault(key, value) != value:
+                raise ConfigError(f"{option_name}={value!r}: speculative_config has {key}={given[key]!r}; give one")
+        return {key: value for key, value in given.items() if key in _KEYS}
+
+
+_KEYS = {
+    "method": "spec_method",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "prompt_lookup_max": "ngram_prompt_lookup_max",
+    "prompt_lookup_min": "ngram_prompt_lookup_min",
+    "disable_by_batch_size": "speculative_disable_by_batch_size",
+}
+"""Keys of `speculative_config`, and the options that stand for them."""
+
+
+def _number(given: Mapping[str, Any], key: str, most: int | None) -> int | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1 or (most is not None and value > most):
+        bounds = "an integer of at least 1" if most is None else f"an integer from 1 to {most}"
+        raise ConfigError(f"speculative_config: {key}={value!r} must be {bounds}")
+    return value

@@ -1,0 +1,222 @@
+"""Speculative decoding: what the engine does with guesses at the next tokens of its requests."""
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.engine.features.faults import Faults, is_of_one_request
+from jaxllm.engine.features.feature import StepFeature
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.runner import Dispatched, Runner, StepResult
+from jaxllm.requests.request import Request
+from jaxllm.scheduler.pages import ranges
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.scheduler.sharded import ShardedScheduler
+from jaxllm.scheduler.table import RequestTable
+from jaxllm.speculation.acceptance_rates import AcceptanceRates
+from jaxllm.speculation.amounts import StepLoad, choose_amounts
+from jaxllm.speculation.ngram import NgramDrafter
+from jaxllm.speculation.statistics import DraftCounts
+from jaxllm.speculation.step_clock import StepClock
+from jaxllm.speculation.step_costs import StepCosts
+
+logger = logging.getLogger(__name__)
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Drafter(Protocol):
+    """Guesses at what follows the tokens of requests.
+
+    It reads them where they are, in the arrays of a `RequestTable`. Nothing that it says changes any output.
+    """
+
+    def propose(self, table: RequestTable, slots: Int32Array, limits: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Guesses for each of `slots` (int32 [n]), at most `limits`: how many, int32 [n], and these in a row."""
+
+
+class Speculation(StepFeature):
+    """Drafts for the requests that decode, and the account of those that were right.
+
+    A step with drafts says only when it ends how many tokens a request has: the next one is scheduled then. A step
+    without any is followed by the next at once, as ever. While the last token of a request is on its way, its drafts
+    follow a guess at that, too.
+    """
+
+    def __init__(
+        self,
+        faults: Faults,
+        scheduler: Scheduler | ShardedScheduler,
+        runner: Runner,
+        drafter: Drafter,
+        costs: StepCosts,
+        constrained: StepFeature,
+        *,
+        max_drafts: int,
+        most_requests: int | None = None,
+    ) -> None:
+        """`constrained` has the requests whose tokens are chosen after the step.
+
+        A request has up to `max_drafts` in a step, and none while more than `most_requests` decode.
+        """
+        super().__init__(faults)
+        self._scheduler, self._runner, self._drafter, self._costs = scheduler, runner, drafter, costs
+        self._constrained, self._max_drafts, self._most_requests = constrained, max_drafts, most_requests
+        table = scheduler.table
+        num_slots = len(table.requests)
+        self._limits = np.zeros(num_slots, np.int32)
+        self._generations = np.full(num_slots, -1, np.int64)
+        self._is_penalised = np.zeros(num_slots, np.bool_)
+        self._guesses = np.zeros(num_slots, np.int32)
+        self._guessed_at = np.full(num_slots, -1, np.int32)  # the places in the requests that these are for
+        self._rates = AcceptanceRates(num_slots)
+        self._clock = StepClock()
+        self.counts = DraftCounts()
+        """Drafts since the engine started."""
+        scheduler.use_drafts(self)
+
+    def handles(self, request: Request) -> bool:
+        """Whether drafts may be made for the request."""
+        params = request.params
+        return params.speculative_tokens != 0 and params.beam_search is None and params.logprob_token_ids is None
+
+    def on_scheduled(self, plan: StepPlan) -> None:
+        """Note which slots may have drafts."""
+        self._clock.begin(plan)
+        for request in plan.admitted:
+            slot = request.slot
+            # A token that is chosen after its step says nothing of the next one before that.
+            may_draft = request in self.requests and request not in self._constrained.requests
+            self._generations[slot] = self._scheduler.table.generation[slot]
+            asked = request.params.speculative_tokens
+            most = self._max_drafts if asked is None else min(asked, self._max_drafts)
+            self._limits[slot] = most if may_draft else 0
+            self._is_penalised[slot] = request.params.uses_penalties
+            self._guessed_at[slot] = -1
+            self._rates.begin(slot)
+
+    def propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
+        """See `DraftSource`. Where a drafter fails there are no drafts, and nobody loses more than time."""
+        if not self.requests or (self._most_requests is not None and len(slots) > self._most_requests):
+            return None
+        try:
+            return self._propose(slots, room, num_tokens)
+        except BaseException as error:
+            if not is_of_one_request(error):
+                raise
+            logger.exception("requests that run now get no more drafts: %s failed", type(self._drafter).__name__)
+            self._limits[:] = 0
+            return None
+
+    def _propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
+        table = self._scheduler.table
+        limits, ahead = self._limits_of(slots, room)
+        rows = np.flatnonzero(limits)
+        if not len(rows):
+            return None
+        ahead, drafted = ahead[rows], slots[rows]
+        counts, ids = self._drafter.propose(table, drafted, limits[rows] + ahead)
+        self._note_guesses(drafted, counts, ids)
+        # The first guess where a token is on its way is at that one.
+        first = np.cumsum(counts) - counts
+        ids = np.delete(ids, first[(ahead > 0) & (counts > 0)])
+        counts = np.maximum(counts - ahead, 0).astype(np.int32)
+        load = StepLoad(len(slots), num_tokens, self._runner.buckets[-1].tokens, self._clock.gap_seconds)
+        kept = choose_amounts(counts, self._rates.of(drafted), ahead, self._costs, load)
+        if not kept.any():
+            return None
+        first = np.cumsum(counts) - counts
+        is_kept = np.arange(len(ids)) - np.repeat(first, counts) < np.repeat(kept, counts)
+        num_drafts = np.zeros(len(slots), np.int32)
+        num_drafts[rows] = kept
+        return num_drafts, ids[is_kept].astype(np.int32)
+
+    def _limits_of(self, slots: Int32Array, room: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """How many drafts each of `slots` may have, and how many of its tokens are on their way, both int32 [n]."""
+        table = self._scheduler.table
+        limits = np.where(self._generations[slots] == table.generation[slots], self._limits[slots], 0)
+        limits = np.clip(room, 0, limits)
+        # Of the tokens that count as computed the last may come of the step before this one.
+        ahead = table.num_computed[slots] - table.num_tokens[slots]
+        limits[ahead > 1] = 0
+        if self._runner.any_bias_changes:
+            num_outputs = table.num_computed[slots] - table.num_prompt_tokens[slots]
+            for index in np.flatnonzero(limits).tolist():
+                limits[index] = min(
+                    limits[index], self._runner.num_unchanged(int(slots[index]), int(num_outputs[index]))
+                )
+        return limits, ahead
+
+    def _note_guesses(self, slots: Int32Array, counts: Int32Array, ids: Int32Array) -> None:
+        """Remember the first guess for each slot, to see whether it comes true."""
+        self._guessed_at[slots] = -1
+        has_any = counts > 0
+        guessed = slots[has_any]
+        self._guesses[guessed] = ids[(np.cumsum(counts) - counts)[has_any]]
+        self._guessed_at[guessed] = self._scheduler.table.num_tokens[guessed]
+
+    def _observe_time(self, plan: StepPlan) -> None:
+        """Learn from a step with decodes only how long one of so many tokens takes."""
+        seconds = self._clock.end(plan)
+        own = plan.num_new_tokens if plan.num_drafts is None else plan.num_new_tokens - plan.num_drafts
+        if seconds is not None and len(own) == int(own.sum()):
+            self._costs.observe(plan.most_tokens, seconds)
+
+    def on_collected(self, step: Dispatched, result: StepResult) -> None:
+        """See which guesses were right."""
+        plan = step.plan
+        self._observe_time(plan)
+        live = plan.samples & (self._scheduler.table.generation[plan.slots] == plan.generations)
+        counts, num_drafts = result.counts, plan.num_drafts
+        firsts = np.arange(plan.num_rows, dtype=np.int32)
+        if counts is not None:
+            firsts = np.cumsum(counts, dtype=np.int32) - counts
+        ends = plan.starts + plan.num_new_tokens
+        if num_drafts is not None:
+            ends = ends - num_drafts
+        told = np.flatnonzero(live & (self._guessed_at[plan.slots] == ends))
+        if num_drafts is not None:
+            told = told[num_drafts[told] == 0]
+        if len(told):
+            slots = plan.slots[told]
+            hits = (result.token_ids[firsts[told]] == self._guesses[slots]).astype(np.int32)
+            self._rates.count(slots, hits, np.ones_like(hits))
+        if num_drafts is None or counts is None:
+            return
+        drafted = np.flatnonzero((num_drafts > 0) & live)
+        slots, asked, accepted = plan.slots[drafted], num_drafts[drafted], counts[drafted] - 1
+        self._rates.count(slots, accepted, np.minimum(accepted + 1, asked))
+        self.counts = self.counts.plus(DraftCounts.of_step(asked, accepted))
+        penalised = self._is_penalised[slots]
+        if penalised.any():
+            taken = counts[drafted[penalised]]
+            places, own = ranges(slots[penalised], firsts[drafted[penalised]], firsts[drafted[penalised]] + taken)
+            self._runner.count_tokens(places, result.token_ids[own])
+
+
+def make_speculation(
+    resolved: ResolvedConfig,
+    faults: Faults,
+    scheduler: Scheduler | ShardedScheduler,
+    runner: Runner,
+    constrained: StepFeature,
+    planned_seconds: Mapping[int, float],
+) -> Speculation:
+    """The speculation of an engine that has some; `planned_seconds` are those of its steps, by tokens."""
+    drafting = resolved.config.speculation.drafting
+    assert drafting is not None
+    num_slots = len(scheduler.table.requests)
+    costs = StepCosts(
+        [bucket.tokens for bucket in runner.buckets],
+        computes_padding=not resolved.forward.native_matmul,
+        planned=planned_seconds,
+    )
+    drafter = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
+    return Speculation(
+        faults, scheduler, runner, drafter, costs, constrained,
+        max_drafts=drafting.num_tokens, most_requests=drafting.most_requests,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Speculative decoding: guesses at the next tokens of a request, which one step checks all at once."""

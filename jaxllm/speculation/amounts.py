@@ -1,0 +1,57 @@
+"""How many drafts a step brings: as many as make it yield most tokens a second, down to none."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.speculation.step_costs import StepCosts
+
+Int32Array = npt.NDArray[np.int32]
+
+FEWEST_GAIN = 1.02
+"""A step has drafts if it is expected to yield so many times the tokens a second that it would without."""
+
+
+class StepLoad(NamedTuple):
+    """A step without drafts."""
+
+    num_rows: int
+    """Tokens that it yields."""
+    num_tokens: int
+    """Tokens that it computes."""
+    max_tokens: int
+    """Tokens that a step may have."""
+    gap_seconds: float
+    """How long the device waits for the host after a step with drafts."""
+
+
+def choose_amounts(
+    counts: Int32Array, rates: npt.NDArray[np.float64], ahead: Int32Array, costs: StepCosts, load: StepLoad
+) -> Int32Array:
+    """How many drafts of each request a step should bring, int32 [n].
+
+    There are `counts` of them, int32 [n]; each is right with the probability `rates` [n] if those before it are, and
+    `ahead` [n] guesses before the first are still to be confirmed.
+    """
+    most = min(int(counts.max(initial=0)), load.max_tokens - load.num_tokens)
+    if most <= 0:
+        return np.zeros_like(counts)
+    places = np.arange(1, most + 1)
+    values = np.where(places <= counts[:, None], rates[:, None] ** (places + ahead[:, None]), 0.0)
+    flat = np.sort(values, axis=None)[::-1][: load.max_tokens - load.num_tokens]
+    flat = flat[flat > 0]
+    tokens = load.num_rows + np.concatenate([[0.0], np.cumsum(flat)])
+    seconds = costs.of(load.num_tokens + np.arange(len(tokens)))
+    seconds[1:] += load.gap_seconds
+    speed = tokens / seconds
+    best = int(speed.argmax())
+    if speed[best] < FEWEST_GAIN * speed[0]:
+        return np.zeros_like(counts)
+    # A row's values fall from place to place: the most valuable ones are the first of each row.
+    least = flat[best - 1]
+    chosen = np.count_nonzero(values > least, axis=1)
+    for row in np.flatnonzero((values == least).any(axis=1)).tolist():
+        left = best - int(chosen.sum())
+        chosen[row] += min(left, int(np.count_nonzero(values[row] == least)))
+    return chosen.astype(np.int32)

@@ -1,0 +1,70 @@
+"""How long a step takes, by its number of tokens, as far as steps have shown."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+KEPT = 0.9
+"""Share of what was known that one more step leaves."""
+
+OUTLIER = 3.0
+"""A step counts as at most so many times what was expected: something else took the rest of its time."""
+
+GUESSED_SMALL, GUESSED_GROWTH = 1.15, 0.5
+"""Guesses for sizes without a step so far: what one of the smallest bucket takes in terms of one token, and the power
+of its tokens by which a larger one grows. Rather too little: what is tried is known afterwards."""
+
+
+class StepCosts:
+    """Seconds of steps that only decode, by number of tokens.
+
+    Where padding is computed, a step takes as long as others of its bucket; else, sizes between known ones take what
+    lies between.
+    """
+
+    def __init__(self, sizes: Sequence[int], *, computes_padding: bool, planned: Mapping[int, float] = {}) -> None:
+        """`sizes` are the tokens of the buckets, in order; `planned` has seconds of each, where that is known."""
+        self._buckets = np.array(sizes, np.int64)
+        self._computes_padding = computes_padding
+        between = [] if computes_padding else [size * 3 // 2 for size in sizes if 4 <= size < sizes[-1]] + [2, 4]
+        self._sizes = np.array(sorted({*sizes, *between}), np.int64)
+        smallest = next((size for size in sizes if size > 1), 1)
+        guess = [planned.get(int(size)) or _guess(int(size), smallest) for size in self._sizes]
+        self._guess: Floats = np.array(guess)
+        self._known: Floats = np.full(len(self._sizes), np.nan)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Take the time of a step."""
+        place = self._place(num_tokens)
+        before = self._known[place]
+        if np.isnan(before):
+            self._known[place] = seconds
+        else:
+            self._known[place] = KEPT * before + (1 - KEPT) * min(seconds, OUTLIER * before)
+
+    def _place(self, num_tokens: int) -> int:
+        return min(int(np.searchsorted(self._sizes, num_tokens)), len(self._sizes) - 1)
+
+    def of(self, num_tokens: npt.NDArray[np.integer]) -> Floats:
+        """Seconds of steps of so many tokens, [n]; only their ratios mean anything before the first was observed."""
+        known = ~np.isnan(self._known)
+        seconds = self._guess
+        if known.any():
+            # A size without a step is to the nearest known one as guesses say.
+            places = np.flatnonzero(known)
+            nearest = places[np.abs(np.arange(len(known))[:, None] - places).argmin(axis=1)]
+            seconds = np.where(known, self._known, self._known[nearest] * self._guess / self._guess[nearest])
+            seconds = np.maximum.accumulate(seconds)
+        if self._computes_padding:
+            return seconds[np.minimum(np.searchsorted(self._sizes, num_tokens), len(self._sizes) - 1)]
+        return np.interp(num_tokens, self._sizes, seconds)
+
+
+def _guess(size: int, smallest: int) -> float:
+    """What a step takes in terms of one token, where `smallest` is the first bucket of several."""
+    if size <= smallest:
+        return 1 + (GUESSED_SMALL - 1) * (size - 1) / max(1, smallest - 1)
+    return GUESSED_SMALL * float((size / smallest) ** GUESSED_GROWTH)
