@@ -11,6 +11,9 @@ from jaxllm.errors import JaxLLMError, RequestError, quoted
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.request import Request
 
+SetAdapter = Callable[[int, Sequence[Sequence[np.ndarray]]], None]
+"""Writes the arrays of an adapter, by stage, into a slot on the devices."""
+
 WAIT_SECONDS = 0.05
 """How long an engine with nothing else to do waits for an adapter at a time."""
 
@@ -32,7 +35,7 @@ class Adapters:
     """
 
     def __init__(
-        self, read: Read, write: Callable[[int, Sequence[Sequence[np.ndarray]]], None], *, num_slots: int, capacity: int
+        self, read: Read, write: SetAdapter, *, num_slots: int, capacity: int
     ) -> None:
         """`write` brings the arrays of an adapter, by stages, to a slot on the devices."""
         self._store = AdapterStore(read, max(capacity, num_slots))

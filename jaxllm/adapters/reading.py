@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxllm.adapters.adapters import Adapters, SetAdapter
 from jaxllm.adapters.store import HostAdapter, Read
 from jaxllm.errors import RequestError, quoted
 from jaxllm.executor.resolved import ResolvedConfig
@@ -21,6 +22,17 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.adapter_slots import split_adapters
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.requests.lora_request import LoRARequest
+
+
+def adapters_of(resolved: ResolvedConfig, set_adapter: SetAdapter) -> Adapters:
+    """The adapters of an engine, none of which is read; `set_adapter` brings one to a slot."""
+    options = resolved.config.lora
+    return Adapters(
+        make_reader(resolved),
+        set_adapter,
+        num_slots=options.max_loras,
+        capacity=options.max_cpu_loras or options.max_loras,
+    )
 
 
 def make_reader(resolved: ResolvedConfig) -> Read:

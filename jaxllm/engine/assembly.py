@@ -82,17 +82,10 @@ def make_adapters(resolved: ResolvedConfig, runner: Runner) -> "Adapters | None"
     """The LoRA adapters, or None where the engine takes none."""
     if resolved.adapters is None:
         return None
-    # Most engines have none: starts are faster without the imports.
-    from jaxllm.adapters.adapters import Adapters
-    from jaxllm.adapters.reading import make_reader
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.adapters.reading import adapters_of
 
-    options = resolved.config.lora
-    return Adapters(
-        make_reader(resolved),
-        runner.set_adapter,
-        num_slots=options.max_loras,
-        capacity=options.max_cpu_loras or options.max_loras,
-    )
+    return adapters_of(resolved, runner.set_adapter)
 
 
 def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:

@@ -1,0 +1,174 @@
+"""Speculative decoding against none on this machine: the same loads in turn, medians and ratios.
+
+The model has 125 million parameters and the cost of any such model, but its next token follows from the last one
+alone: attention and MLPs add zeros, and the output layer is a permutation of the embeddings. So it is known how much of
+a text repeats: `copy` goes through one cycle of tokens again and again, `edit` leaves it at times, and `random` draws
+tokens that nobody can guess.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.shared.reference_model import (
+    FEED_FORWARD,
+    HEAD_SIZE,
+    HIDDEN,
+    KV_HEADS,
+    QUERY_HEADS,
+    write_reference_model,
+)
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
+
+VOCAB_SIZE, LAYERS, CYCLE = 32000, 12, 60
+SHARPNESS = 12.0
+"""Logit of the next token of the cycle; others have about 0, give or take one."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that all arrive at once."""
+
+    name: str
+    requests: int
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.requests} at a time"
+
+
+LOADS = tuple(
+    Load(name, count, temperature)
+    for name, temperature in (("copy", 0.0), ("edit", 0.95), ("random", 8.0))
+    for count in (1, 8, 64)
+)
+
+
+def write_chain_model(folder: Path) -> Path:
+    """Write a model whose most likely next token is that of a cycle of `CYCLE` tokens, for every token."""
+    write_reference_model(folder, layers=LAYERS, vocab_size=VOCAB_SIZE)
+    rng = np.random.default_rng(0)
+
+    def weight(*shape: int, scale: float = 0.02) -> np.ndarray:
+        return (scale * rng.standard_normal(shape, np.float32)).astype(ml_dtypes.bfloat16)
+
+    embedding = rng.standard_normal((VOCAB_SIZE, HIDDEN), np.float32)
+    embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
+    numbers = np.arange(VOCAB_SIZE)
+    following = numbers - numbers % CYCLE + (numbers + 1) % CYCLE
+    output = np.zeros_like(embedding)
+    output[np.minimum(following, VOCAB_SIZE - 1)] = embedding[numbers] * SHARPNESS / np.sqrt(HIDDEN)
+    ones = np.ones(HIDDEN, ml_dtypes.bfloat16)
+    tensors: dict[str, Any] = {
+        "model.embed_tokens.weight": embedding.astype(ml_dtypes.bfloat16),
+        "lm_head.weight": output.astype(ml_dtypes.bfloat16),
+        "model.norm.weight": ones,
+    }
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        for name, rows in (("q", QUERY_HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            tensors[f"{prefix}.self_attn.{name}_proj.weight"] = weight(rows * HEAD_SIZE, HIDDEN)
+        tensors[f"{prefix}.self_attn.o_proj.weight"] = weight(HIDDEN, QUERY_HEADS * HEAD_SIZE, scale=0)
+        for name in ("gate", "up"):
+            tensors[f"{prefix}.mlp.{name}_proj.weight"] = weight(FEED_FORWARD, HIDDEN)
+        tensors[f"{prefix}.mlp.down_proj.weight"] = weight(HIDDEN, FEED_FORWARD, scale=0)
+        tensors[f"{prefix}.input_layernorm.weight"] = ones
+        tensors[f"{prefix}.post_attention_layernorm.weight"] = ones
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def run(engine: Engine, load: Load, output_tokens: int, seed: int) -> tuple[float, dict[str, list[int]]]:
+    """Output tokens per second, and the tokens."""
+    rng = np.random.default_rng(seed)
+    for index in range(load.requests):
+        first = int(rng.integers(0, VOCAB_SIZE // CYCLE)) * CYCLE
+        prompt = first + np.arange(2 * CYCLE, dtype=np.int32) % CYCLE
+        params = SamplingParams(
+            temperature=load.temperature, seed=seed + index, max_tokens=output_tokens, ignore_eos=True
+        )
+        engine.add_request(Request(request_id=f"{seed}-{index}", prompt_token_ids=prompt, params=params))
+    found: dict[str, list[int]] = {}
+    began = time.perf_counter()
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found.setdefault(output.request_id, []).extend(output.token_ids)
+    return load.requests * output_tokens / (time.perf_counter() - began), found
+
+
+def compare(
+    loads: Sequence[Load], *, dtype: str, tokens: int, output_tokens: int, runs: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each load."""
+    with tempfile.TemporaryDirectory(prefix="jaxllm-speculation-") as folder:
+        options: dict[str, Any] = {
+            "model": str(write_chain_model(Path(folder) / "model")),
+            "dtype": dtype,
+            "max_model_len": 1024,
+            "max_num_seqs": 64,
+            "kv_cache_memory_bytes": 1 << 30,
+            "enable_prefix_caching": False,
+        }
+        engines = [
+            Engine.from_config(EngineConfig.from_options(options)),
+            Engine.from_config(
+                EngineConfig.from_options({**options, "spec_method": "ngram", "num_speculative_tokens": tokens})
+            ),
+        ]
+        for load in loads:
+            speeds: tuple[list[float], list[float]] = ([], [])
+            before = engines[1].stats().drafts
+            for index in range(runs + 1):
+                order = (0, 1) if index % 2 else (1, 0)
+                found = {}
+                for place in order:
+                    speed, found[place] = run(engines[place], load, output_tokens, 1000 * index)
+                    if index:
+                        speeds[place].append(speed)
+                assert found[0] == found[1], "drafts have changed tokens"
+            drafts = engines[1].stats().drafts.since(before)
+            yield {
+                "load": str(load),
+                "tokens_per_s_without": round(statistics.median(speeds[0]), 1),
+                "tokens_per_s_with": round(statistics.median(speeds[1]), 1),
+                "ratio": round(statistics.median([b / a for a, b in zip(*speeds, strict=True)]), 3),
+                "accepted": round(drafts.num_accepted_tokens / max(1, drafts.num_draft_tokens), 3),
+                "drafts_per_step": round(drafts.num_draft_tokens / max(1, drafts.num_drafts), 2),
+            }
+        for engine in engines:
+            engine.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the loads and print a line of JSON for each."""
+    parser = argparse.ArgumentParser(prog="scripts/bench speculation", description=__doc__.splitlines()[0])
+    parser.add_argument("--load", nargs="+", choices=sorted({load.name for load in LOADS}), help="default: all")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64], help="at a time")
+    parser.add_argument("--dtype", default="bfloat16", help="type of the model")
+    parser.add_argument("--tokens", type=int, default=7, help="most drafts of a request in a step")
+    parser.add_argument("--output-tokens", type=int, default=200, help="tokens of each request")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each engine that count")
+    asked = parser.parse_args(arguments)
+    loads = [load for load in LOADS if (not asked.load or load.name in asked.load) and load.requests in asked.requests]
+    for row in compare(
+        loads, dtype=asked.dtype, tokens=asked.tokens, output_tokens=asked.output_tokens, runs=asked.runs
+    ):
+        print(json.dumps(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
