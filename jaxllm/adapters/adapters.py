@@ -34,9 +34,7 @@ class Adapters:
     A name stands for one folder at a time. What a folder holds is read once; `load_inplace` reads it again.
     """
 
-    def __init__(
-        self, read: Read, write: SetAdapter, *, num_slots: int, capacity: int
-    ) -> None:
+    def __init__(self, read: Read, write: SetAdapter, *, num_slots: int, capacity: int) -> None:
         """`write` brings the arrays of an adapter, by stages, to a slot on the devices."""
         self._store = AdapterStore(read, max(capacity, num_slots))
         self._slots: AdapterSlots[AdapterKey, Request] = AdapterSlots(

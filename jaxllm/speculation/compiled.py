@@ -9,10 +9,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """The same function as machine code, which is kept on disk for the next start if there is a place for it."""
-    try:
-        made: Any = njit(error_model="numpy", cache=True)(function)
-    except RuntimeError:
-        # No folder can be written.
-        made = njit(error_model="numpy")(function)
+    """The same function as machine code, made at its first call.
+
+    Numba could keep it on disk, but reads such files by unpickling them.
+    """
+    made: Any = njit(error_model="numpy")(function)
     return made

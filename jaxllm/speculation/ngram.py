@@ -34,6 +34,9 @@ class NgramDrafter:
         self._before: Int32Array = np.zeros((num_slots, max_model_len), np.int32)
         self._indexed: Int32Array = np.zeros(num_slots, np.int32)
         self._generations: npt.NDArray[np.int64] = np.full(num_slots, -1, np.int64)
+        # Compile now, which takes a second, and not in a step.
+        self.propose(RequestTable(1, 1, 1), np.zeros(1, np.int32), np.zeros(1, np.int32))
+        self._generations[:] = -1
 
     def propose(self, table: RequestTable, slots: Int32Array, limits: Int32Array) -> tuple[Int32Array, Int32Array]:
         """See `Drafter.propose`."""

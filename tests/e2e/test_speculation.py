@@ -61,6 +61,9 @@ class ScriptedDrafter:
         ids = [token for own in drafts for token in own]
         return np.array([len(own) for own in drafts], np.int32), np.array(ids, np.int32)
 
+    def forget(self, request: Request) -> None:
+        pass
+
     def _drafts(self, table: RequestTable, slot: int, limit: int) -> list[int]:
         held = table.requests[slot]
         assert held is not None
@@ -182,6 +185,9 @@ def test_a_drafter_that_fails_costs_nobody_a_token(
         def propose(self, *_: Any) -> Any:
             raise ValueError("out of ideas")
 
+        def forget(self, *_: Any) -> None:
+            pass
+
     monkeypatch.setattr(drafting._speculation, "_drafter", Broken())
     drafting.reset_prefix_cache()
     assert said(run(drafting, requests(prompts))) == said(answers)
@@ -229,7 +235,7 @@ def test_windows_whose_pages_are_given_back(
         "model": str(folder), "block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 32, "dtype": "float32",
         "attention_backend": attention, "num_gpu_blocks_override": 60,
     }  # fmt: skip
-    found = []
+    found: list[dict[str, Answer]] = []
     for speculation_options in ({}, {"spec_method": "ngram", "num_speculative_tokens": 6}):
         engine = make_engine(**options, **speculation_options)
         try:
@@ -256,3 +262,18 @@ def test_several_devices(answers: dict[str, Answer], prompts: list[list[int]], m
             assert engine.stats().drafts.num_accepted_tokens > 100
         finally:
             engine.close()
+
+
+def test_a_prediction_is_followed_and_left_and_followed_again(
+    drafting: Engine, answers: dict[str, Answer], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    index, params = 13, KINDS[1]
+    right = answers[str(index)].token_ids
+    predicted = [*right[:8], 900, 901, *right[10:]]
+    before = drafting.stats().drafts
+    asked = request(index, prompts[index], **params, seed=1000 + index, max_tokens=24, ignore_eos=True,
+                    predicted_token_ids=predicted)  # fmt: skip
+    found = run(drafting, [asked])
+    assert found[str(index)].token_ids == right
+    assert drafting.stats().drafts.since(before).num_accepted_tokens >= 12

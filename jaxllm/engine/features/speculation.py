@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,10 @@ from jaxllm.scheduler.pages import ranges
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.sharded import ShardedScheduler
-from jaxllm.scheduler.table import RequestTable
 from jaxllm.speculation.acceptance_rates import AcceptanceRates
 from jaxllm.speculation.amounts import StepLoad, choose_amounts
 from jaxllm.speculation.ngram import NgramDrafter
+from jaxllm.speculation.prediction import PredictionDrafter
 from jaxllm.speculation.statistics import DraftCounts
 from jaxllm.speculation.step_clock import StepClock
 from jaxllm.speculation.step_costs import StepCosts
@@ -27,16 +26,6 @@ from jaxllm.speculation.step_costs import StepCosts
 logger = logging.getLogger(__name__)
 
 Int32Array = npt.NDArray[np.int32]
-
-
-class Drafter(Protocol):
-    """Guesses at what follows the tokens of requests.
-
-    It reads them where they are, in the arrays of a `RequestTable`. Nothing that it says changes any output.
-    """
-
-    def propose(self, table: RequestTable, slots: Int32Array, limits: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Guesses for each of `slots` (int32 [n]), at most `limits`: how many, int32 [n], and these in a row."""
 
 
 class Speculation(StepFeature):
@@ -52,7 +41,7 @@ class Speculation(StepFeature):
         faults: Faults,
         scheduler: Scheduler | ShardedScheduler,
         runner: Runner,
-        drafter: Drafter,
+        drafter: PredictionDrafter,
         costs: StepCosts,
         constrained: StepFeature,
         *,
@@ -83,6 +72,10 @@ class Speculation(StepFeature):
         """Whether drafts may be made for the request."""
         params = request.params
         return params.speculative_tokens != 0 and params.beam_search is None and params.logprob_token_ids is None
+
+    def on_ended(self, request: Request) -> None:
+        """Forget a request."""
+        self._drafter.forget(request)
 
     def on_scheduled(self, plan: StepPlan) -> None:
         """Note which slots may have drafts."""
@@ -215,7 +208,8 @@ def make_speculation(
         computes_padding=not resolved.forward.native_matmul,
         planned=planned_seconds,
     )
-    drafter = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
+    looked_up = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
+    drafter = PredictionDrafter(looked_up)
     return Speculation(
         faults, scheduler, runner, drafter, costs, constrained,
         max_drafts=drafting.num_tokens, most_requests=drafting.most_requests,

@@ -60,7 +60,7 @@ class ProfilerConfig(_Object):
 
 
 class SpeculativeConfig(_Object):
-    """`speculative_config`, which has no effect: there is no speculative decoding."""
+    """`speculative_config`, an option."""
 
 
 class StructuredOutputsConfig(_Object):

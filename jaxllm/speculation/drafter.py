@@ -1,0 +1,21 @@
+"""What makes drafts."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.scheduler.table import RequestTable
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Drafter(Protocol):
+    """Guesses at what follows the tokens of requests.
+
+    It reads them where they are, in the arrays of a `RequestTable`. Nothing that it says changes any output.
+    """
+
+    def propose(self, table: RequestTable, slots: Int32Array, limits: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Guesses for each of `slots` (int32 [n]), at most `limits`: how many, int32 [n], and these in a row."""
+        ...

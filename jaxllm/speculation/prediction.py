@@ -1,0 +1,82 @@
+"""Drafts from a text that a request says its output will resemble, such as a file to change a few lines of."""
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.requests.request import Request
+from jaxllm.scheduler.table import RequestTable
+from jaxllm.speculation.drafter import Drafter
+
+Int32Array = npt.NDArray[np.int32]
+
+LONGEST, SHORTEST = 5, 2
+"""Last tokens of an output that must be found in a prediction for the output to follow it again."""
+
+
+class PredictionDrafter:
+    """Follows the predictions of requests that have one, and asks another drafter where that leads nowhere."""
+
+    def __init__(self, others: Drafter) -> None:
+        self._others = others
+        self._followed: dict[Request, _Followed] = {}
+
+    def propose(self, table: RequestTable, slots: Int32Array, limits: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """See `Drafter.propose`."""
+        counts, ids = self._others.propose(table, slots, limits)
+        found: dict[int, Int32Array] = {}
+        for row, slot in enumerate(slots.tolist()):
+            request = table.requests[slot]
+            if request is not None and request.params.predicted_token_ids:
+                drafts = self._follow(request).drafts(table.output_tokens(slot), int(limits[row]))
+                if len(drafts) > counts[row] or (len(drafts) and counts[row] and drafts[0] != ids[counts[:row].sum()]):
+                    found[row] = drafts
+        if not found:
+            return counts, ids
+        own = np.split(ids, np.cumsum(counts)[:-1])
+        own = [found.get(row, drafts) for row, drafts in enumerate(own)]
+        return np.array([len(drafts) for drafts in own], np.int32), np.concatenate(own).astype(np.int32)
+
+    def forget(self, request: Request) -> None:
+        """A request has ended."""
+        self._followed.pop(request, None)
+
+    def _follow(self, request: Request) -> "_Followed":
+        if request not in self._followed:
+            self._followed[request] = _Followed(np.array(request.params.predicted_token_ids, np.int32))
+        return self._followed[request]
+
+
+class _Followed:
+    """How far the output of a request has followed its prediction."""
+
+    def __init__(self, predicted: Int32Array) -> None:
+        self._predicted = predicted
+        self._cursor = 0
+        """The place in the prediction that the next token is expected to be at; -1: it is not known."""
+        self._seen = 0
+
+    def drafts(self, output: Int32Array, limit: int) -> Int32Array:
+        """What is expected to follow `output`, int32 [n]: up to `limit` tokens."""
+        new = output[self._seen :]
+        self._seen = len(output)
+        expected = self._predicted[self._cursor : self._cursor + len(new)] if self._cursor >= 0 else new[:0]
+        if np.array_equal(new, expected):
+            self._cursor += len(new)
+        else:
+            self._cursor = self._find(output, max(self._cursor, 0))
+        return self._predicted[self._cursor : self._cursor + limit] if self._cursor >= 0 else new[:0]
+
+    def _find(self, output: Int32Array, after: int) -> int:
+        """The place after the longest of the last tokens; of several the first one from where the output was, or -1."""
+        predicted = self._predicted
+        ends = np.flatnonzero(predicted[:-1] == output[-1]) + 1
+        best = -1
+        for count in range(1, min(LONGEST, len(output)) + 1):
+            ends = ends[ends >= count]
+            ends = ends[predicted[ends - count] == output[-count]]
+            if not len(ends):
+                break
+            if count >= SHORTEST:
+                later = ends[ends >= after]
+                best = int(later[0] if len(later) else ends[-1])
+        return best
