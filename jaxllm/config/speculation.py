@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from jaxllm.config.option import Section, option
 from jaxllm.errors import ConfigError, nearest
 
-Method = Literal["ngram"]
+Method = Literal["ngram", "suffix"]
 """Where drafts come from."""
 
 METHODS: tuple[str, ...] = get_args(Method)
@@ -17,17 +17,20 @@ FIRST_TOKENS, MOST_TOKENS = 7, 31
 
 LONGEST_NGRAM = 16
 FIRST_MIN, FIRST_MAX = 2, 5
+FIRST_CACHED_TOKENS, MOST_CACHED_TOKENS = 1 << 16, 1 << 24
 
 _NOT_YET = (
-    "eagle", "eagle3", "mtp", "draft_model", "medusa", "mlp_speculator", "suffix", "ngram_gpu", "dflash", "dspark",
+    "eagle", "eagle3", "mtp", "draft_model", "medusa", "mlp_speculator", "ngram_gpu", "dflash", "dspark",
     "custom_class",
 )  # fmt: skip
 _WITHOUT_EFFECT = (
     "acceptance_method", "disable_logprobs", "disable_padded_drafter_batch", "draft_sample_method",
     "draft_tensor_parallel_size", "enforce_eager", "max_model_len", "moe_backend", "parallel_drafting", "quantization",
-    "rejection_sample_method", "revision", "code_revision",
+    "rejection_sample_method", "revision", "code_revision", "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
 )  # fmt: skip
-"""Keys of vLLM's that change nothing: they are about models that draft, or about ways to accept other tokens."""
+"""Keys of vLLM's that change nothing: they are about models that draft, about ways to accept other tokens, or about
+how many drafts there are, which is measured here."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Drafting:
     ngram_min: int = FIRST_MIN
     ngram_max: int = FIRST_MAX
     """Fewest and most last tokens that are looked for."""
+    max_cached_tokens: int = FIRST_CACHED_TOKENS
+    """Tokens of earlier outputs that are kept for each owner."""
     most_requests: int | None = None
     """Where more requests decode there are no drafts."""
 
@@ -50,14 +55,15 @@ class SpeculationOptions(Section):
 
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram), num_speculative_tokens, "
-        "prompt_lookup_min, prompt_lookup_max, disable_by_batch_size. Outputs are the same with and without it.",
+        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram or suffix), "
+        "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, suffix_decoding_max_cached_tokens, "
+        "disable_by_batch_size. Outputs are the same with and without it.",
         aliases=("-sc",),
     )
-    spec_method: Literal["ngram"] | None = option(
+    spec_method: Literal["ngram", "suffix"] | None = option(
         None,
-        "Where guesses at the next tokens come from; ngram: from what followed the last tokens earlier in the prompt "
-        "or output. Default: no guesses.",
+        "Where guesses at the next tokens come from; ngram: what followed the last tokens earlier in the prompt or "
+        "output; suffix: also what followed them in earlier outputs of the same owner. Default: no guesses.",
     )
     speculative_model: str | None = option(
         None, "[ngram] is the same as --spec-method ngram. Other models cannot guess yet.", aliases=("spec-model",)
@@ -98,9 +104,11 @@ class SpeculationOptions(Section):
                 "speculative_config: method is missing; give one of " + ", ".join(METHODS) + ", or --spec-method"
             )
         if method in _NOT_YET:
-            raise ConfigError(f"speculative_config: method={method!r} is not supported yet; choose ngram")
+            raise ConfigError(f"speculative_config: method={method!r} is not supported yet; choose ngram or suffix")
         if method not in METHODS:
-            raise ConfigError(f"speculative_config: method={method!r}{nearest(str(method), METHODS)}; choose ngram")
+            raise ConfigError(
+                f"speculative_config: method={method!r}{nearest(str(method), METHODS)}; choose ngram or suffix"
+            )
         largest = _number(given, "prompt_lookup_max", LONGEST_NGRAM)
         smallest = _number(given, "prompt_lookup_min", LONGEST_NGRAM)
         if largest is None:
@@ -116,6 +124,8 @@ class SpeculationOptions(Section):
             num_tokens=_number(given, "num_speculative_tokens", MOST_TOKENS) or FIRST_TOKENS,
             ngram_min=smallest,
             ngram_max=largest,
+            max_cached_tokens=_number(given, "suffix_decoding_max_cached_tokens", MOST_CACHED_TOKENS)
+            or FIRST_CACHED_TOKENS,
             most_requests=_number(given, "disable_by_batch_size", None),
         )
 
@@ -123,8 +133,8 @@ class SpeculationOptions(Section):
         """The keys of `speculative_config`, whichever option gives them."""
         given = {key: value for key, value in (self.speculative_config or {}).items() if value is not None}
         for name in given:
-            if name not in (*_KEYS, "model", *_WITHOUT_EFFECT):
-                raise ConfigError(f"speculative_config: unknown key {name!r}{nearest(name, [*_KEYS, 'model'])}")
+            if name not in (*_KEYS, *_OWN_KEYS, *_WITHOUT_EFFECT):
+                raise ConfigError(f"speculative_config: unknown key {name!r}{nearest(name, [*_KEYS, *_OWN_KEYS])}")
         model = given.pop("model", self.speculative_model)
         if model in ("ngram", "[ngram]"):
             given.setdefault("method", "ngram")
@@ -134,7 +144,7 @@ class SpeculationOptions(Section):
             value = getattr(self, option_name)
             if value is not None and given.setdefault(key, value) != value:
                 raise ConfigError(f"{option_name}={value!r}: speculative_config has {key}={given[key]!r}; give one")
-        return {key: value for key, value in given.items() if key in _KEYS}
+        return {key: value for key, value in given.items() if key not in _WITHOUT_EFFECT}
 
 
 _KEYS = {
@@ -145,6 +155,10 @@ _KEYS = {
     "disable_by_batch_size": "speculative_disable_by_batch_size",
 }
 """Keys of `speculative_config`, and the options that stand for them."""
+
+
+_OWN_KEYS = ("model", "suffix_decoding_max_cached_tokens")
+"""Keys without an option."""
 
 
 def _number(given: Mapping[str, Any], key: str, most: int | None) -> int | None:

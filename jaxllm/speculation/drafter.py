@@ -5,6 +5,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.table import RequestTable
 
 Int32Array = npt.NDArray[np.int32]
@@ -19,3 +20,6 @@ class Drafter(Protocol):
     def propose(self, table: RequestTable, slots: Int32Array, limits: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Guesses for each of `slots` (int32 [n]), at most `limits`: how many, int32 [n], and these in a row."""
         ...
+
+    def forget(self, request: Request) -> None:
+        """A request has ended; its output is complete."""

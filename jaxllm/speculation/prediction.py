@@ -39,6 +39,7 @@ class PredictionDrafter:
     def forget(self, request: Request) -> None:
         """A request has ended."""
         self._followed.pop(request, None)
+        self._others.forget(request)
 
     def _follow(self, request: Request) -> "_Followed":
         if request not in self._followed:

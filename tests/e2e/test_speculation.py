@@ -277,3 +277,19 @@ def test_a_prediction_is_followed_and_left_and_followed_again(
     found = run(drafting, [asked])
     assert found[str(index)].token_ids == right
     assert drafting.stats().drafts.since(before).num_accepted_tokens >= 12
+
+
+def test_what_was_answered_once_is_guessed_the_next_time(
+    engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    made = make_engine(max_num_seqs=8, speculative_config={"method": "suffix", "num_speculative_tokens": 6})
+    try:
+        asked = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+        first = tokens(run(made, [request("a", prompts[3], **asked)]))["a"]
+        before = made.stats().drafts
+        assert tokens(run(made, [request("b", prompts[3], **asked)]))["b"] == first
+        assert made.stats().drafts.since(before).num_accepted_tokens > 25
+        assert tokens(run(engine, [request("c", prompts[3], **asked)]))["c"] == first
+    finally:
+        made.close()

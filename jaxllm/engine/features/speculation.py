@@ -17,6 +17,8 @@ from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.sharded import ShardedScheduler
 from jaxllm.speculation.acceptance_rates import AcceptanceRates
 from jaxllm.speculation.amounts import StepLoad, choose_amounts
+from jaxllm.speculation.drafter import Drafter
+from jaxllm.speculation.earlier_outputs import EarlierOutputsDrafter
 from jaxllm.speculation.ngram import NgramDrafter
 from jaxllm.speculation.prediction import PredictionDrafter
 from jaxllm.speculation.statistics import DraftCounts
@@ -208,7 +210,10 @@ def make_speculation(
         computes_padding=not resolved.forward.native_matmul,
         planned=planned_seconds,
     )
-    looked_up = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
+    own_text = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
+    looked_up: Drafter = own_text
+    if drafting.method == "suffix":
+        looked_up = EarlierOutputsDrafter(own_text, drafting.max_cached_tokens, drafting.ngram_max, drafting.ngram_min)
     drafter = PredictionDrafter(looked_up)
     return Speculation(
         faults, scheduler, runner, drafter, costs, constrained,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.table import RequestTable
-from jaxllm.speculation.ngram import MOST_PLACES, NgramDrafter
+from jaxllm.speculation.ngram import NgramDrafter
+from jaxllm.speculation.text_index import MOST_PLACES
 
 LENGTH = 64
 
