@@ -74,6 +74,8 @@ class StandIn:
                 clients.put_outputs(*self._advance(seconds))
 
     def _obey(self, client: Client, message: ToEngine | Exception, clients: Clients) -> None:
+        if client not in clients:
+            return
         for name in clients.take(client, message):
             self._left.pop(name, None)
         match message:

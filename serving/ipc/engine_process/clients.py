@@ -120,6 +120,14 @@ class Clients:
         self._last_beat = 0.0
         self._owners: dict[str, Client] = {}
 
+    def __contains__(self, client: Client) -> bool:
+        """Whether this client is still served.
+
+        What a client sent before it died may arrive after its `DetachClient`, since every client has its own thread:
+        whoever takes messages ignores those.
+        """
+        return client in self._clients
+
     def take(self, client: Client, message: ToEngine | Exception) -> list[str]:
         """Look at a message of this client before the engine obeys it; returns requests that nobody wants any more.
 

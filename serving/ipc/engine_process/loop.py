@@ -49,6 +49,8 @@ def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
             if arrived is None:
                 return
             client, message = arrived
+            if client not in clients:
+                continue
             left = clients.take(client, message)
             if left:
                 engine.abort_request(left)

@@ -15,8 +15,10 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.owners import NOBODY
+from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
+from jaxllm.serving.ipc.engine_process.loop import run
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
@@ -127,6 +129,46 @@ def test_a_client_that_is_gone_leaves_its_requests() -> None:
     clients.put_outputs([EngineOutput(name, [1]) for name in "abd"], None)
     assert news(second) == ([], False)
     assert news(third) == (["d:1"], False)
+
+
+def test_requests_that_arrive_after_their_client_has_gone_are_ignored() -> None:
+    """Each client has a thread that queues its messages; that of a dead client may come last."""
+
+    class OneStep:
+        """Has what is added compute one token, and asks for nothing more."""
+
+        def __init__(self) -> None:
+            self.unfinished: list[str] = []
+
+        def add_request(self, request: Request) -> None:
+            self.unfinished.append(request.request_id)
+
+        def abort_request(self, names: list[str]) -> None:
+            self.unfinished = [name for name in self.unfinished if name not in names]
+
+        def has_unfinished_requests(self) -> bool:
+            return bool(self.unfinished)
+
+        def step(self) -> list[EngineOutput]:
+            done, self.unfinished = self.unfinished, []
+            input_queue.put(None)
+            return [EngineOutput(name, [1], finish_reason="length") for name in done]
+
+        def stats(self) -> StepStats:
+            return StepStats(num_steps=1)
+
+    input_queue: InputQueue = SimpleQueue()
+    first, second, third = Unconnected(), Unconnected("second"), Unconnected("third")
+    clients = Clients(first, input_queue, engine_info())
+    clients.include(second)
+    clients.include(third)
+    messages = ((first, DetachClient("second")), (second, add("a")), (third, add("b")))
+    for message in messages:
+        input_queue.put(message)
+    run(cast(Any, OneStep()), input_queue, clients)
+    assert second not in clients
+    assert news(third) == (["b:1"], True)
+    assert news(first) == ([], True)
 
 
 def test_a_client_that_cannot_be_understood_is_told_and_leaves() -> None:
