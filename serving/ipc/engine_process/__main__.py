@@ -5,6 +5,7 @@ with the process that started it, however that one ends.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -53,9 +54,11 @@ def main(
     folder: str, load: Callable[[EngineConfig, Progress], Kind], run: Callable[[Kind, InputQueue, Clients], None]
 ) -> int:
     """Serve the client behind the sockets, and those it tells of, until it is gone: `load` an engine and `run` it."""
-    # Ctrl-C and SIGTERM, which reach a whole group of processes, are the client's to obey: it may still drain.
+    # Ctrl-C and SIGTERM, which reach a whole group of processes, are the client's to obey: it may still drain. Without
+    # a client this process ends anyway.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _continue_without_client()
     input_queue: InputQueue = InputQueue()
     _start(_watch_client, input_queue, folder)
     client = Client(folder, input_queue)
@@ -117,6 +120,17 @@ def _wait_for_end(input_queue: InputQueue) -> None:
 
 def _start(function: Any, *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, name=function.__name__.strip("_"), daemon=True).start()
+
+
+def _continue_without_client() -> None:
+    """Have the system continue this process when its standard input is closed: a stopped one would stay for ever.
+
+    No signal but SIGKILL ends a stopped process, so it could not notice that its client is gone.
+    """
+    if sys.platform == "linux":
+        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGCONT)
+        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _watch_client(input_queue: InputQueue, folder: str) -> None:
