@@ -24,7 +24,7 @@ def engine(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         hears.bind(f"ipc://{tmp_path}/output")
         with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment(), start_new_session=True) as process:
             try:
-                assert hears.poll(SECONDS * 1000)
+                assert hears.poll(int(SECONDS * 1000))
                 yield process
             finally:
                 process.kill()
