@@ -57,7 +57,7 @@ class SamplingRows:
 
     @classmethod
     def unpack(cls, ints: Array, floats: Array, preceding: Array | None = None) -> Self:
-        """Rows from `ints` int32 [5, R] and `floats` float32 [6, R], as `SamplingTable.pack` writes them.
+        """Rows from `ints` int32 [I, R] and `floats` float32 [N, R], as `SamplingTable.pack` writes them.
 
         Columns of zeros are padding. In the steps of an engine with drafts `preceding` says which are before each row.
         """

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxllm.executor.sampler.rows import IN_PROMPT, SamplingRows, SamplingState, empty_state
+from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
+from jaxllm.executor.sampler.rows import IN_PROMPT, INT_FIELDS, SamplingRows, SamplingState, empty_state
 from jaxllm.executor.sampler.sampler import sample
 from tests.jaxllm.executor.sampler.cases import MAX_LOGPROBS, filtered, make_state, packed_rows, penalised, run
 
@@ -127,7 +128,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 
 def test_rows_that_do_not_count_change_nothing() -> None:
-    ints, floats = jnp.zeros((5, 8), jnp.int32), jnp.zeros((6, 8), jnp.float32)
+    ints, floats = jnp.zeros((len(INT_FIELDS), 8), jnp.int32), jnp.zeros((len(FLOAT_FIELDS), 8), jnp.float32)
     _, state = run(jnp.tile(LOGITS, (8, 1)), ints, floats, one_slot())
     np.testing.assert_array_equal(state.seen[0] & (IN_PROMPT - 1), COUNTS)
 
