@@ -1,4 +1,4 @@
-"""What attention computes: choices of a family, as `jaxllm.models.plan` has them for layers."""
+"""The plan of attention: choices of a family, as `jaxllm.models.plan` has them for layers."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

@@ -41,7 +41,7 @@ class Batch:
 
     @property
     def context(self) -> ForwardContext:
-        """What products are told of the tokens."""
+        """The context of products about the tokens."""
         return ForwardContext(self.ragged.num_tokens, self.adapters)
 
     @property
@@ -57,7 +57,7 @@ class Batch:
 
 
 class LayerPaging(NamedTuple):
-    """What a layer sees of a step: its page table, and the chunk that its attention stays within, 0 for none.
+    """A layer's view of a step: its page table, and the chunk that its attention stays within, 0 for none.
 
     Its pages are number `part` of the `shares` that each page of the table has, see `CachePlan`. Its KV heads are those
     of the model, unless they are given.

@@ -1,4 +1,4 @@
-"""What the layers of a decoder keep on the devices from step to step."""
+"""State of a decoder's layers on the devices from step to step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -35,7 +35,7 @@ full attention keeps the size of heads that is its default."""
 
 @dataclass(frozen=True)
 class StateGroup:
-    """What each of `count` recurrent layers keeps of a request."""
+    """The state that each of `count` recurrent layers keeps of a request."""
 
     arrays: tuple[StateArray, ...]
     count: int

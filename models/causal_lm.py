@@ -106,7 +106,7 @@ class CausalLM(nnx.Module):
         return constrain(self.norm(hidden), mesh, None, "hidden"), cache
 
     def _embedded(self, batch: Batch) -> jax.Array:
-        """What the first layer gets, [T, D]."""
+        """The input of the first layer, [T, D]."""
         assert isinstance(self.embedding, TokenEmbedding)
         return self.embedding(batch.token_ids, batch.ragged.positions, batch.given, batch.context.over_all_rows())
 
@@ -193,7 +193,7 @@ def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions,
 
 
 def _make_embedding(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> Embedding | None:
-    """What gives the first layer its input, what the output layer shares with that, or nothing."""
+    """The module that makes the first layer's input; the output layer may share it."""
     stage = options.stage
     if stage is None or stage.is_first:
         return TokenEmbedding(config, options, dtype=dtype)

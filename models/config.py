@@ -1,4 +1,4 @@
-"""What a checkpoint says about a model, independent of its family and of the spelling of its configuration."""
+"""The description of a model in a checkpoint, independent of its family and of the spelling of its configuration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class ModelConfig:
     weight_format: "Format | None" = None
     """How the checkpoint keeps such matrices; None where it has none."""
     weight_method: str | None = None
-    """What the checkpoint calls the way they were quantised ("awq"); None where it has none."""
+    """The checkpoint's name of the way they were quantized ("awq"); None where it has none."""
 
     @property
     def num_layers(self) -> int:

@@ -28,7 +28,7 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """What an encoder adds.
+    """The fields that an encoder adds.
 
     Position p takes row p + `position_offset` of a table that has as many more rows; `token_types` is the number of
     types, 0 for none. Where tables have columns of their own, `table_size`, a product maps their sum to the hidden

@@ -1,4 +1,4 @@
-"""What layers, and the products inside them, are told of a step. It is passed down, never global."""
+"""The context of a step for layers and the products inside them. It is passed down, never global."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from jaxllm.pallas_kernels.recurrence.rows import StateRows
 
 
 class ForwardContext(NamedTuple):
-    """What a product knows of the rows of its input. Fields that are None are no part of the compiled program.
+    """A product's facts about the rows of its input. Fields that are None are no part of the compiled program.
 
     A feature that changes products by row adds its array here, [T, ...], and reads it in `Matrix` or `Linear`; merged
     matrices know their parts themselves (`Merged`).
@@ -55,7 +55,7 @@ class SharedBlocks:
 
 
 class LayerContext(NamedTuple):
-    """What a layer is told besides its input."""
+    """A layer's context besides its input."""
 
     rotation: Rotation | None
     """Rotation of its own rotary embedding; None if it has none."""
@@ -67,11 +67,11 @@ class LayerContext(NamedTuple):
     token_input: jax.Array | None = None
     """[T, size], what the layer has of each token besides its input, see `TokenInputPlan`."""
     shared: SharedBlocks | None = None
-    """What layers have in common, in models where they do."""
+    """Shared by layers, in models where they share anything."""
     per_token: ForwardContext = ALL_ROWS
-    """What products are told of each token; how many there are is in `ragged`, and an argument only once."""
+    """The context of products about each token; how many there are is in `ragged`, and an argument only once."""
 
     @property
     def forward(self) -> ForwardContext:
-        """What the layer's products are told."""
+        """The context of the layer's products."""
         return self.per_token._replace(num_rows=self.ragged.num_tokens)

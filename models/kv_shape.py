@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def latent_sizes(model: ModelConfig) -> "LatentSizes | None":
-    """What a token has in a layer's cache, if the layers have latent attention."""
+    """The sizes of a token in a layer's cache, if the layers have latent attention."""
     if model.latent is None:
         return None
     # Few models have it: starts of others are faster without the import.

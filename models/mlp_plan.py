@@ -1,4 +1,4 @@
-"""What feed-forward blocks compute, experts too: choices of a family, as `jaxllm.models.plan` has them for layers."""
+"""The plan of feed-forward blocks, experts too: choices of a family, as `jaxllm.models.plan` has them for layers."""
 
 from dataclasses import dataclass
 from typing import Literal

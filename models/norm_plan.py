@@ -1,4 +1,4 @@
-"""What norms compute: choices of a family, as `jaxllm.models.plan` has them for layers."""
+"""The plan of norms: choices of a family, as `jaxllm.models.plan` has them for layers."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What the forward pass must know beyond the checkpoint's own configuration."""
+"""Options of the forward pass beyond the checkpoint's own configuration."""
 
 from dataclasses import dataclass
 from typing import Literal

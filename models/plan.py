@@ -1,4 +1,4 @@
-"""What the layers of a decoder compute: choices of a family that shared layers follow without asking its name."""
+"""The plans of a decoder's layers: choices of a family that shared layers follow without asking its name."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -29,12 +29,12 @@ class RecurrentPlan:
 
     @property
     def states(self) -> tuple[StateArray, ...]:
-        """What it keeps; zeros where a request begins."""
+        """Its state; zeros where a request begins."""
         raise NotImplementedError
 
     @property
     def split_sizes(self) -> tuple[int, ...]:
-        """What devices share among them: their number must divide each of these."""
+        """Sizes that devices share among them: their number must divide each of these."""
         raise NotImplementedError
 
     def num_weights(self, hidden_size: int) -> int:
@@ -44,7 +44,7 @@ class RecurrentPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenInputPlan:
-    """What a layer adds after its blocks from an embedding of the token that is its own (Gemma 3n, Gemma 4).
+    """The term that a layer adds after its blocks, from an embedding of the token that is its own (Gemma 3n, Gemma 4).
 
     `norm(projection(activation(gate(x)) * embedding))`, with an embedding of `size` elements.
     """

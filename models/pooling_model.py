@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Backbone(Protocol):
-    """What turns texts into hidden states."""
+    """The model that turns texts into hidden states."""
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] of all tokens."""

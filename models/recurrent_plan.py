@@ -1,4 +1,4 @@
-"""What recurrent blocks compute: choices of a family, as `jaxllm.models.plan` has them for layers."""
+"""The plan of recurrent blocks: choices of a family, as `jaxllm.models.plan` has them for layers."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class ShortConvolutionPlan(RecurrentPlan):
 
     @property
     def states(self) -> tuple[StateArray, ...]:
-        """What went into the convolution at the last `width` - 1 tokens, oldest first."""
+        """The inputs of the convolution at the last `width` - 1 tokens, oldest first."""
         return (StateArray(shape=(self.width - 1, self.channels), axes=(None, "mlp"), dtype=None),)
 
     @property

@@ -22,7 +22,7 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryEncoderConfig(ModelConfig):
-    """What such an encoder adds: the number of token types, 0 for none. `norm` is that of the embeddings."""
+    """The additions of such an encoder: the number of token types, 0 for none. `norm` is that of the embeddings."""
 
     token_types: int = 0
 

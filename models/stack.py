@@ -40,7 +40,7 @@ ByLayerPaging = Mapping[LayerPaging, RaggedBatch]
 
 
 class LayerInputs(NamedTuple):
-    """What layers are told of a step besides their input."""
+    """The context of a step for layers, besides their input."""
 
     rotations: Rotations
     ragged: ByLayerPaging
@@ -49,7 +49,7 @@ class LayerInputs(NamedTuple):
     token_inputs: jax.Array | None = None
     """[L, T, size], what each layer has of the tokens, see `TokenInputPlan`."""
     shared: SharedBlocks | None = None
-    """What layers have in common."""
+    """Shared by layers."""
     per_token: ForwardContext = ALL_ROWS
     """See `LayerContext`."""
 
@@ -68,13 +68,13 @@ def _rope_of(plan: LayerPlan) -> RopeConfig | None:
 
 
 class _Layers(nnx.Module):
-    """What both stacks know of their layers."""
+    """The facts of both stacks about their layers."""
 
     def __init__(self, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
         self.plans, self.cache = plans, cache
 
     def view(self, layer: int) -> LayerPaging:
-        """What a layer sees of a step."""
+        """A layer's view of a step."""
         cache, plan = self.cache, self.plans[layer].attention
         heads = plan.num_kv_heads, plan.head_size
         return LayerPaging(cache.tables[layer], plan.chunk, cache.shares[layer], cache.parts[layer], *heads)

@@ -17,7 +17,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 IN_USE_SECONDS = 3600
-"""What was used so recently is not pruned: a start that is under way keeps its artifacts."""
+"""Artifacts used so recently are not pruned: a start that is under way keeps its artifacts."""
 
 _FORMAT = b"jaxllm artifact 1 "
 _HEADER_BYTES = len(_FORMAT) + 2 * hashlib.sha256().digest_size + 1
@@ -96,7 +96,7 @@ class ArtifactCache:
                 total -= size
 
     def _entry(self, name: str) -> Path:
-        """What is used and pruned as one."""
+        """The files that are used and pruned as one."""
         return self.folder / Path(name).parts[0]
 
 

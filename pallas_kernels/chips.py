@@ -1,4 +1,4 @@
-"""What is known of each accelerator: memory, bandwidth, peak rate, clock and matrix units, per JAX device.
+"""Facts about each accelerator: memory, bandwidth, peak rate, clock and matrix units, per JAX device.
 
 Sources: the Cloud TPU pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x" (docs.cloud.google.com/tpu/docs/<name>) for
 memory, bandwidth, peak and matrix units; NVIDIA's data sheets of H100, H200 and DGX B200. The clock of a TPU is public

@@ -18,7 +18,7 @@ from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 Key = tuple[tuple[str, int | str], ...]
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
-"""What compiles kernels, as far as it is installed."""
+"""The compilers of kernels, as far as they are installed."""
 
 _LARGEST = 1 << 20
 """Bytes of the cache."""
@@ -38,7 +38,7 @@ def measured_folder() -> Path:
 
 
 def measured_blocks(operation: str, device_kind: str) -> Mapping[Key, Mapping[str, int]]:
-    """What was measured for an operation on a kind of device (`jax.Device.device_kind`); a process reads it once."""
+    """Measurements for an operation on a kind of device (`jax.Device.device_kind`); a process reads it once."""
     return _read(measured_folder(), operation, device_kind)
 
 

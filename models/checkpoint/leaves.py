@@ -8,7 +8,7 @@ from jaxllm.models.layers.parameter import ParameterSpec
 
 
 def leaf_specs(model: nnx.Module) -> dict[ParameterPath, ParameterSpec]:
-    """What loading has to know of each parameter, by its path, in the order of `jax.tree.leaves`."""
+    """Facts for loading about each parameter, by its path, in the order of `jax.tree.leaves`."""
     graph, state = nnx.split(model)
     flat = nnx.to_flat_state(state)
     # A flat state may have another order.

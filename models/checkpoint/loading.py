@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def open_weights(folder: Path, load_format: str = "auto", seed: int = 0) -> "WeightSource":
-    """What the option `load_format` means: the checkpoint in `folder`, or 'dummy' weights, random from `seed`.
+    """The meaning of the option `load_format`: the checkpoint in `folder`, or 'dummy' weights, random from `seed`.
 
     Reads nothing yet. Raises `ModelError` for a format that is not known, or that only saved states have.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def match_checkpoint(checkpoint: Checkpoint, names: CheckpointNames, specs: Specs) -> "Matched":
-    """What parameters want of a checkpoint, which may have nothing else. Nothing but headers is read.
+    """Match parameters with a checkpoint, which may have nothing else. Only headers are read.
 
     Raises `ModelError` naming the tensor or file that is missing, unexpected or wrongly shaped.
     """

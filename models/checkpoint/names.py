@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNames:
-    """What a family knows of its checkpoints."""
+    """A family's facts about its checkpoints."""
 
     names: Mapping[str, str | Source]
     """Where the tensors of each module are, by its name; `*` is the layer's number."""
@@ -24,7 +24,7 @@ class CheckpointNames:
     ignored_beginnings: Sequence[str] = ()
     """Beginnings of such names, unless a module has the tensor."""
     optional_prefix: str = ""
-    """What a checkpoint may leave out of all its names."""
+    """The prefix that a checkpoint may omit from all its names."""
     known_format: "Format | None" = None
     """How it keeps matrices of few bits. One that is to become such a matrix, and is none there, is rounded."""
     first_layer: int = 0

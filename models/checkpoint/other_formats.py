@@ -31,7 +31,7 @@ def is_file(path: Path) -> bool:
 
 
 def advice_for_other_weights(folder: Path) -> str:
-    """What to do about the weights in `folder`, as the end of a message; empty if there are none."""
+    """Advice about the weights in `folder`, as the end of a message; empty if there are none."""
     return advice_for_names(file.name for file in folder.glob("*"))
 
 

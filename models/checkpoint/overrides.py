@@ -7,7 +7,7 @@ from jaxllm.models.errors import ModelError
 
 _PARAMETERS, _SCALING, _THETA = "rope_parameters", "rope_scaling", "rope_theta"
 _OF_ANY_KIND = (_THETA, "partial_rotary_factor")
-"""What rope options have in common, whatever their kind."""
+"""The rope options that every kind shares."""
 
 
 def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def widened_rows(slot: WeightTarget, matrix: QuantizedMatrix, dtype: np.dtype[np
 
 
 def _taken(slot: WeightTarget, matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """What a slot has of a matrix."""
+    """The part of a matrix that a slot holds."""
     rows = slot.shape[0]
     offsets = None if matrix.offsets is None else taken_rows(slot.take, matrix.offsets, rows)
     values, scales = (taken_rows(slot.take, each, rows) for each in (matrix.values, matrix.scales))

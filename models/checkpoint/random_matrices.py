@@ -9,7 +9,7 @@ from jaxllm.models.layers.parameter import ParameterSpec, Rows
 from jaxllm.pallas_kernels.linear.weight_type import Values, WeightType
 
 LARGEST_ACTIVATION = 6.0
-"""What static scales of activations are made for, where norms leave them about 1."""
+"""The magnitude for which static scales of activations are made: norms leave them about 1."""
 
 
 def constant_array(spec: ParameterSpec, shape: tuple[int, ...]) -> jax.Array | None:

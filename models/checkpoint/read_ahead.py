@@ -30,7 +30,7 @@ THREADS = 4
 AHEAD_BYTES = 128 * 2**20
 """Bytes of tensors that nobody has taken yet. One tensor is read ahead however large it is."""
 PIECE_BYTES = 16 * 2**20
-"""What a thread reads at a time, so that all of them read a large tensor."""
+"""Bytes that a thread reads at a time, so that all of them read a large tensor."""
 
 
 def read_ahead(wanted: "Iterable[Wanted]") -> "Generator[tuple[Tensor | MatrixTensor, Values], None, None]":

@@ -21,12 +21,12 @@ from jaxllm.models.errors import ModelError
 
 MAX_DIRECTORY_BYTES = 16 * 2**20
 MAX_PICKLE_BYTES = 8 * 2**20
-"""What a hostile file can make us hold is some 100 times that; 30,000 tensors take 8 MiB."""
+"""Maximum bytes of a pickle: a hostile one can make us hold some 100 times that; 30,000 tensors take 8 MiB."""
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""What files begin with that PyTorch wrote before version 1.6."""
+"""The first bytes of files that PyTorch wrote before version 1.6."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _read(
 
 
 def _entries(file: BinaryIO) -> Mapping[str, zipfile.ZipInfo]:
-    """What the archive's directory lists, by name."""
+    """Entries of the archive's directory, by name."""
     begin = file.read(len(_LEGACY))
     if begin == _LEGACY or not begin.startswith(b"PK"):
         old = "the format of PyTorch before 1.6" if begin == _LEGACY else "not a zip archive"

@@ -74,7 +74,7 @@ def read_tensor(data: bytes) -> View:
 
 
 def _run(data: bytes) -> Any:
-    """What a pickle leaves on the stack."""
+    """The objects that a pickle leaves on the stack."""
     machine = _Machine()
     try:
         for opcode, argument, _ in genops(data):

@@ -43,7 +43,7 @@ def read_cohere2(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def _options(file: ConfigFile) -> tuple[dict[str, Any], NormPlan]:
-    """What both have, and their norm."""
+    """The embeddings that both have, and their norm."""
     ids = {"bos_token_id": 5, "eos_token_id": 255001}
     file = file.reading(**ids, max_position_embeddings=8192, rope_theta=500_000.0, tie_word_embeddings=True)
     norm = NormPlan(kind="layer", eps=file.number("layer_norm_eps", 1e-5))

@@ -1,4 +1,4 @@
-"""What makes one model family different from another."""
+"""The differences between model families."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ SharedFactory = Callable[[ModelConfig, ForwardOptions, jnp.dtype], nnx.List[nnx.
 """Builds the blocks that layers have in common, without memory, see `SharedBlocks`."""
 
 Use = Literal["generate", "embed", "classify", "token_embed", "token_classify"]
-"""What an architecture is made for."""
+"""The use that an architecture is made for."""
 
 Names = Mapping[str, "str | Source"]
 """Names of modules in a checkpoint, or where else their tensors come from."""
@@ -146,5 +146,5 @@ class Family:
         return self.weight_names(config) if callable(self.weight_names) else self.weight_names
 
     def other_parts_of(self, config: ModelConfig) -> tuple[str, ...]:
-        """What names of tensors begin with that a model has no use for."""
+        """Prefixes of the names of tensors that a model does not use."""
         return self.other_parts(config) if callable(self.other_parts) else self.other_parts

@@ -103,7 +103,7 @@ _GEMMA3: dict[str, Any] = {
 
 
 def _options(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]:
-    """What all three have."""
+    """The names that all three have."""
     options, norm = read_llama(file, rope=rope), NormPlan(eps=file.number("rms_norm_eps", 1e-6), offset=1.0)
     bias = file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
@@ -115,7 +115,7 @@ def _options(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]
 
 
 def _sandwiched(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]:
-    """What Gemma 2 and 3 add."""
+    """The additions of Gemma 2 and 3."""
     options = _options(file, rope)
     cap, scale = file.optional_number("attn_logit_softcapping"), file.positive("query_pre_attn_scalar") ** -0.5
     layers = with_norms(options["layers"], attention_output_norm=options["norm"], mlp_output_norm=options["norm"])

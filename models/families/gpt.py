@@ -1,4 +1,4 @@
-"""What decoders in the manner of GPT share: the spelling of their sizes, layer norms, fused attention weights."""
+"""Shared by decoders in the manner of GPT: the spelling of their sizes, layer norms, fused attention weights."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -42,7 +42,7 @@ def read_latent_llama(file: ConfigFile, *, interleaved: bool) -> dict[str, Any]:
 
 
 def _temper(rope: RopeConfig) -> float:
-    """What yarn multiplies queries and keys by in place of their rotated part alone."""
+    """The factor of yarn on queries and keys, in place of their rotated part alone."""
     if not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0

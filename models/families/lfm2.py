@@ -105,7 +105,7 @@ def _feed_forward(file: ConfigFile) -> int:
 
 
 def weight_names(config: ModelConfig) -> Names:
-    """What goes into a convolution and its gates are one tensor."""
+    """The inputs of a convolution and of its gates are one tensor."""
     size, block = config.hidden_size, "model.layers.*.feed_forward"
     inputs = fused("model.layers.*.conv.in_proj", {"b": size, "c": size, "x": size})
     return {

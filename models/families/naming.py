@@ -26,7 +26,7 @@ _TYPES: Final = {
 """Types of models, in small letters, that are not spelled like the names of their architectures."""
 
 _USES: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model", "ForMaskedLM")
-"""What a model without a name is for: generating, if its family does."""
+"""The use of a model without a name: generating, if its family does."""
 
 
 def architecture_of(file: ConfigFile) -> str:

@@ -90,7 +90,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def _kinds(file: ConfigFile) -> list[str]:
-    """What each layer of the checkpoint is. Raises `ModelError` for what is not known."""
+    """The kind of each layer of the checkpoint. Raises `ModelError` for an unknown one."""
     if file.has("hybrid_override_pattern") and not file.has("layers_block_type"):
         letters = list(file.text("hybrid_override_pattern"))
         kinds = [LETTERS.get(letter, letter) for letter in letters]

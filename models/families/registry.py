@@ -26,7 +26,7 @@ _USES = (
     "ForRewardModel",
     "Model",
 )
-"""What names of architectures end with."""
+"""The endings of the names of architectures."""
 
 _DECODERS: dict[str, str] = {
     "Aquila": "llama_like.AQUILA",
@@ -259,7 +259,7 @@ def families() -> dict[str, Family]:
 
 
 def known_families() -> list[str]:
-    """What is before the use in the names of `known_architectures`: Llama, Qwen3, ..."""
+    """The part before the use in the names of `known_architectures`: Llama, Qwen3, ..."""
     return sorted({split(name)[0] for name in known_architectures()}, key=str.lower)
 
 

@@ -1,4 +1,4 @@
-"""What is made of a model besides a generator: embedders, classifiers of texts and of tokens, reward models."""
+"""Uses of a model besides a generator: embedders, classifiers of texts and of tokens, reward models."""
 
 from dataclasses import replace
 

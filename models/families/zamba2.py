@@ -138,7 +138,7 @@ def _state_space(file: ConfigFile, *, bias: bool) -> StateSpacePlan:
 
 
 class SharedBlock(nnx.Module):
-    """What the uses of a block have in common: norms, attention and MLP."""
+    """Shared by the uses of a block: norms, attention and MLP."""
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         assert isinstance(plan.attention, AttentionPlan)

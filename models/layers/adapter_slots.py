@@ -30,7 +30,7 @@ class _Whole:
 
 
 class AdapterSlots(nnx.Module):
-    """What the adapters in the slots add to the product of one linear layer.
+    """The term that the adapters in the slots add to the product of one linear layer.
 
     `down` [S, P * Q, in] is split over devices like the inputs of the layer, `up` [S, Q, out] like its outputs.
     """

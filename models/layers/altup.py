@@ -49,7 +49,7 @@ class AltUp(nnx.Module):
         return predicted + (found - predicted[self.plan.active]) * weights.T[:, :, None]
 
     def active_of(self, streams: jax.Array) -> jax.Array:
-        """What the token's input is made of, [T, D]."""
+        """The parts of the token's input, [T, D]."""
         own = streams[self.plan.active]
         return own * self.scale[...] if self.plan.scales else own
 
@@ -100,7 +100,7 @@ class AltUpLayer(DecoderLayer):
 
 
 class Streams(nnx.Module):
-    """What is before and after the layers: streams of equal magnitude from one, and one from them."""
+    """The modules before and after the layers: streams of equal magnitude from one, and one from them."""
 
     def __init__(self, size: int, plan: AltUpPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
         linear = partial(Linear, size, size, bias=False, dtype=dtype, options=options, axes=(None, None))

@@ -74,7 +74,7 @@ class DecoderLayer(nnx.Module):
         return self._add(after, self.mlp(normed, context.forward), self.mlp_output_norm), cache
 
     def _mix(self, normed: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
-        """What attention gives, or what is in its place."""
+        """The output of attention, or of the block in its place."""
         if self.recurrence is not None:
             assert isinstance(cache, tuple)
             return self.recurrence(normed, cache, context)

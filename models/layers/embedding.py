@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
-    """What a matrix with a row per token adds, so that the vocabulary can be split."""
+    """The sum of a matrix with a row per token, so that the vocabulary can be split."""
     return Rows(padding=padded_vocab(config, model_parallel(options.mesh)) - config.vocab_size)
 
 

@@ -165,7 +165,7 @@ class MixtureOfExperts(nnx.Module):
         return summed
 
     def _own(self, x: jax.Array, choice: Choice, gate_up: Operands, down: Operands, device: jax.Array) -> jax.Array:
-        """What one device has of that sum, float32 [T, D]."""
+        """One device's part of that sum, float32 [T, D]."""
         experts, weights = choice
         count = self.plan.count
         if self.is_expert_parallel:

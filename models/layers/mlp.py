@@ -54,7 +54,7 @@ class GatedMLP(nnx.Module):
         return is_split and is_separate and is_ordinary
 
     def _partial_product(self, x: jax.Array, wide: jax.Array, narrow: jax.Array) -> jax.Array:
-        """What one device, with its parts of the matrices, adds to the result [T, D]."""
+        """The term that one device, with its parts of the matrices, adds to the result [T, D]."""
 
         def product(x: jax.Array, part: jax.Array) -> jax.Array:
             weight = Weight(RowMajor((part.shape[0], part.shape[1])), part)

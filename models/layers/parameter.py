@@ -156,7 +156,7 @@ class LayerOf:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What loading has to know of a parameter."""
+    """Facts for loading about a parameter."""
 
     array: jax.ShapeDtypeStruct
     """As it lies in memory, that of all layers if they are stacked."""

@@ -47,7 +47,7 @@ class DenseLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What is made of hidden states.
+    """The pooling of hidden states.
 
     A classifier has `labels` classes. `dense` layers follow the pooling of an embedder, `token_dense` layers are for
     vectors of single tokens, and `lexical` ones for a weight of each. With `answer_ids`, the classifier of one label is

@@ -19,7 +19,7 @@ from jaxllm.models.recurrent_plan import GatedDeltaPlan, SelectiveScanPlan, Shor
 
 
 class RecurrentBlock(Protocol):
-    """What every kind is."""
+    """The protocol of every kind."""
 
     def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; returns the arrays of its `StateGroup` with the rows' new states, too."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxllm.models.sharding import MODEL, over_model, partition
 
 Block = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""What a device makes of rows [T, D] with its parts of the two matrices: its part of a sum [T, D]."""
+"""The product of rows [T, D] and a device's parts of the two matrices: its part of a sum [T, D]."""
 
 FEWEST_ROWS = 512
 """Minimum rows per device. With fewer, reading the matrices for every part of the tokens costs more than is hidden."""

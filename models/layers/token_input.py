@@ -43,7 +43,7 @@ class TokenInputs(nnx.Module):
 
 
 class TokenInput(nnx.Module):
-    """What a layer adds, see `TokenInputPlan`."""
+    """A layer's term, see `TokenInputPlan`."""
 
     def __init__(self, config: ModelConfig, plan: TokenInputPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
         linear = partial(Linear, bias=False, dtype=dtype, options=options)

@@ -188,7 +188,7 @@ def _rest(tensors: ModuleTensors) -> tuple[int, tuple[str, ...]]:
 
 
 class _State:
-    """What a matrix of 4 bits says of itself, in JSON."""
+    """The JSON description in a matrix of 4 bits."""
 
     def __init__(self, tensors: ModuleTensors, code: str) -> None:
         self._tensors, self.ending = tensors, _STATE + code

@@ -32,7 +32,7 @@ _ENDINGS = frozenset({
     "weight_shape",
     "weight_zero_point",
 })  # fmt: skip
-"""What follows the name of a module in those of a quantised matrix's tensors."""
+"""The endings after a module's name in the names of a quantized matrix's tensors."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Scheme:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """What config.json says about them."""
+        """Their description in config.json."""
         return {
             "num_bits": self.bits,
             "type": "float" if self.kind.values == Values.FLOAT8_E4M3 else "int",
@@ -53,7 +53,7 @@ class Scheme:
 
     @property
     def input_activations(self) -> dict[str, Any] | None:
-        """What it says about activations; None: they stay as they are."""
+        """Its options for activations; None: they stay as they are."""
         if self.kind.activations == Activations.AS_THEY_ARE:
             return None
         return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}

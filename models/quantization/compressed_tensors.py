@@ -111,7 +111,7 @@ def _read_rule(group: ConfigFile, common: str) -> Rule:
 
 
 def _read_strategy(weights: ConfigFile) -> tuple[Sharing, tuple[int, int] | None]:
-    """What shares a scale, and rows and columns of a group or block."""
+    """The part that shares a scale, and rows and columns of a group or block."""
     size = None
     if weights.has("group_size") and weights.values["group_size"] != -1:
         size = weights.integer("group_size")

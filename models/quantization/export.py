@@ -63,7 +63,7 @@ def write_export(
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """What is in a checkpoint's folder besides weights and config.json: tokenizer, chat template, licence."""
+    """Other files of a checkpoint's folder besides weights and config.json: tokenizer, chat template, licence."""
     return [
         file
         for file in sorted(folder.iterdir())
@@ -117,7 +117,7 @@ def _shards(tensors: Sequence[Copied], shard_bytes: int) -> list[list[Copied]]:
 
 
 def _arrays(copied: Copied) -> Iterator[tuple[str, np.ndarray]]:
-    """What a tensor becomes."""
+    """The tensors that a tensor becomes."""
     tensor, scheme = copied.tensor, copied.scheme
     if scheme is not None:
         matrix = rounded(tensor.read(np.dtype(np.float32)), scheme.kind)

@@ -1,4 +1,4 @@
-"""What a quantised copy of a checkpoint consists of, known by the headers of its files."""
+"""The tensors of a quantized copy of a checkpoint, known by the headers of its files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Copied:
 
     @property
     def entries(self) -> list[Entry]:
-        """What it becomes."""
+        """The tensors that it becomes."""
         tensor = self.tensor
         if self.scheme is None:
             # One whose values do not lie one after another takes more in its file.
@@ -152,7 +152,7 @@ def _is_of_expert(own: Sequence[WeightTarget]) -> bool:
 
 
 def _section(method: str, scheme: Scheme, ignored: list[str]) -> dict[str, Any]:
-    """What config.json says."""
+    """The options of config.json."""
     group = {
         "targets": ["Linear"],
         "weights": scheme.weights,

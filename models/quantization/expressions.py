@@ -21,7 +21,7 @@ MAX_STEPS = 10_000
 """Maximum steps of one match; those of checkpoints need less than a hundred."""
 
 Node = tuple[Any, Any]
-"""What Python's parser makes of a part: its kind, and what belongs to it."""
+"""The parse of a part by Python: its kind, and what belongs to it."""
 _UNICODE = 32
 _LINE_END = "\n"
 
@@ -77,7 +77,7 @@ class Expression:
 
 
 def _literals(nodes: Sequence[Node]) -> list[str]:
-    """What every match contains: most texts are told apart by it alone."""
+    """Texts that every match contains: most texts are told apart by it alone."""
     runs = [""]
     for kind, of in nodes:
         if kind is op.LITERAL:

@@ -1,4 +1,4 @@
-"""What a format of quantised checkpoints has to say, for models and for loading.
+"""The description of a format of quantized checkpoints, for models and for loading.
 
 A format knows the checkpoint's own names alone: "model.layers.0.mlp.down_proj.weight" is a matrix, whatever tensors it
 is kept in, and called as an ordinary checkpoint would call its one tensor. Loading asks for matrices by these names,
@@ -23,7 +23,7 @@ class MatrixTensor(ABC):
     """
 
     name: str
-    """What an ordinary checkpoint calls it, ".weight" included."""
+    """Its name in an ordinary checkpoint, ".weight" included."""
     path: Path
     """The file that errors name."""
     shape: tuple[int, int]

@@ -68,7 +68,7 @@ class GptqMatrix:
     def _offsets(
         self, tensors: ModuleTensors, scales: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32] | None:  # fmt: skip
-        """What to add to the values times the scales [out, G]."""
+        """The offsets to add to the values times the scales [out, G]."""
         words, middle = tensors.read("qzeros").view(np.uint32), 2 ** (self.bits - 1)
         ones = np.uint32(0 if self.is_v2 else 0x01010101 if self.bits == 8 else 0x11111111)
         zeros = unpacked((words + ones).view(np.int32), self.bits).T.astype(np.int32)
@@ -191,7 +191,7 @@ def _read_override(dynamic: ConfigFile, key: str, common: GptqMatrix) -> Overrid
 
 
 def _read_matrix(section: ConfigFile, common: GptqMatrix, *, required: bool = False) -> GptqMatrix:
-    """What a section says, or else `common`."""
+    """The value of a section, or else `common`."""
     bits = section.integer("bits", None if required else common.bits)
     if bits not in (4, 8):
         raise section.wrong("bits", "4 or 8")

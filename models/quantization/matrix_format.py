@@ -23,7 +23,7 @@ class MatrixFormat(Protocol):
         ...
 
     def tensors(self, shape: tuple[int, int]) -> Sequence[Needed]:
-        """What a matrix of `shape` consists of. Raises `ModelError` where there can be none of it."""
+        """The parts of a matrix of `shape`. Raises `ModelError` where such a matrix cannot be."""
         ...
 
     def read(self, tensors: ModuleTensors, shape: tuple[int, int]) -> QuantizedMatrix:

@@ -9,7 +9,7 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.expressions import Expression
 
 REGEX = "re:"
-"""What begins an expression among the names of compressed-tensors."""
+"""The prefix of an expression among the names of compressed-tensors."""
 
 
 _TOWER = re.compile(r"language_model(?:\\?\.(?![*+?{])|(?=\.[*+?{]))")
@@ -79,7 +79,7 @@ def _expression(text: str) -> Expression:
 IN_BLOCKS = re.compile(r"(?:^|\.)\d+\.")
 """In names of modules that are repeated."""
 ROUTERS = (".gate", ".shared_expert_gate", ".router")
-"""What names of modules end with that choose experts, which GPTQ and AWQ leave as they are without a word."""
+"""The endings of the names of modules that choose experts, which GPTQ and AWQ leave as they are without a word."""
 
 
 def is_in_block(name: str) -> bool:

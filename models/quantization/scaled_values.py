@@ -20,7 +20,7 @@ from jaxllm.pallas_kernels.linear.weight_type import Activations, QuantizedMatri
 _TYPES = {Values.INT8: "I8", Values.FLOAT8_E4M3: "F8_E4M3", Values.FLOAT8_E5M2: "F8_E5M2"}
 
 Sharing = Literal["tensor", "channel", "group", "block"]
-"""What shares a scale: all elements, those of an output, a group of inputs of an output, or a rectangle."""
+"""The part that shares a scale: all elements, those of an output, a group of inputs of an output, or a rectangle."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ScaledValues:
 
 
 def read_input_scale(tensors: ModuleTensors, ending: str) -> npt.NDArray[np.float32]:
-    """What activations are divided by, float32 []. Raises `ModelError` unless it is positive."""
+    """The divisor of activations, float32 []. Raises `ModelError` unless it is positive."""
     scale = tensors.read_scales(ending).reshape(())
     if scale <= 0:
         raise tensors.error(ending, f"is {scale}; the scale of activations must be positive")

@@ -9,7 +9,7 @@ from jaxllm.pallas_kernels.causal_convolution.xla import xla_causal_convolution
 
 
 class CausalConvolution(Protocol):
-    """What every implementation is: `causal_convolution` without the choice."""
+    """The protocol of every implementation: `causal_convolution` without the choice."""
 
     def __call__(
         self, x: jax.Array, states: jax.Array, weight: jax.Array, bias: jax.Array | None, query_start: jax.Array

@@ -119,7 +119,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class EntryPoints:
-    """What `trampoline` and XLA's threads call, as Numba functions of one address."""
+    """The functions that `trampoline` and XLA's threads call, as Numba functions of one address."""
 
     handler: Callable[[int], int]
     """Takes the call frame of an execution, returns 0, no error."""

@@ -1,4 +1,4 @@
-"""What functions of kernels are, and what they do with memory: words by address, atomic counters, calls by pointer."""
+"""The functions of kernels, and how they use memory: words by address, atomic counters, calls by pointer."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast

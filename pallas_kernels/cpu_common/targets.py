@@ -24,7 +24,7 @@ LARGEST_CACHE = 64 * 2**20
 
 _lock = threading.Lock()
 _begun: "dict[str, Future[Trampoline]]" = {}
-"""What XLA knows, and for good: its table of call targets belongs to the process, and so does this one."""
+"""The targets that XLA knows for good: its table of call targets belongs to the process, and so does this one."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _open(trampoline: "Trampoline", target: Target, folder: Path | None) -> "Tra
 
 @cache
 def _digest(*sources: Path) -> str:
-    """What an object file depends on: the sources, what compiles them, and the processor."""
+    """The inputs on which an object file depends: the sources, what compiles them, and the processor."""
     import llvmlite.binding as llvm
 
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What inner loops of products have in common: a tile of sums that stays in registers."""
+"""Shared by inner loops of products: a tile of sums that stays in registers."""
 
 from collections.abc import Callable, Sequence
 

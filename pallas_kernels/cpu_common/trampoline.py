@@ -1,4 +1,4 @@
-"""What XLA calls by a kernel's name, known to it before the kernel is compiled.
+"""The function that XLA calls by a kernel's name, known to it before the kernel is compiled.
 
 XLA wants to know its call targets before it compiles what calls them. A trampoline is a function of a few instructions
 that answers XLA's questions itself and passes calls on to the kernel, whose address it is told when there is one. So a

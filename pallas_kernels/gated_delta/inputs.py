@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 class GatedDeltaInputs(NamedTuple):
-    """What `gated_delta` takes of a step's tokens.
+    """The arguments of `gated_delta` for a step's tokens.
 
     Axis letters: T tokens, K key heads, V value heads, H size of keys, E of values.
     """

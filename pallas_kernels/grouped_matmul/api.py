@@ -14,7 +14,7 @@ from jaxllm.pallas_kernels.linear import RowMajor, Weight, WeightLayout, choose_
 
 
 class Implementation(Protocol):
-    """What every implementation is: `grouped_matmul` without the choice of one."""
+    """The protocol of every implementation: `grouped_matmul` without the choice of one."""
 
     def __call__(self, x: jax.Array, weight: Weight, sizes: jax.Array, out_dtype: DTypeLike = jnp.float32) -> jax.Array:
         """See `grouped_matmul`."""

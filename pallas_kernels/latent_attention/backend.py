@@ -1,4 +1,4 @@
-"""What a backend of latent attention is, and the registry of them."""
+"""The protocol of a backend of latent attention, and the registry of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class LatentOptions:
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """What a token has in the cache of a layer: a latent of size Z and a rotary part of size Y."""
+    """The sizes of a token in the cache of a layer: a latent of size Z and a rotary part of size Y."""
 
     latent: int
     rope: int
@@ -35,7 +35,7 @@ class LatentSizes:
 
 @dataclass(frozen=True)
 class LatentGeometry:
-    """What a cache holds: L layers, P pages of C tokens, in an array type (NumPy's name)."""
+    """The geometry of a cache: L layers, P pages of C tokens, in an array type (NumPy's name)."""
 
     layers: int
     pages: int
@@ -79,7 +79,7 @@ class LatentBackend:
     from_canonical: Callable[[jax.Array], jax.Array] = lambda cache: cache
     """A cache of `canonical_shape` as `call` has it, for tests and tools; a running engine never converts."""
     to_canonical: Callable[[jax.Array, LatentSizes], jax.Array] = lambda cache, sizes: cache
-    """What `from_canonical` made of a cache, back."""
+    """A cache from the result of `from_canonical`: its inverse."""
 
 
 LATENT_BACKENDS: Mapping[str, str] = {

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def sizes(self) -> LatentSizes:
-        """What a token has."""
+        """The sizes of a token."""
         return LatentSizes(self.latent_size, self.rope_size)
 
     @property
@@ -101,7 +101,7 @@ def products(case: Case) -> int:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """What `latent_attention` takes for a case. A pytree, so that it passes through `jax.jit` as one argument."""
+    """The arguments of `latent_attention` for a case. A pytree, so that it passes through `jax.jit` as one argument."""
 
     case: Case = field(metadata={"static": True})
     q_latent: jax.Array

@@ -13,7 +13,7 @@ from jaxllm.pallas_kernels.paged_attention.check import CaseResult
 
 Result = tuple[jax.Array, jax.Array]
 Implementation = Callable[[Inputs], Result]
-"""What a case gives: its result, and the cache in the canonical shape."""
+"""The outcome of a case: its result, and the cache in the canonical shape."""
 
 _QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 

@@ -1,4 +1,4 @@
-"""What is done in one call with a product, before it and after it."""
+"""Operations in one call with a product, before it and after it."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ class Norm:
 @register_dataclass
 @dataclass(frozen=True)
 class Fused:
-    """What happens to the rows x [T, in] of a product first, and what is added to the result; by default nothing."""
+    """Changes of a product's rows x [T, in], and terms added to the result; by default none."""
 
     norm: Norm | None = None
     is_gated: bool = field(default=False, metadata={"static": True})

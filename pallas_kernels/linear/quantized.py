@@ -175,7 +175,7 @@ def dequantize(
 
 
 def decode_values(values: jax.Array, kind: WeightType, in_size: int) -> jax.Array:
-    """What values [out, in] stand for: themselves, or int8 or float32, as numbers of the code do."""
+    """The numbers that values [out, in] stand for: themselves, or int8 or float32, as numbers of the code do."""
     if kind.code is None:
         return values
     codes = jnp.stack([values & np.uint8(15), values >> np.uint8(4)], axis=-1).reshape(len(values), -1)[:, :in_size]

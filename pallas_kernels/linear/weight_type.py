@@ -23,7 +23,7 @@ class Values(StrEnum):
 
 
 class Activations(StrEnum):
-    """What is multiplied with the matrix."""
+    """The type in which activations are multiplied with the matrix."""
 
     AS_THEY_ARE = "as they are"
     PER_TOKEN = "per token"
@@ -50,7 +50,7 @@ class WeightType:
     has_offsets: bool = False
     """Whether there is a number to add for every scale."""
     code: tuple[float, ...] | None = None
-    """What each of 16 codes stands for."""
+    """The number that each of 16 codes stands for."""
     scales: str = "float32"
     """NumPy's name of the type of scales and offsets: the narrowest that holds them exactly."""
     activations: Activations = Activations.AS_THEY_ARE

@@ -1,4 +1,4 @@
-"""What a backend of paged attention is, and the registry of them."""
+"""The protocol of a backend of paged attention, and the registry of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class CacheGeometry:
-    """What a cache holds: L layers, P pages of C tokens, K KV heads of size H, in an array type (NumPy's name)."""
+    """The geometry of a cache: L layers, P pages of C tokens, K KV heads of size H, in an array type (NumPy's name)."""
 
     layers: int
     pages: int

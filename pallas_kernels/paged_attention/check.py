@@ -14,7 +14,7 @@ from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Inputs
 
 Result = tuple[jax.Array, jax.Array]
 Implementation = Callable[[Inputs], Result]
-"""What a case gives: its result, and the cache in the canonical shape."""
+"""The outcome of a case: its result, and the cache in the canonical shape."""
 
 _QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 

@@ -14,7 +14,7 @@ LARGEST = 127
 INVERSE = 1 / LARGEST
 """Factor of the largest value of a head that gives its scale. XLA would make one of a division, or not."""
 SMALLEST = 1e-36
-"""What is smaller becomes 0, for some processors compute with 0 in the place of numbers below 1e-38."""
+"""The smallest scale: below it, 0; some processors compute with 0 in the place of numbers below 1e-38."""
 SCALE = 4
 """Bytes of a scale."""
 
@@ -38,13 +38,13 @@ def quantise_heads(heads: jax.Array) -> ScaledHeads:
 
 
 def join_scales(stored: ScaledHeads, scale_bytes: int) -> jax.Array:
-    """What lies in a page: int8 [..., H + scale bytes]."""
+    """The contents of a page: int8 [..., H + scale bytes]."""
     bits = jax.lax.bitcast_convert_type(stored.scales, jnp.int8)
     padding = ((0, 0),) * (bits.ndim - 1) + ((0, scale_bytes - SCALE),)
     return jnp.concatenate([stored.numbers, jnp.pad(bits, padding)], axis=-1)
 
 
 def split_scales(heads: jax.Array, scale_bytes: int) -> ScaledHeads:
-    """What `join_scales` has made, back."""
+    """The inverse of `join_scales`."""
     size = heads.shape[-1] - scale_bytes
     return ScaledHeads(heads[..., :size], jax.lax.bitcast_convert_type(heads[..., size : size + SCALE], jnp.float32))

@@ -105,7 +105,7 @@ def minimum_bytes(case: Case) -> int:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """What `paged_attention` takes for a case. A pytree, so that it passes through `jax.jit` as one argument."""
+    """The arguments of `paged_attention` for a case. A pytree, so that it passes through `jax.jit` as one argument."""
 
     case: Case = field(metadata={"static": True})
     q: jax.Array

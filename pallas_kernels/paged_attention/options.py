@@ -1,4 +1,4 @@
-"""What is computed besides plain causal attention."""
+"""Options besides plain causal attention."""
 
 from dataclasses import dataclass
 

@@ -59,7 +59,7 @@ class SharedRows:
         return lax.optimization_barrier(wide)
 
     def part(self, wide: jax.Array) -> jax.Array:
-        """What `join` made, back."""
+        """The inverse of `join`."""
         heads = wide.reshape(*wide.shape[:-2], self.rows * self.per_row, self.head_size)
         return heads[..., : self.num_kv_heads, :]
 
@@ -93,7 +93,7 @@ class SharedRows:
         return both.reshape(*cache.shape[:3], 2 * self.rows, self.wide_size)
 
     def part_pages(self, wide: jax.Array) -> jax.Array:
-        """What `join_pages` made, back."""
+        """The inverse of `join_pages`."""
         both = wide.reshape(*wide.shape[:3], self.rows, 2, self.wide_size)
         both = self.part(both.swapaxes(3, 4)).swapaxes(3, 4)
         return both.reshape(*wide.shape[:3], 2 * self.num_kv_heads, self.head_size)

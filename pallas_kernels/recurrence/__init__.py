@@ -1,4 +1,4 @@
-"""What recurrent operations share: states of rows in slots, steps of one token, and chunks of many.
+"""Shared by recurrent operations: states of rows in slots, steps of one token, and chunks of many.
 
 It is no operation itself. `api.py` has the signature of all of them, `run.py` the loop that runs one in XLA. The latter
 is not imported here: every model needs to know `StateRows`, and few have such layers.

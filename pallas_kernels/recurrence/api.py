@@ -1,4 +1,4 @@
-"""What every recurrent operation is: inputs of tokens and the states of a layer in, outputs and new states out."""
+"""The protocol of recurrent operations: inputs of tokens and the states of a layer in, outputs and new states out."""
 
 from typing import NamedTuple, Protocol, TypeVar
 

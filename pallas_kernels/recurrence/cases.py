@@ -1,4 +1,4 @@
-"""What cases of recurrent kernels have in common: rows of a step, at random places."""
+"""Shared by cases of recurrent kernels: rows of a step, at random places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

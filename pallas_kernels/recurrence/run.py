@@ -112,7 +112,7 @@ def run_rows(
 def _apart(
     function: Callable[..., tuple[jax.Array, jax.Array]], *operands: Any, is_any: jax.Array, platform: str
 ) -> tuple[jax.Array, jax.Array]:
-    """What a function gives for a state, read before and written after it as a whole.
+    """The result of a function for a state, read before and written after it as a whole.
 
     Otherwise XLA reads the state's slot wherever it is used, which may be after the write: it copies all slots then.
     Compilers for CPUs drop optimization barriers before they fuse, but fuse nothing into a conditional. `is_any` is

@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
 
 
 class ChooseTokens(Protocol):
-    """What every implementation is: `choose_tokens` without the choice of one."""
+    """The protocol of every implementation: `choose_tokens` without the choice of one."""
 
     def __call__(self, logits: Array, choice: Choice, vocabulary: Vocabulary = WHOLE) -> Array:
         """See `choose_tokens`."""

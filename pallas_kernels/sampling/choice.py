@@ -1,4 +1,4 @@
-"""What each row asks for."""
+"""The sampling options of each row."""
 
 from dataclasses import dataclass
 

@@ -77,7 +77,7 @@ class Vocabulary:
         return lax.dynamic_slice_in_dim(values, lax.axis_index(self.axis) * count, count)
 
     def gather_rows(self, values: Array) -> Array:
-        """What each device has for its rows, [R / devices, ...], for all: [R, ...]."""
+        """The rows of all devices, [R, ...], from those of each: [R / devices, ...]."""
         return values if self.axis is None else lax.all_gather(values, self.axis, axis=0, tiled=True)
 
 

@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.segment_attention.xla import xla_segment_attention
 
 
 class SegmentAttention(Protocol):
-    """What every implementation is: `segment_attention` without the choice."""
+    """The protocol of every implementation: `segment_attention` without the choice."""
 
     def __call__(
         self,

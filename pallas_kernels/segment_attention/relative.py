@@ -9,7 +9,7 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RelativeScores:
-    """What is added to the product of a query and a key, before both are scaled.
+    """The term added to the product of a query and a key, before both are scaled.
 
     For a query at position p and a key at position s it is `by_query` of the query and `by_key` of the key, each in
     bucket `buckets[p - s + D]`. Distances beyond +-D count as these.

@@ -6,7 +6,7 @@ import jax
 
 
 class SelectiveScanInputs(NamedTuple):
-    """What `selective_scan` takes of a step's tokens.
+    """The arguments of `selective_scan` for a step's tokens.
 
     Axis letters: T tokens, D channels, B size of the state.
     """

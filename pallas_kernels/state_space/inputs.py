@@ -6,7 +6,7 @@ import jax
 
 
 class StateSpaceInputs(NamedTuple):
-    """What `state_space` takes of a step's tokens.
+    """The arguments of `state_space` for a step's tokens.
 
     Axis letters: T tokens, N heads, H size of a head, G groups, B size of the state.
     """

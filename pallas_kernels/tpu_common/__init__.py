@@ -1,1 +1,1 @@
-"""What kernels for TPUs share: the chip, registers, scalar arithmetic and how they are compiled."""
+"""Shared by kernels for TPUs: the chip, registers, scalar arithmetic and how they are compiled."""

@@ -1,4 +1,4 @@
-"""What the TPU kernels ask of a batch that is the same in every layer."""
+"""The values of a batch that TPU kernels share in every layer."""
 
 from dataclasses import dataclass, fields
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's architectures are called elsewhere, and what is different in their tensors."""
+"""The names of llama.cpp's architectures elsewhere, and what is different in their tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -16,7 +16,7 @@ _SIZES = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-"""What every file has, and nothing else could replace."""
+"""The keys that every file has, and nothing else could replace."""
 
 _IRRELEVANT = ("rope.scaling.finetuned", "attention.causal", "tensor_data_layout", "vocab_size")
 _YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
@@ -113,7 +113,7 @@ class _Keys:
         return {theirs: self._number(ours) for ours, theirs in _YARN.items() if self.get(ours) is not None}
 
     def _factors(self) -> tuple[list[float], list[float]] | None:
-        """What frequencies are divided by, in short texts and in long ones, if that is in the file."""
+        """The divisors of frequencies, in short texts and in long ones, if that is in the file."""
         tensors = {tensor.name: tensor for tensor in self._file.tensors}
         if "rope_freqs.weight" in tensors:
             both = _numbers(tensors["rope_freqs.weight"])

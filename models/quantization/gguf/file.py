@@ -56,7 +56,7 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """What llama.cpp calls it: llama, qwen2, ... Raises `ModelError`."""
+        """Its name in llama.cpp: llama, qwen2, ... Raises `ModelError`."""
         return self.text("general.architecture")
 
     @cached_property

@@ -8,7 +8,7 @@ from jaxllm.models.errors import ModelError, is_failure
 from jaxllm.models.quantization.gguf.file import GgufFile
 
 _PLAIN_SPLITS = ("gpt-2", "phi-2", "default")
-"""What is cut as GPT-2's, which is what the library does with names that it does not know, too."""
+"""Tokenizers that cut as GPT-2's, which is what the library does with names that it does not know, too."""
 _CLASS = {"tokenizer_class": "PreTrainedTokenizerFast"}
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 

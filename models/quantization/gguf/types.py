@@ -22,7 +22,7 @@ IQ4 = tuple(float(value) for value in (-127, -104, -83, -65, -49, -35, -22, -10,
 
 @dataclass(frozen=True)
 class Blocks:
-    """What blocks of a type mean.
+    """The meaning of the blocks of a type.
 
     Each function takes blocks [n, bytes] and returns [n, elements] values (codes are one each), [n, groups] scales or
     offsets.

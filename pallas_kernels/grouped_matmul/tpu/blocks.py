@@ -41,7 +41,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the kernel has in VMEM at a time."""
+    """The bytes that the kernel has in VMEM at a time."""
 
     window: int
     """Rows of activations and results."""

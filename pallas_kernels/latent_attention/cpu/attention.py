@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, Latent
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
 
 MULTIPLE = 16
-"""What sizes and pages must be multiples of: whole vectors, on processors with the longest."""
+"""The multiple that sizes and pages must be: whole vectors, on processors with the longest."""
 CACHE_BYTES = {"float32": 4, "bfloat16": 2}
 """Types of cache that the kernel reads, and their bytes."""
 
@@ -29,7 +29,7 @@ def _build(dtype: str) -> bytes:
 
 
 def refusal(sizes: LatentSizes, page_size: int, dtype: str) -> str | None:
-    """What the kernel would need instead, if it cannot do these; `dtype` is the cache's (NumPy's name)."""
+    """The sizes that the kernel would need if it cannot do these; `dtype` is the cache's (NumPy's name)."""
     if dtype in CACHE_BYTES and not any(each % MULTIPLE for each in (sizes.latent, sizes.rope, page_size)):
         return None
     return (

@@ -1,4 +1,4 @@
-"""What a call is told, where threads find it, and where latents lie.
+"""The arguments of a call, where threads find them, and where latents lie.
 
 Words of the work descriptor are those of paged attention, whose chunks and softmax are used as they are: there are as
 many KV heads as groups of query heads, and all have the same keys. Some more words follow.
@@ -128,7 +128,7 @@ def scratch_parts(work: int, scratch: int) -> tuple[int, int, int]:
 
 @compiled
 def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int]:
-    """What a block needs: its latents in float32 [BLOCK, S], a vector, then addresses: of its runs in the cache, of
+    """The buffers of a block: its latents in float32 [BLOCK, S], a vector, then addresses: of its runs in the cache, of
     those of the next block, of vectors of its values, and of what is needed after each.
     """
     decays = memory + 4 * BLOCK * word(work, W_H)

@@ -20,7 +20,7 @@ def whole_rows(size: int) -> int:
 
 
 def refusal(page_size: int, dtype: str) -> str | None:
-    """What the kernel would need instead, if it cannot do these; `dtype` is the cache's (NumPy's name)."""
+    """The sizes that the kernel would need if it cannot do these; `dtype` is the cache's (NumPy's name)."""
     if dtype in DTYPES and page_size % PAGE_MULTIPLE == 0:
         return None
     return (
@@ -81,7 +81,7 @@ def choose_blocks(kernel: str, sizes: Sizes, tokens: int) -> Blocks:
 
 
 def vmem_bytes(blocks: Blocks, sizes: Sizes, limit: int) -> int:
-    """What a kernel may use of VMEM: its buffers, and room for the values in flight."""
+    """The room that a kernel may use in VMEM: its buffers, and room for the values in flight."""
     rows = blocks.queries * sizes.heads
     kv = blocks.slots * blocks.keys * sizes.token * sizes.bytes_each
     queries = rows * sizes.bytes_each * (blocks.slots * sizes.token + 2 * sizes.value)

@@ -48,7 +48,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the kernel has in VMEM at a time."""
+    """The bytes that the kernel has in VMEM at a time."""
 
     strips: int
     """Number of strips of the matrix; a divisor of all."""

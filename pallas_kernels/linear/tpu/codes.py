@@ -28,7 +28,7 @@ def levels_on_device(packed: jax.Array, code: tuple[float, ...]) -> jax.Array:
 
 
 def code_bias(code: tuple[float, ...] | None) -> float:
-    """What is missing in each number that `decode` makes, and is added scale by scale."""
+    """The offset missing in each number that `decode` makes, and is added scale by scale."""
     return 8.0 if code == UINT4 else 0.0
 
 

@@ -28,7 +28,7 @@ _LOW = 16
 
 @dataclass(frozen=True)
 class Body:
-    """What the kernel is compiled for.
+    """The static facts that the kernel is compiled for.
 
     Attributes:
         code: of codes, see `WeightType`.

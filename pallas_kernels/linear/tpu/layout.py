@@ -56,7 +56,7 @@ class StripArray(RowMajor):
 
     @property
     def _padded(self) -> int:
-        """What a device has of N."""
+        """A device's part of N."""
         return -(-self._width // self.parts // _DEPTH) * _DEPTH
 
     def pack(self, tensor: jax.Array) -> jax.Array:

@@ -34,7 +34,7 @@ def to_transposed(cache: jax.Array, scale_bytes: int = 0) -> jax.Array:
 
 
 def from_transposed(cache: jax.Array, page_size: int, scale_bytes: int = 0) -> jax.Array:
-    """What `to_transposed` made, back."""
+    """The inverse of `to_transposed`."""
     end = cache.shape[4] - page_size * scale_bytes
     numbers, scales, unused = jnp.split(cache, [end, end + page_size * min(scale_bytes, SCALE)], axis=-1)
     layers, pages, _, heads, page = numbers.shape
@@ -46,7 +46,7 @@ def from_transposed(cache: jax.Array, page_size: int, scale_bytes: int = 0) -> j
 
 
 MULTIPLE = 16
-"""What heads and pages must be multiples of: whole vectors, on processors with the longest."""
+"""The multiple that heads and pages must be: whole vectors, on processors with the longest."""
 CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 """Types of KV cache that the kernel reads, and their bytes."""
 

@@ -1,4 +1,4 @@
-"""What a call of paged attention is told, and where keys and values lie."""
+"""The arguments of a call of paged attention, and where keys and values lie."""
 
 from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,

@@ -1,4 +1,4 @@
-"""What a computing warpgroup does with a unit of work: an online softmax over tiles of keys."""
+"""The work of a computing warpgroup on a unit: an online softmax over tiles of keys."""
 
 import math
 from dataclasses import dataclass
@@ -187,7 +187,7 @@ class Warpgroup:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a warpgroup knows of its query rows."""
+    """A warpgroup's facts about its query rows."""
 
     position: jax.Array
     """int32 [ROWS]."""

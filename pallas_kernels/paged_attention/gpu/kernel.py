@@ -115,7 +115,7 @@ class _Inputs:
 
 
 def _block(options: KernelOptions, *refs: Any, **scratch: Any) -> None:
-    """What one block does: items of work, one for each unit and KV head, every `options.blocks`-th of them."""
+    """The work of one block: items of work, one for each unit and KV head, every `options.blocks`-th of them."""
     inputs, (out, sums) = _Inputs(*refs[:-2]), refs[-2:]
     warpgroup = lax.axis_index("warpgroup")
     block = lax.axis_index("block")

@@ -1,4 +1,4 @@
-"""What the kernel does to whole tiles in registers: on the device, and in JAX's interpreter of Mosaic GPU.
+"""Operations of the kernel on whole tiles in registers: on the device, and in JAX's interpreter of Mosaic GPU.
 
 The interpreter (JAX 0.10) knows copies, barriers, warpgroups and shared memory, but neither register layouts nor a
 wgmma with operands in registers or transposed. Those few operations stand here once for each.

@@ -1,4 +1,4 @@
-"""What the kernel takes, and what is static about a launch of it."""
+"""The arguments of the kernel, and the static options of a launch."""
 
 import math
 from dataclasses import dataclass

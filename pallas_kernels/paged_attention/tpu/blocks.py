@@ -78,7 +78,7 @@ def whole_queries(queries: int, dims: Dims) -> int:
 
 
 def vmem_bytes(blocks: Blocks, dims: Dims) -> int:
-    """What a kernel may use of VMEM: its buffers, and room for the values in flight."""
+    """The room that a kernel may use in VMEM: its buffers, and room for the values in flight."""
     rows = blocks.queries * dims.group_rows
     kv = blocks.slots * blocks.keys * dims.token_bytes
     q = max(2, row_slots(blocks, 1) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4

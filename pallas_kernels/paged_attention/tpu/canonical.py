@@ -23,7 +23,7 @@ def attend_on_tpu(inputs: Inputs, *, checks: bool = False) -> tuple[jax.Array, j
 
 
 def dims_of(case: Case) -> Dims:
-    """What the kernels see of a case."""
+    """The kernels' view of a case."""
     return Dims.of(_shared(case), case.page_size, case.dtype, case.cache_dtype.name)
 
 
@@ -33,7 +33,7 @@ def from_canonical(cache: jax.Array, case: Case) -> jax.Array:
 
 
 def to_canonical(cache: jax.Array, case: Case) -> jax.Array:
-    """What `from_canonical` made, back."""
+    """The inverse of `from_canonical`."""
     return _shared(case).part_pages(from_rows(cache, dims_of(case)))
 
 

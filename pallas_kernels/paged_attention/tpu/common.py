@@ -1,4 +1,4 @@
-"""What the decode and the prefill kernel share: block sizes, views of memory, and scores."""
+"""Shared by the decode and the prefill kernel: block sizes, views of memory, and scores."""
 
 import math
 from collections.abc import Callable

@@ -69,7 +69,7 @@ class Memory(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What attention asks of a place."""
+    """The scores of one place, and how its row continues."""
 
     fresh: Any
     """Whether the row's softmax begins here."""

@@ -77,7 +77,7 @@ class Dims:
 
     @property
     def compute_dtype(self) -> str:
-        """What the matrix units multiply: bfloat16 holds every value of the 8-bit types."""
+        """The dtype that the matrix units multiply: bfloat16 holds every value of the 8-bit types."""
         return "float32" if "float32" in (self.q_dtype, self.kv_dtype) else "bfloat16"
 
     @property
@@ -150,7 +150,7 @@ def pack_q(q: jax.Array, dims: Dims) -> jax.Array:
 
 
 def unpack_q(rows: jax.Array, dims: Dims) -> jax.Array:
-    """What `pack_q` made of [T, N, H], back."""
+    """The inverse of `pack_q`: [T, N, H]."""
     shape = (rows.shape[0], dims.num_kv_heads, dims.folds, dims.group_words, dims.q_packing, LANES)
     q = rows.reshape(shape).transpose(0, 1, 3, 4, 2, 5)
     q = q.reshape(rows.shape[0], dims.num_kv_heads, dims.group_rows, dims.folds * LANES)
@@ -169,7 +169,7 @@ def to_rows(cache: jax.Array, dims: Dims) -> jax.Array:
 
 
 def from_rows(cache: jax.Array, dims: Dims) -> jax.Array:
-    """What `to_rows` made, back."""
+    """The inverse of `to_rows`."""
     layers, pages, _, _, page_size, per_word, _ = cache.shape
     cache = cache.reshape(layers, pages, -1, dims.folds, page_size, per_word, LANES)
     cache = cache.transpose(0, 1, 4, 2, 5, 3, 6)

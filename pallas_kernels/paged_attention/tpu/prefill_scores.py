@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
 
 
 class Scores:
-    """What the queries of a block make of the keys of a chunk, for one KV head after the other."""
+    """The scores of a block's queries with the keys of a chunk, for one KV head after the other."""
 
     def __init__(self, memory: Memory, chunk: Chunk, options: Options) -> None:
         self.memory, self.chunk, self.options = memory, chunk, options

@@ -90,7 +90,7 @@ def join_decodes(
 
 
 def _join(names: tuple[str, ...], *refs: Any) -> None:
-    """What one program does: a token and a KV head."""
+    """The work of one program: a token and a KV head."""
     inputs, result = dict(zip(names, refs, strict=False)), refs[-1]
     token, head = pl.program_id(0), pl.program_id(1)
     units, _, group, head_size = inputs["out"].shape
@@ -137,7 +137,7 @@ def _launch(
 
 
 def _program(options: KernelOptions, names: tuple[str, ...], *refs: Any) -> None:
-    """What one program does: nothing where its unit is empty."""
+    """The work of one program: nothing where its unit is empty."""
     inputs, outputs = dict(zip(names, refs, strict=False)), refs[len(names) :]
     number, head = pl.program_id(0), pl.program_id(1)
     unit = Unit.read(inputs["units"], number)

@@ -1,4 +1,4 @@
-"""What the kernel takes, and what is static about a launch of it."""
+"""The arguments of the kernel, and the static options of a launch."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ def refusal(*, head_size: int, kv_dtype: str) -> str | None:
 
 
 def problem_of(device: Any) -> str | None:
-    """What keeps a JAX device, or this version of JAX, from running it; None where nothing does."""
+    """The reason why a JAX device, or this version of JAX, cannot run it; None where it can."""
     capability = str(getattr(device, "compute_capability", ""))
     if find_spec("jax.experimental.pallas.triton") is None:
         return "needs Pallas through Triton, which this version of JAX no longer includes"

@@ -25,6 +25,6 @@ def head_major(cache: jax.Array) -> jax.Array:
 
 
 def canonical(cache: jax.Array) -> jax.Array:
-    """What `head_major` made, back."""
+    """The inverse of `head_major`."""
     layers, pages, _, num_kv_heads, page_size, head_size = cache.shape
     return cache.transpose(0, 1, 4, 3, 2, 5).reshape(layers, pages, page_size, 2 * num_kv_heads, head_size)

@@ -93,7 +93,7 @@ def _find_above(weights: list[jax.Array], target: jax.Array) -> jax.Array:
 
 
 def _sum_before(weights: list[jax.Array], index: jax.Array) -> jax.Array:
-    """What lies before `index`."""
+    """The sum before `index`."""
     lane, found = lane_index(index.shape[0]), jnp.zeros(index.shape, jnp.float32)
     for number, part in enumerate(weights):
         found = found + total(jnp.where(lane + number * LANES < index, part, 0.0))

@@ -16,7 +16,7 @@ EXACT_DIGITS = 3
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel is compiled for.
+    """The static facts that a kernel is compiled for.
 
     With digits, arithmetic is that of whole numbers: each row is a scale times numbers of so many bytes. Sums of
     products of bytes are exact, and a processor with `vpdpbusd` adds 64 of them at once. Without, it is float32.
@@ -90,7 +90,7 @@ def integer_code(kind: WeightType) -> Code | None:
 
 @dataclass(frozen=True)
 class Processor:
-    """What decides on kernels."""
+    """The facts that decide on kernels."""
 
     is_x86: bool
     """With AVX2, as Numba's kernels want it there."""
