@@ -15,7 +15,7 @@ LINEAR_BACKENDS = (
     "aiter", "b12x", "conch", "cutlass", "deep_gemm", "emulation", "exllama", "fbgemm", "flashinfer_", "humming",
     "machete", "marlin", "torch", "triton", "xpu",
 )
-"""Products with ordinary and quantised matrices."""
+"""Products with ordinary and quantized matrices."""
 MOE_BACKENDS = (
     "aiter", "b12x", "batched_triton", "cutlass", "deep_gemm", "emulation", "flashinfer", "flydsl", "hpc", "humming",
     "marlin", "rdna3", "triton",

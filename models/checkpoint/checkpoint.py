@@ -49,7 +49,7 @@ class Checkpoint:
     def largest_dtype(self) -> str | None:
         """NumPy's name of the type of the first file's largest tensor; None without such a file.
 
-        Scales of quantised matrices count, their values do not.
+        Scales of quantized matrices count, their values do not.
         """
         try:
             found = [tensor for tensor in self.tensors_in(self.files[0]) if tensor.dtype in DTYPE_NAMES]

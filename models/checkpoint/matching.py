@@ -78,7 +78,7 @@ def _check_tensor(tensor: Tensor, name: str, own: Sequence[WeightTarget]) -> Non
 
 
 def _check_matrix(matrix: "MatrixTensor", own: Sequence[WeightTarget], specs: Specs) -> None:
-    # Most checkpoints are not quantised: starts are faster without the import.
+    # Most checkpoints are not quantized: starts are faster without the import.
     from jaxllm.models.checkpoint.quantized_tensors import check_matrix
 
     for slot in own:

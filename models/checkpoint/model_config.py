@@ -97,7 +97,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
     if section is not None:
         if family.make_encoder is not None:
             raise ModelError(f"{file.source}: 'quantization_config' is set, but quantized encoders are not supported")
-        # Most checkpoints are not quantised: starts are faster without the import.
+        # Most checkpoints are not quantized: starts are faster without the import.
         from jaxllm.models.quantization.registry import as_quantized
 
         config = as_quantized(config, family.names_of(config), section)

@@ -108,7 +108,7 @@ class ParameterLoader:
             own = tensor.astype(spec.array.dtype, copy=False)
             self.add(slot, slot.rows.expand(slot.take(own, slot.shape)))
             return
-        # Most checkpoints are not quantised: starts are faster without the import.
+        # Most checkpoints are not quantized: starts are faster without the import.
         from jaxllm.models.checkpoint.quantized_tensors import arrays_of, widened_rows
 
         if spec.matrix is None:

@@ -82,7 +82,7 @@ class Awq(ByModule):
         return self.format
 
     def format_found(self, module: str, endings: Collection[str]) -> AwqMatrix | None:
-        """See `ByModule`: routers are quantised in some checkpoints."""
+        """See `ByModule`: routers are quantized in some checkpoints."""
         return self.format_of(module) or (self.format if "qweight" in endings else None)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that bitsandbytes quantised: int8 with a scale for each output, or codes of 4 bits in blocks.
+"""Checkpoints that bitsandbytes quantized: int8 with a scale for each output, or codes of 4 bits in blocks.
 
 Format: https://github.com/bitsandbytes-foundation/bitsandbytes, functional.py, as transformers saves it. Blocks lie
 one after another over all elements; where rows are not of whole blocks, they are rejected.

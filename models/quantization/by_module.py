@@ -1,4 +1,4 @@
-"""Formats in which every quantised matrix has tensors of its own, named after its module."""
+"""Formats in which every quantized matrix has tensors of its own, named after its module."""
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
@@ -53,7 +53,7 @@ class ByModule(Format):
 
     @abstractmethod
     def format_of(self, module: str) -> MatrixFormat | None:
-        """How the checkpoint keeps the matrix of a module, by its name there; None: not quantised."""
+        """How the checkpoint keeps the matrix of a module, by its name there; None: not quantized."""
 
     def format_found(self, module: str, endings: Collection[str]) -> MatrixFormat | None:
         """The same, where the module has tensors with these endings, for such as the configuration does not name."""
@@ -95,7 +95,7 @@ def is_never_quantised(module: str, tensor: Tensor) -> bool:
 
 
 def is_ordinary(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a module's tensors are those of one that is not quantised."""
+    """Whether a module's tensors are those of one that is not quantized."""
     return tensors.keys() == {"weight"} and tensors["weight"].dtype in FLOATS
 
 

@@ -1,4 +1,4 @@
-"""Writes a quantised copy of a checkpoint: whole or not at all, one tensor at a time."""
+"""Writes a quantized copy of a checkpoint: whole or not at all, one tensor at a time."""
 
 import json
 import secrets

@@ -83,7 +83,7 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
     The embedding, the output layer, routers, norms, and biases are copied. Those matrices of layers are quantized that
     are linear layers' in the checkpoint: 2-D, [out, in], those of experts only if each expert has its own.
 
-    Raises `ModelError` for a checkpoint that cannot be read, is quantised already, or is that of no generating model.
+    Raises `ModelError` for a checkpoint that cannot be read, is quantized already, or is that of no generating model.
     """
     config = read_config(folder)
     family = registry.lookup(config.architecture)
@@ -117,7 +117,7 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
 
 
 def _places(config: ModelConfig, names: CheckpointNames, method: str) -> tuple[Slots, Specs]:
-    """Where tensors would go in a model whose layers are quantised, and what is there."""
+    """Where tensors would go in a model whose layers are quantized, and what is there."""
     model = abstract_model(quantized(config, names.names, method, tables=False), ForwardOptions(), config.dtype)
     specs = {path: ParameterSpec.of(variable) for path, variable in nnx.to_flat_state(nnx.state(model))}
     return names.slots(specs), specs
@@ -142,7 +142,7 @@ def _ignored(copied: Sequence[Copied], slots: Slots, done: set[str], left: Seque
     modules = {name.removesuffix(_WEIGHT) for name in (*names, *left) if name.endswith(_WEIGHT) or name in left}
     modules = {module for module in modules if not is_embedding(module)}
     if any(_is_of_expert(slots[name]) for name in left):
-        # There may be thousands, and none of them is quantised.
+        # There may be thousands, and none of them is quantized.
         modules = {module for module in modules if _EXPERTS not in module} | {_ALL_EXPERTS}
     return ["lm_head", *sorted(modules - {"lm_head"})]
 
@@ -171,7 +171,7 @@ def _section(method: str, scheme: Scheme, ignored: list[str]) -> dict[str, Any]:
 
 
 def _config(folder: Path, config: ModelConfig, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The checkpoint's own, with the section; and with the type of what is not quantised, which was a guess."""
+    """The checkpoint's own, with the section; and with the type of what is not quantized, which was a guess."""
     values = ConfigFile.read(folder / "config.json").values
     has_type = values.get("dtype") or values.get("torch_dtype")
     return {**values, **({} if has_type else {"torch_dtype": config.dtype}), "quantization_config": section}

@@ -137,7 +137,7 @@ class Gptq(ByModule):
     """Matrices of the layers, and maybe the output layer.
 
     The first of `overrides` that means a module counts. `only` are ends of names, if not all matrices of a layer are
-    quantised.
+    quantized.
     """
 
     format: GptqMatrix
@@ -157,7 +157,7 @@ class Gptq(ByModule):
         return self.format
 
     def format_found(self, module: str, endings: Collection[str]) -> GptqMatrix | None:
-        """See `ByModule`: routers are quantised in some checkpoints."""
+        """See `ByModule`: routers are quantized in some checkpoints."""
         return self.format_of(module) or (self.format if "qweight" in endings else None)
 
 
@@ -181,7 +181,7 @@ def read_format(section: ConfigFile) -> Gptq:
 
 
 def _read_override(dynamic: ConfigFile, key: str, common: GptqMatrix) -> Override:
-    """`-:expression` means modules that are not quantised; others begin with `+:`, or nothing."""
+    """`-:expression` means modules that are not quantized; others begin with `+:`, or nothing."""
     own = dynamic.section(key)
     if key.startswith("-:"):
         if own is not None:

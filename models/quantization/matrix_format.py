@@ -1,4 +1,4 @@
-"""How a checkpoint keeps a quantised matrix."""
+"""How a checkpoint keeps a quantized matrix."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Which modules a quantisation means, by their names in the checkpoint."""
+"""Which modules a quantization means, by their names in the checkpoint."""
 
 import re
 from collections.abc import Collection, Sequence

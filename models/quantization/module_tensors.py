@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint has for one quantised matrix: checked by their headers, then read."""
+"""The tensors that a checkpoint has for one quantized matrix: checked by their headers, then read."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

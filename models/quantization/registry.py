@@ -1,4 +1,4 @@
-"""Formats of quantised checkpoints by their name in `quantization_config`."""
+"""Formats of quantized checkpoints by their name in `quantization_config`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ _REASONS = {
 
 
 def method_of(section: ConfigFile) -> str:
-    """By what a `quantization_config` says that matrices were quantised, one of `FORMATS`. Raises `ModelError`."""
+    """By what a `quantization_config` says that matrices were quantized, one of `FORMATS`. Raises `ModelError`."""
     # Sections that compressed-tensors wrote before it had a method are told by their groups.
     method = section.text("quant_method", "compressed-tensors" if section.has("config_groups") else "none")
     if method not in FORMATS:

@@ -1,4 +1,4 @@
-"""Grouped products with quantised matrices. Ordinary models do not import this."""
+"""Grouped products with quantized matrices. Ordinary models do not import this."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def quantized_grouped_matmul(
 
 
 def _streamed(x: jax.Array, weight: Weight, kind: WeightType, sizes: jax.Array, out_dtype: DTypeLike) -> jax.Array:
-    """By the kernel for TPUs, which multiplies quantised rows in the type of `x`."""
+    """By the kernel for TPUs, which multiplies quantized rows in the type of `x`."""
     from jaxllm.pallas_kernels.grouped_matmul.tpu.quantized import tpu_quantized_grouped_matmul
 
     def own(array: jax.Array) -> jax.Array:

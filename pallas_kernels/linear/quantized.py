@@ -1,4 +1,4 @@
-"""Layouts of quantised matrices, and such products in plain XLA operations."""
+"""Layouts of quantized matrices, and such products in plain XLA operations."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class ArrayOf(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizedLayout(OperandLayout):
-    """How the arrays of a quantised matrix [out, in] lie in memory, and how it is multiplied with from there."""
+    """How the arrays of a quantized matrix [out, in] lie in memory, and how it is multiplied with from there."""
 
     kind: WeightType
 

@@ -1,4 +1,4 @@
-"""Cases of products with quantised matrices, which every implementation is held to, and how exact each must be."""
+"""Cases of products with quantized matrices, which every implementation is held to, and how exact each must be."""
 
 from dataclasses import dataclass
 

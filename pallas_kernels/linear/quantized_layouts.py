@@ -1,4 +1,4 @@
-"""Which layout a quantised matrix gets. Ordinary models do not import this."""
+"""Which layout a quantized matrix gets. Ordinary models do not import this."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ def choose_quantized_layout(
     backend: str = "xla",
     parts: tuple[int, int] = (1, 1),
 ) -> QuantizedLayout:
-    """The layout of a quantised matrix: what `native` kernels want, or a `backend` of `QUANTIZED_LAYOUTS`, or XLA's.
+    """The layout of a quantized matrix: what `native` kernels want, or a `backend` of `QUANTIZED_LAYOUTS`, or XLA's.
 
     The last is for all that the others do not read. With `groups` (experts) each has a matrix of `shape` (out, in),
     one above the other; kernels for CPUs want whole blocks of outputs then. `parts` are the devices that rows and

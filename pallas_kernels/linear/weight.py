@@ -74,7 +74,7 @@ class WeightLayout(OperandLayout):
 class Weight:
     """A matrix [out, in]: its arrays are its own, or those of the matrices of all layers, of which `layer` counts.
 
-    A quantised matrix has its values in `array`, and its scales and offsets below.
+    A quantized matrix has its values in `array`, and its scales and offsets below.
     """
 
     layout: OperandLayout = field(metadata={"static": True})

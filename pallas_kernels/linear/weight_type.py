@@ -1,4 +1,4 @@
-"""Quantised matrices: what their numbers mean, in whatever layout they lie.
+"""Quantized matrices: what their numbers mean, in whatever layout they lie.
 
 Element (o, i) of a matrix [out, in] is `value * scale + offset`. The value is what is kept, or the number that a code
 of four bits stands for; scale and offset are those of output o and of the group of inputs that i belongs to.

@@ -230,7 +230,7 @@ def make_batch(case: Case, rng: np.random.Generator) -> tuple[RaggedBatch, int]:
 
 
 def _make_cache(case: Case, shape: tuple[int, ...], table: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The computed tokens at their places, quantised."""
+    """The computed tokens at their places, quantized."""
     integers = jnp.issubdtype(case.cache_dtype, jnp.integer)
     limits = jnp.iinfo(case.cache_dtype) if integers else jnp.finfo(case.cache_dtype)
     largest = float(limits.max)

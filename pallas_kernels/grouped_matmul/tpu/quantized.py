@@ -1,4 +1,4 @@
-"""Grouped products with quantised matrices that lie in strips: the kernel's loops of `kernel`, widening in VMEM."""
+"""Grouped products with quantized matrices that lie in strips: the kernel's loops of `kernel`, widening in VMEM."""
 
 from dataclasses import replace
 from functools import partial

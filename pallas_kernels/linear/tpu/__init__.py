@@ -1,1 +1,1 @@
-"""Products with quantised matrices on TPUs: a Pallas kernel that widens them in vector memory."""
+"""Products with quantized matrices on TPUs: a Pallas kernel that widens them in vector memory."""

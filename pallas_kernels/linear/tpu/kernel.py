@@ -1,4 +1,4 @@
-"""The kernel: strips of a quantised matrix pass through VMEM, and are widened there on the way to the matrix units.
+"""The kernel: strips of a quantized matrix pass through VMEM, and are widened there on the way to the matrix units.
 
     for each block of strips:
         for each window of rows:              the pipeline fetches the next strips and window meanwhile

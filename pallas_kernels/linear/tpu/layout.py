@@ -1,4 +1,4 @@
-"""How the kernel for TPUs wants quantised matrices. Imports no compiler."""
+"""How the kernel for TPUs wants quantized matrices. Imports no compiler."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

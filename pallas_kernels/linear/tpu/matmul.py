@@ -44,7 +44,7 @@ def quantized_matmul(
         x: the activations, columns in the order of the matrix; already int8 or float8 if `kind` says so.
         weight: values [S, in, C], scales and offsets [S, G, C], or stacks of them.
         kind: what its numbers mean.
-        row_scales: float32 [T, 1]: what quantised rows are multiplied by.
+        row_scales: float32 [T, 1]: what quantized rows are multiplied by.
         out_dtype: of the result.
         blocks: in place of those of the chip.
 

@@ -80,7 +80,7 @@ def cpu_paged_attention(
     """
     stored, k_scale, v_scale = (k, v), options.k_scale, options.v_scale
     if options.scale_bytes:
-        # The kernel itself quantises.
+        # The kernel itself quantizes.
         stored = k.astype(jnp.float32), v.astype(jnp.float32)
     elif k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
         stored = quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)

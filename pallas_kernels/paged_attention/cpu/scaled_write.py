@@ -50,12 +50,12 @@ _word = types.intp
 _magnitudes = operation(vector, (_word, _word), _emit_magnitudes)
 """Absolute values of a vector, 0 for what is not finite."""
 _quantise = operation(types.void, (_word, _word, _word, vector), _emit_quantise)
-"""`_quantise(to, source, offset, factor)`: a vector times a factor, as int8."""
+"""`_quantize(to, source, offset, factor)`: a vector times a factor, as int8."""
 
 
 @compiled
 def _quantise_head(source: int, to: int, scale_at: int, head_size: int) -> None:
-    """Write a float32 head as int8 to `to`, and its scale; see `dynamic_scales.quantised`."""
+    """Write a float32 head as int8 to `to`, and its scale; see `dynamic_scales.quantized`."""
     largest = _magnitudes(source, 0)
     for place in range(LANES, head_size, LANES):
         largest = maximum(largest, _magnitudes(source, place))

@@ -28,7 +28,7 @@ def make_write(kind: str, bytes_each: int) -> Any:
     def write(work: int, row: int, first: int, last: int, head: int, scratch: int) -> None:
         """Put keys and values of a row's tokens from `first` up to `last` into their pages.
 
-        In float32, only finite values (`ragged.quantise` ensures it for other types). Keys are rotated first,
+        In float32, only finite values (`ragged.quantize` ensures it for other types). Keys are rotated first,
         which takes memory for as many of them as are written together.
         """
         head_size, page_size, bytes_each = word(work, W_H), word(work, W_C), word(work, W_BYTES)

@@ -1,1 +1,1 @@
-"""Products on CPUs with quantised matrices: kernels compiled by Numba, and how such matrices lie for them."""
+"""Products on CPUs with quantized matrices: kernels compiled by Numba, and how such matrices lie for them."""

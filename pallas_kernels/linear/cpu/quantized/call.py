@@ -33,7 +33,7 @@ def _build(form: Form) -> bytes:
 
 @dataclass(frozen=True)
 class Operand:
-    """A packed quantised matrix, or those of several layers or experts."""
+    """A packed quantized matrix, or those of several layers or experts."""
 
     kind: WeightType
     form: Form

@@ -1,4 +1,4 @@
-"""Which kernel multiplies with a quantised matrix."""
+"""Which kernel multiplies with a quantized matrix."""
 
 import logging
 from dataclasses import dataclass

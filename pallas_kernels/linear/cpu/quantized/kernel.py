@@ -1,4 +1,4 @@
-"""Products of activations with packed quantised matrices, one for all rows or one for each group of them.
+"""Products of activations with packed quantized matrices, one for all rows or one for each group of them.
 
 Rows are prepared first, see `prepare`. Then work items are some blocks of outputs times a chunk of the rows of one
 matrix. Few rows are bound by memory, many by arithmetic. A result is the same to the last bit whatever the rows

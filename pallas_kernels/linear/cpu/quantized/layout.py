@@ -1,4 +1,4 @@
-"""How quantised matrices lie in memory for the kernels of CPUs."""
+"""How quantized matrices lie in memory for the kernels of CPUs."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

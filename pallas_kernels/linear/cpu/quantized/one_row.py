@@ -1,4 +1,4 @@
-"""One row of whole numbers times blocks of a quantised matrix, block after block, as memory is read fastest.
+"""One row of whole numbers times blocks of a quantized matrix, block after block, as memory is read fastest.
 
 All groups of a block are added up in registers. Sums are those of `tiles` to the last bit: what is added in another
 order is whole.

@@ -1,4 +1,4 @@
-"""Rows of activations, prepared for products with quantised matrices."""
+"""Rows of activations, prepared for products with quantized matrices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The inner loops of products with quantised matrices: a tile of sums over the inputs of one group.
+"""The inner loops of products with quantized matrices: a tile of sums over the inputs of one group.
 
 Every tile is a function of the same arguments:
 
