@@ -113,7 +113,7 @@ def _add(chat: Chat, message: MessagesMessage, origin: str) -> None:
 
 
 def _add_answer(chat: Chat, blocks: list[Any], origin: str, template_fields: dict[str, Any] | None) -> None:
-    """What the assistant thought, said and called, as one message."""
+    """The assistant's reasoning, text and calls, as one message."""
     texts = [_text_part(block) for block in blocks if isinstance(block, MessagesText)]
     thoughts = [block.thinking for block in blocks if isinstance(block, MessagesThinking)]
     calls = [

@@ -24,7 +24,7 @@ _MAX_ERROR = 300
 
 @dataclass(slots=True)
 class LoadResult:
-    """What became of one request. Times in seconds; `start` is of the monotonic clock, `ttft` and `latency` from there.
+    """The outcome of one request. Times in seconds; `start` is of the monotonic clock, `ttft` and `latency` from there.
 
     `itls` are the gaps between the chunks that brought text. Chunks that were read at once, as a busy server or client
     makes them, share the gap before them: only their sum was seen. `token_ids` are there if the server was asked for
@@ -62,7 +62,7 @@ class LoadTarget:
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
-    """What certificates are checked with; None: what is usual."""
+    """The authorities that certificates are checked with; None: the usual ones."""
     request_id_prefix: str | None = None
 
     @property
@@ -173,7 +173,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """What of a chunk is looked at; decoding it to this takes a third of the time of dictionaries."""
+    """The fields of a chunk that are read; decoding it to this takes a third of the time of dictionaries."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None

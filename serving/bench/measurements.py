@@ -1,4 +1,4 @@
-"""What a load test keeps of its answers.
+"""The parts of its answers that a load test keeps.
 
 It keeps seven numbers per request, at most `MOST_GAPS` gaps between tokens, and a count of output tokens for every
 quarter of a second, so that a test of days fits the memory. Texts and single gaps are kept on request only.

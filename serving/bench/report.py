@@ -21,7 +21,7 @@ METRICS = {
 OF_STREAMS = ("ttft", "tpot", "itl", "e2el")
 OF_EMBEDDINGS = ("e2el",)
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-"""What a request may be held to."""
+"""The constraints of a request."""
 
 _WIDTH = 50
 _TITLES = {
@@ -200,7 +200,7 @@ def probe_figures(answers: Sequence[LoadResult]) -> dict[str, Any]:
 
 
 def details(answers: Mapping[int, LoadResult], *, of_streams: bool = True) -> dict[str, Any]:
-    """What every single request did, in the order in which they were made."""
+    """The outcome of every single request, in the order in which they were made."""
     ordered = [answers[index] for index in sorted(answers)]
     found: dict[str, Any] = {
         "input_lens": [answer.prompt_tokens for answer in ordered],

@@ -53,7 +53,7 @@ class ApiClient:
         self.url, transport = _address(url)
         # A local server too may have a certificate of one's own.
         self.tls_context = tls_context(cacert, insecure=insecure) if self.url.startswith("https:") else None
-        """What the server's certificate is checked with, where it speaks TLS."""
+        """The authorities that the server's certificate is checked with, where it speaks TLS."""
         self._client = httpx.Client(
             verify=True if self.tls_context is None else self.tls_context,
             base_url=self.url,

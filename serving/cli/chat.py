@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace) -> "ApiClient | LocalModel":
-    """What to chat with. Raises `ConfigError`."""
+    """The server to chat with. Raises `ConfigError`."""
     if args.model is None:
         return ApiClient.from_flags(args)
     if args.url != DEFAULT_URL or args.model_name is not None:

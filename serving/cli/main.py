@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class SubCommand(Protocol):
-    """What a sub-command's module provides."""
+    """The interface of a sub-command's module."""
 
     HELP: str
 

@@ -30,7 +30,7 @@ USES = {
     "token_embed": "embeddings of tokens",
     "token_classify": "classes of tokens",
 }
-"""What comes out, by `Family.use`."""
+"""The output, by `Family.use`."""
 
 
 class Known(msgspec.Struct):

@@ -130,7 +130,7 @@ def _steps(report: "Report") -> Iterator[str]:
 
 
 def _stage_table(report: "Report") -> Iterator[str]:
-    """What steps take in each stage."""
+    """The times of steps in each stage."""
     if not report.stages:
         return
     yield ""
@@ -145,7 +145,7 @@ def _stage_table(report: "Report") -> Iterator[str]:
 
 
 def _compiler_table(report: "Report") -> "Iterator[str]":
-    """What the compiler estimates of the same steps, as far as they were compiled."""
+    """The compiler's estimates of the same steps, as far as they were compiled."""
     assign_pipeline_stages = [step for stage in report.stages for step in stage.steps]
     steps = assign_pipeline_stages or report.steps
     known = [(step, step.compiler, step.estimate) for step in steps if step.compiler and step.estimate]

@@ -1,4 +1,4 @@
-"""What the system allows this process, and what to say when that is too little."""
+"""The system's limits for this process, and the advice when they are too low."""
 
 import errno
 from typing import Final
@@ -40,7 +40,7 @@ def raise_file_limit() -> None:
 
 
 def exhausted(error: BaseException) -> EngineError | None:
-    """What to tell of an error that says that the system gives no more of something; None for any other."""
+    """The message for an error that says that the system gives no more of something; None for any other."""
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
         return EngineError(f"{_EXHAUSTED[error.errno or 0]} ({error.strerror})")
     if isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""What `jaxllm plan` and `jaxllm compile` have in common: a model, and devices that need not be there."""
+"""Shared by `jaxllm plan` and `jaxllm compile`: a model, and devices that need not be there."""
 
 import argparse
 from typing import TYPE_CHECKING

@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.errors import JaxLLMError, nearest
 
 Command = Callable[[str], None]
-"""What `/name TEXT` does, called with the text."""
+"""The action of `/name TEXT`, called with the text."""
 
 
 class Terminal:

@@ -48,7 +48,7 @@ def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSL
 
 
 def tls_error(url: str, error: BaseException) -> EngineError | None:
-    """What a failed connection says about certificates; None: nothing."""
+    """Advice about certificates for a failed connection; None where it has none."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__

@@ -21,7 +21,7 @@ _NO_RIGHTS: Object = {
 }
 
 MANIFEST_FILE = "manifest.json"
-"""What a bundle is recognised by, as in `jaxllm.bundle.manifest`, which loads JAX."""
+"""The file by which a bundle is recognised, as in `jaxllm.bundle.manifest`, which loads JAX."""
 
 _UNROUTED = 10
 """Seconds in which load balancers forget a pod that ends, before its server is told to."""
@@ -104,7 +104,7 @@ def _waiting_container(installation: Installation) -> Object:
 
 
 def serve_arguments(installation: Installation) -> list[str]:
-    """What follows the image's entry point, `jaxllm`."""
+    """The arguments after the image's entry point, `jaxllm`."""
     platform = {"tpu": "tpu", "gpu": "gpu", "cpu": "cpu"}[installation.hardware.platform]
     arguments = ["serve", installation.model, "--device", platform, *installation.engine_flags()]
     if installation.data_parallel_size > 1:

@@ -62,7 +62,7 @@ EXAMPLES: Mapping[str, Example] = MappingProxyType(
 
 
 def installation_of(example: Example) -> Installation:
-    """What an overlay brings up: with everything that one can ask for."""
+    """The contents of an overlay: with everything that one can ask for."""
     (hardware,) = [
         each for each in slices_of(example.device, example.topology) if example.gpus in (0, each.chips_per_host)
     ]

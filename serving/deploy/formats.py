@@ -58,4 +58,4 @@ STREAMS = ("kubernetes", "kserve", "ray", "skypilot")
 """Formats that are YAML documents, and can be printed."""
 
 FORMATS = (*STREAMS, "helm", "systemd")
-"""What `--format` may say."""
+"""The values of `--format`."""

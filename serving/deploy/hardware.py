@@ -21,7 +21,7 @@ _L4_MEMORY = 24 * 10**9
 
 @dataclass(frozen=True)
 class Slice:
-    """What one copy of a server runs on: some hosts of a machine type, with their accelerators.
+    """The machines of one copy of a server: some hosts of a machine type, with their accelerators.
 
     Attributes:
         device: Short name, a key of `DEVICES`.
@@ -48,7 +48,7 @@ class Slice:
 
     @property
     def devices_per_chip(self) -> int:
-        """What JAX shows of one chip."""
+        """One chip as JAX shows it."""
         return CHIPS[self.device].devices_per_chip if self.device in CHIPS else 1
 
     @property
@@ -60,7 +60,7 @@ class Slice:
 
     @property
     def resource(self) -> str | None:
-        """What a container asks of its node, by Kubernetes' name."""
+        """The resources that a container requests of its node, by Kubernetes' name."""
         return {"tpu": "google.com/tpu", "gpu": "nvidia.com/gpu", "cpu": None}[self.platform]
 
     @property

@@ -25,7 +25,7 @@ def workload(installation: Installation) -> list[Object]:
 
 
 def scaled_object(installation: Installation) -> Object:
-    """What an autoscaler scales."""
+    """The object that an autoscaler scales."""
     if installation.hardware.hosts == 1:
         return {"apiVersion": "apps/v1", "kind": "Deployment", "name": installation.name}
     return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": installation.group}

@@ -35,7 +35,7 @@ from jaxllm.serving.tenancy.quotas import retry_after
 logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
-"""What nginx logs for a client that left before the answer; nobody receives it."""
+"""The status that nginx logs for a client that left before the answer; nobody receives it."""
 _LATER = (429, 503)
 _EXTRA_ARGS = "vllm_xargs"
 """What the interfaces call `extra_args`, as vLLM does."""
@@ -216,11 +216,11 @@ _DISK: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE,
      errno.EACCES, errno.EPERM)
 )  # fmt: skip
-"""What the system says of a disk that is full, over its quota, broken or not to be written."""
+"""The system's errors for a disk that is full, over its quota, broken or not to be written."""
 
 
 def disk_problem(error: BaseException) -> str | None:
-    """What to tell of an error that comes from the disk, without the file's name; None for any other."""
+    """The message for an error that comes from the disk, without the file's name; None for any other."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _DISK:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from starlette.types import Send
 
 COMMENT = b": keep-alive\n\n"
-"""What readers of events leave out."""
+"""The events that readers leave out."""
 
 
 class KeepAlive:

@@ -1,4 +1,4 @@
-"""What a connection may take of the server before there is a request on it, and what one request may ask for."""
+"""Limits of a connection to the server before there is a request on it, and what one request may ask for."""
 
 import logging
 import resource
@@ -71,7 +71,7 @@ class JsonLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionLimits:
-    """What one request may ask for."""
+    """The limits of one request."""
 
     max_model_len: int
     """Most tokens of prompt and answer together."""

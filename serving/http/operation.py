@@ -33,7 +33,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """What one path does.
+    """The operations of one path.
 
     `request` and `response` are the bodies, None where there is none; with `stream`, the response may also be events of
     this kind. `parts` are bodies inside these, which their types do not tell; `query` has the query parameters;

@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""State that all routes share."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class ServerState:
     accepting: bool
     created: int
     shared_metrics: SharedMetrics | None = None
-    """What other API server processes have measured, if there are others."""
+    """Measurements of other API server processes, if there are others."""
     fingerprint: str = field(init=False)
     adapters: ServedAdapters = field(init=False)
     access: Access = field(init=False)
@@ -91,7 +91,7 @@ class ServerState:
         return self._token_bytes
 
     def run_text_of(self, chat_template: str | None) -> RunText:
-        """What runs the work on a request's text: requests that bring a template wait for each other alone."""
+        """The runner of the work on a request's text: requests that bring a template wait for each other alone."""
         return self.llm.run_text if chat_template is None else self.llm.run_with_template
 
     def check_accepting(self) -> None:

@@ -1,4 +1,4 @@
-"""What client and engine process say to each other: typed values, never pickled objects."""
+"""Messages between client and engine process: typed values, never pickled objects."""
 
 from typing import Any, Literal
 
@@ -233,7 +233,7 @@ ControlMethod = Literal[
 ]
 """Methods of `jaxllm.engine.control.EngineControl`."""
 EngineMethod = Literal["reset_prefix_cache", "start_profile", "stop_profile", ControlMethod]
-"""What a client may have the engine do alongside requests."""
+"""Calls of a client to the engine alongside requests."""
 CallResult = bool | str | int | None
 
 
@@ -281,7 +281,7 @@ class Outputs(msgspec.Struct, tag=True):
 
 
 ToEngine = Configure | AttachClient | DetachClient | Add | Pool | Abort | Finish | Reconcile | Call | UpdateWeights
-"""What a client sends."""
+"""The messages of a client."""
 
 FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | Called | Release
-"""What an engine process sends."""
+"""The messages of an engine process."""

@@ -56,7 +56,7 @@ class RunText(Protocol):
     """Calls a function elsewhere."""
 
     def __call__(self, function: Callable[..., Result], /, *arguments: Any) -> "asyncio.Future[Result]":
-        """What the function will return."""
+        """The future result of the function."""
 
 
 class AsyncLLM(AsyncControl):
@@ -327,7 +327,7 @@ class AsyncLLM(AsyncControl):
         self.engines.abort(request_ids)
 
     def state(self) -> StepStats:
-        """What the engines said last of themselves, together."""
+        """The engines' last states, together."""
         return self.engines.engine_state()
 
     def check_health(self) -> None:

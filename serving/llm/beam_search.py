@@ -48,7 +48,7 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Names, forbid_unknown_fields=T
         return repr_of_changes(self)
 
     def to_sampling_params(self) -> SamplingParams:
-        """What the engine is asked for. Raises `RequestError` for a value that is wrong."""
+        """The parameters for the engine. Raises `RequestError` for a value that is wrong."""
         options = BeamOptions(
             width=self.beam_width,
             n=self.beam_width,

@@ -20,7 +20,7 @@ def wants_all_so_far(params: SamplingParams) -> bool:
 
 
 class Cumulative:
-    """What one request has brought so far."""
+    """The results of one request so far."""
 
     def __init__(self) -> None:
         self._whole: RequestOutput | None = None

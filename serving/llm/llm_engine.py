@@ -177,7 +177,7 @@ class LLMEngine(TextEngine[TextRequest]):
 
     @property
     def engine_core(self) -> Any:
-        """What lets the engine beneath sleep, and gives it other weights."""
+        """Methods that let the engine sleep, and give it other weights."""
         return control_of(self.engine)
 
     def get_supported_tasks(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What `LLM.get_metrics` returns: the numbers of /metrics, as objects."""
+"""The result of `LLM.get_metrics`: the numbers of /metrics, as objects."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

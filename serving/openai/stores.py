@@ -1,4 +1,4 @@
-"""What the OpenAI interface keeps between requests: responses, files and batches."""
+"""The stores of the OpenAI interface between requests: responses, files and batches."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -1,4 +1,4 @@
-"""What a request to a pooling model returns to a person, under vLLM's names."""
+"""The result of a request to a pooling model, under vLLM's names."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""What a model's text says: reasoning, content and calls of tools, told apart as the text comes."""
+"""The parts of a model's text: reasoning, content and calls of tools, told apart as the text comes."""

@@ -41,7 +41,7 @@ _NAMES: Final = ("hermes", "qwen3_coder", "llama3_json", "pythonic", "minimax_m2
 """Names that stand for others of the same format."""
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 _END_MARKS = re.compile(r"(\s|<[^<>\s]+>|\[[^\[\]\s]+\])*")
-"""What may stand after a call: tokens that end a turn."""
+"""The text that may follow a call: tokens that end a turn."""
 _BOUNDARY = re.compile(r".*[\n>\]]", re.DOTALL)
 
 

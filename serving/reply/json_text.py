@@ -22,7 +22,7 @@ _MERGED = ""
 
 
 class _Next(Enum):
-    """What comes next in a value."""
+    """The state of a value's reader: the next token."""
 
     KEY = 1
     COLON = 2
@@ -227,7 +227,7 @@ class _Patterns(NamedTuple):
     """A text or a word as JSON has it, all there and with what may follow right after it."""
     key_end: Search
     value_end: Search
-    """What ends a word without quotes."""
+    """The characters that end a word without quotes."""
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""What the operator says of a model's reasoning in `--reasoning-config`, in vLLM's words."""
+"""The operator's options for a model's reasoning in `--reasoning-config`, in vLLM's words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -62,7 +62,7 @@ class ReplyFormats:
     reasoning: ReasoningFormat | None = None
     explicit: bool = False
     closing: str = ""
-    """What ends reasoning whose budget is used up, where that is more than the mark that ends it."""
+    """The text that ends reasoning whose budget is used up, where that is more than the mark that ends it."""
 
     @classmethod
     def of(cls, options: ServerOptions, template: str, render: Render | None = None) -> "ReplyFormats":

@@ -8,7 +8,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "null": type(None),
 }  # fmt: skip
 _SHARED = ("$defs", "definitions", "x-guidance")
-"""What parts of a schema need of the whole."""
+"""The context of a schema that its parts need."""
 _DEEPEST = 16
 """Levels of references that are followed."""
 

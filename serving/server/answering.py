@@ -72,7 +72,7 @@ async def answer(
 
 
 def make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetrics | None = None) -> ServerState:
-    """What all routes share, with metrics that follow the engine."""
+    """State that all routes share, with metrics that follow the engine."""
     names = options.served_model_name or (llm.info.model,)
     metrics = Metrics(
         llm.info, names[0], options.metrics_prefix, llm.engines.members.size, llm.config.parallel.first_rank

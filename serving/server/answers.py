@@ -1,4 +1,4 @@
-"""What the server says of itself."""
+"""The server's answers about itself."""
 
 from jaxllm.serving.http.body.base import Answer
 

@@ -1,4 +1,4 @@
-"""What runs alongside the answers of a server, again and again."""
+"""The tasks that run alongside the answers of a server, again and again."""
 
 import asyncio
 import logging

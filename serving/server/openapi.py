@@ -72,7 +72,7 @@ def _schemas(*, strict: bool) -> dict[str, Any]:
 
 
 def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
-    """What FastAPI does not know of an operation: its bodies, its query, and whether it needs a key."""
+    """The parts of an operation that FastAPI does not know: its bodies, its query, and whether it needs a key."""
     content: dict[str, Any] = {}
     if operation.response is not None:
         content[operation.content_type] = {"schema": _reference(operation.response)}

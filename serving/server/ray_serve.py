@@ -30,7 +30,7 @@ class OpenAI:
         self._server = AsgiServer(**options)
 
     def __serve_build_asgi_app__(self) -> AsgiServer:
-        """What answers. Its engine starts before the replica takes requests, and ends with it."""
+        """The deployment that answers. Its engine starts before the replica takes requests, and ends with it."""
         return self._server
 
     def check_health(self) -> None:

@@ -42,7 +42,7 @@ class ScaleAnswer(Answer, kw_only=True):
 
 
 class ScaledMessage(Answer, kw_only=True):
-    """What was done, in words."""
+    """The event, in words."""
 
     message: str
 

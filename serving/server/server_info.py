@@ -31,7 +31,7 @@ class ServerInfoQuery(Body, kw_only=True):
 
 
 class ServerInfo(Answer, kw_only=True):
-    """What the server is, under vLLM's names and our own."""
+    """The server's description, under vLLM's names and our own."""
 
     vllm_config: dict[str, Any] | str
     """The options of the engine; secrets are left out."""
@@ -40,7 +40,7 @@ class ServerInfo(Answer, kw_only=True):
     system_env: dict[str, Any]
     """The machine, sizes in bytes."""
     engine: dict[str, Any]
-    """What became of the options: lengths, backends, devices, pages."""
+    """The resolved options: lengths, backends, devices, pages."""
 
 
 async def server_info(request: Request) -> Response:

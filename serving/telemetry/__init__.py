@@ -1,1 +1,1 @@
-"""What is measured of the server."""
+"""Measurements of the server."""

@@ -1,4 +1,4 @@
-"""What is counted of HTTP requests, under the names of prometheus-fastapi-instrumentator, which vLLM uses."""
+"""The metrics of HTTP requests, under the names of prometheus-fastapi-instrumentator, which vLLM uses."""
 
 from collections.abc import Iterator
 
@@ -48,7 +48,7 @@ HTTP_METRICS = {
 
 
 class HttpMeasured(msgspec.Struct):
-    """What was counted so far; the keys have their parts separated by spaces."""
+    """The counts so far; the keys have their parts separated by spaces."""
 
     requests: dict[str, int] = {}
     sizes: dict[str, tuple[int, int, int]] = {}
@@ -90,7 +90,7 @@ class HttpMetrics:
         return sum(self.rejections.values())
 
     def measured(self) -> HttpMeasured:
-        """What was counted so far, for `add` in another process."""
+        """The counts so far, for `add` in another process."""
         seconds = {key: histogram.state() for key, histogram in self._seconds.items()}
         return HttpMeasured(dict(self._requests), dict(self._sizes), seconds, dict(self.rejections))
 

@@ -119,7 +119,7 @@ class ThroughputLog:
                 logger.info("%s", _throughput_line(report), extra=report)
 
     def report(self) -> dict[str, float] | None:
-        """What happened since the last call: tokens per second, shares from 0 to 1. None when nothing did."""
+        """The figures since the last call: tokens per second, shares from 0 to 1. None when nothing did."""
         if self._begin is None or not self._heard:
             # Heard nothing under load: the engine is in a long step, or dead. Others tell which.
             return None
@@ -192,7 +192,7 @@ def _stage(stage: StageInfo) -> str:
 
 
 def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
-    """What is served, with which room, and where: a few lines for a person."""
+    """The banner: the model, its room, and the URLs. A few lines for a person."""
     devices = info.device_kind if info.num_devices == 1 else f"{info.num_devices} x {info.device_kind}"
     room = f"{info.kv_tokens:,} tokens: {info.max_concurrency:,.1f} requests of {info.max_model_len:,} tokens at once"
     kind = "" if info.kv_cache_dtype in ("auto", info.dtype) else f"{info.kv_cache_dtype}; "

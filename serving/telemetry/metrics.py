@@ -32,14 +32,14 @@ BUSY = (
 
 
 class ProcessMeasured(msgspec.Struct):
-    """What one process has measured so far: of the requests to each engine, and of HTTP."""
+    """The measurements of one process so far: of the requests to each engine, and of HTTP."""
 
     engines: list[Measured]
     http: HttpMeasured = msgspec.field(default_factory=HttpMeasured)
 
 
 class Metrics(Collector):
-    """What Prometheus is told, from numbers of its own in a registry of its own. Each engine is a label.
+    """The metrics for Prometheus, from numbers of its own in a registry of its own. Each engine is a label.
 
     One thread observes; any thread may ask for the exposition, which takes some milliseconds.
     """
@@ -53,14 +53,14 @@ class Metrics(Collector):
         self._prefix = prefix
         self._engines = [EngineMetrics(info) for _ in range(engines)]
         self.http = HttpMetrics()
-        """What is counted of HTTP requests."""
+        """The metrics of HTTP requests."""
 
     def measured(self) -> ProcessMeasured:
-        """What was measured of requests so far, for `with_others` in another process."""
+        """Measurements of requests so far, for `with_others` in another process."""
         return ProcessMeasured([engine.measured() for engine in self._engines], self.http.measured())
 
     def engine_states(self) -> list[EngineState]:
-        """What the engines have told, for `with_others` in another process."""
+        """The engines' states, for `with_others` in another process."""
         return [engine.state() for engine in self._engines]
 
     def with_others(

@@ -20,7 +20,7 @@ _ATTEMPTS = 20
 
 
 class Published(msgspec.Struct):
-    """What one process has to say: its requests in flight, and all that was measured in its place."""
+    """The report of one process: its requests in flight, and all that was measured in its place."""
 
     load: int
     measured: ProcessMeasured
@@ -52,7 +52,7 @@ class SharedMetrics:
         return self._decode(self._index, Published)
 
     def others(self) -> list[Published]:
-        """What the other processes have said last; those that have said nothing are left out."""
+        """The last reports of the other processes; those that have said nothing are left out."""
         found = (self._decode(index, Published) for index in range(self._count) if index != self._index)
         return [published for published in found if published is not None]
 
@@ -64,7 +64,7 @@ class SharedMetrics:
             self._last = data
 
     def engines(self) -> list[EngineState] | None:
-        """What is known of the engines."""
+        """Facts about the engines."""
         return self._decode(self._count, list[EngineState])
 
     def clear_load(self, index: int) -> None:

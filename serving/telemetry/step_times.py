@@ -40,7 +40,7 @@ class StepTimes:
         return self._histograms[tokens]
 
     def state(self) -> ShapeState:
-        """What was counted, for `add`."""
+        """The counts, for `add`."""
         return {tokens: histogram.state() for tokens, histogram in self._histograms.items()}
 
     def add(self, state: ShapeState) -> None:
@@ -56,7 +56,7 @@ class StepTimes:
 def collect_steps(
     prefix: str, engines: Sequence[tuple[Mapping[str, str], StepTimes, Mapping[int, float]]]
 ) -> Iterator[Metric]:
-    """What was counted of engines so far, each with its labels and `planned` seconds by the tokens of a shape."""
+    """The counts of engines so far, each with its labels and `planned` seconds by the tokens of a shape."""
     names = [*engines[0][0], "shape"]
     measured = HistogramMetricFamily(f"{prefix}:{MEASURED[0]}", MEASURED[1], labels=names)
     plan = GaugeMetricFamily(f"{prefix}:{PLANNED[0]}", PLANNED[1], labels=names)

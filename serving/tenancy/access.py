@@ -45,7 +45,7 @@ class Access:
         return self._ring.find(given)
 
     def account(self, owner: Owner) -> Account | None:
-        """What is left to an owner; None where it has no limits."""
+        """The rest of an owner's quota; None where it has no limits."""
         quota = self._quotas.get(owner.name, NO_QUOTA)
         return None if quota == NO_QUOTA else self._accounts.account(owner, quota)
 

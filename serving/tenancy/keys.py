@@ -66,7 +66,7 @@ def hashed_key(digest: bytes, name: str | None = None, weight: float = 1.0, *, i
 
 
 def digest_of(key: bytes) -> bytes:
-    """What the server knows a key by."""
+    """The digest by which the server knows a key."""
     return hashlib.sha256(key).digest()
 
 
@@ -89,7 +89,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True)
 class KeyFile:
-    """What the file says: keys, and the quotas of owners by name."""
+    """The contents of the file: keys, and the quotas of owners by name."""
 
     keys: list[Key]
     quotas: dict[str, Quota] = field(default_factory=dict)

@@ -56,7 +56,7 @@ class TokenBucket:
 
 
 class Account:
-    """What one owner has left."""
+    """The rest of one owner's quota."""
 
     def __init__(self, quota: Quota, clock: Callable[[], float]) -> None:
         self.quota = quota
@@ -95,7 +95,7 @@ class Account:
 
 
 class Reservation:
-    """What one request may use, until it ends."""
+    """The resources that one request may use, until it ends."""
 
     def __init__(self, account: Account, reserved: int, num_prompt_tokens: int, *, returns: bool = True) -> None:
         """`returns`: whether what is not used is given back."""

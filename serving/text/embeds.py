@@ -30,7 +30,7 @@ _NUMPY_HEADER = re.compile(
 
 
 def as_array(given: Any) -> np.ndarray:
-    """What a caller gives in a program: an array of NumPy, or what can be one. Raises `RequestError`."""
+    """The embeddings of a caller in a program: an array of NumPy, or what can be one. Raises `RequestError`."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
         # NumPy has no name for PyTorch's bfloat16; float32 has all its values.

@@ -1,4 +1,4 @@
-"""What engines that take text share, whether they generate or pool."""
+"""Shared by engines that take text, whether they generate or pool."""
 
 import weakref
 from abc import ABC, abstractmethod

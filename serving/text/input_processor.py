@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RequestProgress:
-    """What was measured of a request's sequences that have ended, where somebody measures (`Meter`)."""
+    """Measurements of a request's sequences that have ended, where somebody measures (`Meter`)."""
 
     num_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)

@@ -38,6 +38,6 @@ def failing_as(make: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library says, in one line that is not too long."""
+    """A library's message, in one line that is not too long."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."

@@ -63,7 +63,7 @@ def _is_known(tokenizer_class: Any) -> bool:
 
 
 def _configuration(names: dict[str, Any]) -> Any:
-    """What `AutoTokenizer` asks of a model: its type, which may name a kind of tokenizer, and names."""
+    """The parts of a model that `AutoTokenizer` asks for: its type, which may name a kind of tokenizer, and names."""
     # As in `import_transformers`, after it.
     from transformers import PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

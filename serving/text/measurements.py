@@ -1,4 +1,4 @@
-"""What is measured of requests on their way: lists per message of the engine, so that metrics cost little per token."""
+"""Measurements of requests on their way: lists per message of the engine, so that metrics cost little per token."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias, get_args
@@ -53,7 +53,7 @@ class FinishedRequest:
 
 @dataclass(slots=True)
 class Measurements:
-    """What one message of the engine brought.
+    """The results of one message of the engine.
 
     `prompt_tokens` of the sequences whose first token came, `cached_tokens` of which were in the prefix cache;
     `generation_tokens` that came. `first_token_seconds` has
@@ -77,7 +77,7 @@ class Meter:
         self._measured = Measurements()
 
     def times(self, request_id: str) -> "SequenceTimes":
-        """What is known of a sequence: for `more`."""
+        """Facts about a sequence: for `more`."""
         return self._sequences[request_id]
 
     def add(self, request: TextRequest) -> None:
@@ -131,13 +131,13 @@ class Meter:
             self._measured.finished.append(sequence.finished(reason, now))
 
     def read(self) -> Measurements:
-        """What was measured since the last call."""
+        """Measurements since the last call."""
         measured, self._measured = self._measured, Measurements()
         return measured
 
 
 class _Request:
-    """What the sequences of a request share."""
+    """Shared by the sequences of a request."""
 
     __slots__ = ("arrival", "longest", "max_tokens", "n", "progress", "prompt_tokens", "unfinished")
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Processed:
-    """What one step means.
+    """The meaning of one step.
 
     `outputs` are results: deltas of streams, and complete ones of other requests, once. `stopped` are pairs (engine
     request id, stop string): the engine goes on with these until told to finish them. `refused` are pairs (request id,

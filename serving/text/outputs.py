@@ -1,4 +1,4 @@
-"""What a request returns to a person: text alongside the token ids, under vLLM's names."""
+"""The result of a request for a person: text alongside the token ids, under vLLM's names."""
 
 from dataclasses import dataclass, field
 
@@ -45,7 +45,7 @@ class CompletionOutput(Shown):
 
 @dataclass(slots=True, repr=False)
 class Delta(CompletionOutput):
-    """What a stream brings: the part of one sequence since its last one, of the prompt at `prompt_index`."""
+    """A chunk of a stream: the part of one sequence since its last one, of the prompt at `prompt_index`."""
 
     prompt_index: int = 0
 

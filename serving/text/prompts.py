@@ -69,7 +69,7 @@ class ParsedPrompt:
     truncation_side: str = "left"
     """Which end loses tokens where some are cut off: left or right."""
     embeds: Any = None
-    """What stands in place of tokens, [places without a token id, width]."""
+    """The embeddings in place of tokens, [places without a token id, width]."""
     is_token: Any = None
     """Where `embeds` are those of all places: which of them have a token id."""
     lora_request: LoRARequest | None = None

@@ -274,7 +274,7 @@ class Sequence:
         )
 
     def delta(self) -> CompletionOutput | None:
-        """What is new since the last call; None while new tokens show no text yet."""
+        """The new text since the last call; None while new tokens show no text yet."""
         first = self._reported
         if self.finish_reason is None:
             if not (self._pieces or (self._decoder is None and first < len(self.token_ids))):
@@ -299,7 +299,7 @@ class Sequence:
 
 
 def _decoder(tokenizer: Tokenizer, request: TextRequest, *, live: bool) -> IncrementalDecoder | None:
-    """What decodes a sequence token by token: of streams, and where the prompt ends within a character."""
+    """The decoder of a sequence, token by token: of streams, and where the prompt ends within a character."""
     params = request.params
     settings: dict[str, Any] = {
         "skip_special_tokens": params.skip_special_tokens,

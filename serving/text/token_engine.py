@@ -1,4 +1,4 @@
-"""What is needed of the engine below: token ids in, token ids or arrays out."""
+"""The interface of the engine below: token ids in, token ids or arrays out."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol

@@ -1,1 +1,1 @@
-"""What benchmarks ask for."""
+"""The requests that benchmarks send."""

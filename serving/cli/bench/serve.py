@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass
 class Run:
-    """What became of a load test."""
+    """The outcome of a load test."""
 
     measured: "Measurements"
     duration: float

@@ -1,4 +1,4 @@
-"""What all bodies share, and marks for fields that are not served, or hold one of several bodies."""
+"""The base class of all bodies, and marks for fields that are not served, or hold one of several bodies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -151,7 +151,7 @@ def _bodies_in(hint: Any) -> Iterator[type[Body]]:
 
 
 def _explain_malformed(message: str, body: bytes) -> BodyError:
-    """What is wrong with text that is not JSON; with the field, where Python's more lenient parser can read it."""
+    """The fault of text that is not JSON; with the field, where Python's more lenient parser can read it."""
     if len(body) <= _EXPLAINED_BYTES:
         try:
             place = _impossible_value(json.loads(body))

@@ -1,4 +1,4 @@
-"""What headers say of a request's body and of its target: only what has one meaning for everybody in between.
+"""The headers about a request's body and its target: only what has one meaning for everybody in between.
 
 A proxy that reads a request in another way than the server lets a client hide a second request in the first
 (RFC 9112, 11.2). What could be read in two ways is rejected, and so are codings that nobody here decodes.

@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
 
 
 def uvicorn_config(app: ASGIApp, options: ServerOptions, context: SSLContext | None) -> uvicorn.Config:
-    """What uvicorn is to know: the application as clients see it, the proxies, and what makes it speak TLS."""
+    """The options for uvicorn: the application as clients see it, the proxies, and what makes it speak TLS."""
     return uvicorn.Config(
         app if options.root_path is None else _under(app, options.root_path),
         ws="none",

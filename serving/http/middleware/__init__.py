@@ -1,1 +1,1 @@
-"""What stands between the network and the routes: plain ASGI applications, so that streams pass unchanged."""
+"""The layers between the network and the routes: plain ASGI applications, so that streams pass unchanged."""

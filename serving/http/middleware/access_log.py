@@ -16,7 +16,7 @@ ENGINE_REQUESTS: Final = "jaxllm.engine_requests"
 """In the scope: the requests to the engine that were made for this one."""
 
 QUIET_PATHS: Final = frozenset(("/health", "/live", "/ready", "/readyz", "/ping", "/metrics"))
-"""What probes ask for all the time."""
+"""The paths that probes ask for all the time."""
 
 _LONGEST_REASON = 500
 _LEFT = 499
@@ -84,7 +84,7 @@ def _quoted(path: str) -> str:
 
 
 def _tokens(requests: Sequence[TextRequest]) -> dict[str, Any]:
-    """What the engine did for a request."""
+    """The engine's work for a request."""
     if not requests:
         return {}
     fields: dict[str, Any] = {

@@ -53,7 +53,7 @@ class AsyncEngine:
         self._shared = shared
         self.health = EngineHealth()
         self.stats = StepStats()
-        """What the engine said last of itself."""
+        """The engine's last state."""
         self.info: EngineInfo
         """The model and its limits."""
         self._loop = asyncio.get_running_loop()
@@ -163,7 +163,7 @@ class AsyncEngine:
             reader.fail(error)
 
     async def ask(self, make: Callable[[int], Call | UpdateWeights]) -> CallResult:
-        """What the engine answers to a message, made from its number. Raises the `RequestError` that is the answer."""
+        """The engine's answer to a message, made from its number. Raises the `RequestError` that is the answer."""
         self.health.check()
         number = next(self._numbers)
         reply = self._replies[number] = self._loop.create_future()

@@ -170,14 +170,14 @@ class BackgroundEngine:
         return BackgroundControl(self._ask, partial(self._ask, only_first=True))
 
     def state(self) -> StepStats:
-        """What the engines said last of themselves."""
+        """The engines' last states."""
         return merge_stats(self._stats) if self._stats else StepStats()
 
     def _call(self, method: EngineMethod) -> list[CallResult]:
         return self._ask(called(method))
 
     def _ask(self, make: Callable[[int], Call | UpdateWeights], *, only_first: bool = False) -> list[CallResult]:
-        """What each engine answers to a message, or the first one. Raises the `RequestError` that one raises."""
+        """The answer of each engine to a message, or of the first one. Raises the `RequestError` that one raises."""
         self._check_alive()
         self._calls += 1
         question = make(self._calls)

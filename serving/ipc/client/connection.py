@@ -34,7 +34,7 @@ Listener = Callable[[FromEngine], None]
 
 
 class EngineHandle(Protocol):
-    """What runs the engine; see `EngineProcess`."""
+    """The handle of a running engine; see `EngineProcess`."""
 
     @property
     def pid(self) -> int:

@@ -14,12 +14,12 @@ Send = Callable[[Callable[[int], Call | UpdateWeights]], list[CallResult]]
 
 
 def called(method: EngineMethod, **arguments: Any) -> Callable[[int], Call]:
-    """What makes the message that calls a method."""
+    """The maker of the message that calls a method."""
     return lambda number: Call(number, method, arguments)
 
 
 def weights_message(tensors: Sequence[tuple[str, Any]]) -> Callable[[int], UpdateWeights]:
-    """What makes the message that brings tensors, arrays of NumPy or JAX."""
+    """The maker of the message that brings tensors, arrays of NumPy or JAX."""
     weights = [Weight.of(name, np.asarray(array)) for name, array in tensors]
     return lambda number: UpdateWeights(number, weights)
 
@@ -89,5 +89,5 @@ class BackgroundControl:
 
 
 def _version(results: Sequence[CallResult]) -> int:
-    """What all engines have reached."""
+    """The weights version that all engines have reached."""
     return min(each for each in results if isinstance(each, int))

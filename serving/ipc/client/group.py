@@ -151,7 +151,7 @@ class EngineGroup:
         return all(results) if isinstance(results[0], bool) else results[0]
 
     async def ask(self, make: Callable[[int], Call | UpdateWeights]) -> list[CallResult]:
-        """What each engine answers to a message.
+        """The answer of each engine to a message.
 
         One that is being started again is left out: it has nothing to forget. Raises the `RequestError` that the method
         raises, once all have answered, and `EngineError` where no engine answers.
@@ -179,7 +179,7 @@ class EngineGroup:
             raise
 
     def engine_state(self) -> StepStats:
-        """What the engines said last of themselves, together."""
+        """The engines' last states, together."""
         return merge_stats([engine.stats for engine in self.members.open])
 
     # Life and death
@@ -245,7 +245,7 @@ class EngineGroup:
             engine.end_process()
 
     def observe(self, stats: StepStats | None, measured: object, engine: int = 0) -> None:
-        """What an engine says after a step, for the router."""
+        """An engine's state after a step, for the router."""
         del measured
         if stats is not None:
             self._router.observe(engine, stats)

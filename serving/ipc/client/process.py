@@ -13,7 +13,7 @@ from jaxllm import version
 END_SECONDS = 10.0
 """How long a process may take to end before it is killed."""
 ENGINE_MODULE = "jaxllm.serving.ipc.engine_process"
-"""What an engine process runs."""
+"""The module that an engine process runs."""
 
 
 class EngineProcess:
@@ -79,7 +79,7 @@ class EngineProcess:
 
 
 def describe_exit(code: int) -> str:
-    """What the exit code of a child says, for a person."""
+    """The meaning of a child's exit code, for a person."""
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

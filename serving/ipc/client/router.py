@@ -23,7 +23,7 @@ _WAITS = 4
 
 
 class EngineLoad:
-    """What an engine has to do, as it said last, and what was sent to it since."""
+    """An engine's load, as it reported last, and the requests sent to it since."""
 
     __slots__ = ("_running", "_sent", "_waiting")
 
@@ -112,7 +112,7 @@ class Router:
         return self._loads.setdefault(engine, EngineLoad())
 
     def observe(self, engine: int, stats: StepStats) -> None:
-        """What an engine says after a step."""
+        """An engine's state after a step."""
         self._load(engine).observe(stats)
 
     def forget(self, engine: int) -> None:

@@ -25,7 +25,7 @@ _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
 _RECENT = 30.0
 STALE_WEIGHTS = "the engine was restarted and has lost its updated weights: repeat the update with all tensors"
-"""What an engine says that has the checkpoint's weights, which are not those that are wanted."""
+"""The error of an engine that has the checkpoint's weights, which are not those that are wanted."""
 
 
 class RestartBudget:

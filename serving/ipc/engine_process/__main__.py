@@ -34,7 +34,7 @@ GRACE_SECONDS = 5.0
 
 
 class Served(Protocol):
-    """What an engine must have to be served by `main`, besides a function that runs its steps."""
+    """The interface of an engine that `main` serves, besides a function that runs its steps."""
 
     @property
     def info(self) -> EngineInfo:

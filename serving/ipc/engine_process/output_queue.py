@@ -1,4 +1,4 @@
-"""What waits to be sent to the client."""
+"""The queue of messages to the client."""
 
 import threading
 from collections import deque

@@ -1,4 +1,4 @@
-"""What the head knows of a host that has joined, and of an engine there."""
+"""The head's records of a host that has joined, and of an engine there."""
 
 import threading
 from collections.abc import Callable

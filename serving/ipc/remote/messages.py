@@ -1,4 +1,4 @@
-"""What the head, which serves, and a host that runs engines for it say to each other.
+"""Messages between the head, which serves, and a host that runs engines for it.
 
 A message has a frame with the number of a channel, and then those of an engine's messages, which are not looked at.
 Channel 0 is for the messages below.

@@ -167,7 +167,7 @@ class Relay:
             pipe.pending.append(frames[1:])
 
     def count_taken(self, peer: bytes, message: Taken) -> None:
-        """What the peer says of what was sent to it."""
+        """The peer's acknowledgement of sent messages."""
         pipe = self.pipes.get((peer, message.channel))
         if pipe is not None:
             pipe.under_way = max(0, pipe.under_way - message.count)

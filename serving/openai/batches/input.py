@@ -43,7 +43,7 @@ class BatchInput:
             raise RequestError(f"{self.name}: the file contains no requests")
 
     def problems(self, most: int | None = None, most_bytes: int | None = None) -> Iterator[tuple[int, str]]:
-        """What is wrong with every line, by its number; nothing after `most` requests is looked at.
+        """The faults of every line, by its number; nothing after `most` requests is looked at.
 
         `most_bytes` are those that a line may have.
         """

@@ -30,7 +30,7 @@ class _Details(msgspec.Struct):
 
 
 class TokenUsage(msgspec.Struct):
-    """What answers of all kinds call their tokens."""
+    """The token counts of answers of all kinds."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -43,7 +43,7 @@ class TokenUsage(msgspec.Struct):
 
 
 class AnsweredBody(msgspec.Struct):
-    """What an answer says of its costs."""
+    """The token counts of an answer."""
 
     model: str | None = None
     usage: TokenUsage | None = None

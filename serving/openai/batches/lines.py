@@ -17,7 +17,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchResponse(msgspec.Struct):
-    """What a server would have answered."""
+    """The answer that a server would have given."""
 
     status_code: int
     request_id: str

@@ -15,7 +15,7 @@ _MODES = ("none", "auto", "required")
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a request says about tools.
+    """The tools of a request.
 
     `functions` are those that may be called. `forced`: the answer consists of calls; else it may have some, unless
     `allowed` is false. `named`: it is one call, of the function that the request names. `several`: there may be more

@@ -23,7 +23,7 @@ _MOST_HEADER_BYTES = 4096
 
 @dataclass
 class Form:
-    """What a form said: its fields, and the file with its name."""
+    """The contents of a form: its fields, and the file with its name."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None

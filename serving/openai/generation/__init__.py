@@ -1,1 +1,1 @@
-"""What chats, completions and responses have in common."""
+"""Shared by chats, completions and responses."""

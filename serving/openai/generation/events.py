@@ -1,4 +1,4 @@
-"""What writers of completions share: counted tokens, and events of which the constant part is encoded once."""
+"""Shared by writers of completions: counted tokens, and events of which the constant part is encoded once."""
 
 from collections.abc import Callable, Sequence
 
@@ -114,7 +114,7 @@ class TextEvents:
 
 
 class EventFrame:
-    """What surrounds the choice in every event of a stream. Its constant part is encoded once."""
+    """The frame of the choice in every event of a stream. Its constant part is encoded once."""
 
     def __init__(
         self, empty: Answer, counter: UsageCounter, options: StreamOptions | None, *, force_usage: bool

@@ -1,4 +1,4 @@
-"""What is wrong with a request before any work is done on it: all limits of the server are checked here.
+"""The faults of a request before any work is done on it: all limits of the server are checked here.
 
 What a prompt and its parameters may be for the model is checked where they meet: by `InputProcessor.build`.
 """

@@ -1,4 +1,4 @@
-"""What a format is."""
+"""The protocol of a format."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol

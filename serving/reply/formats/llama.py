@@ -12,7 +12,7 @@ from jaxllm.serving.reply.source import Parsing, Source, behind
 _MARK, _FENCE = "<|python_tag|>", "```"
 _BEGINS = ("{", "[", _FENCE, _MARK)
 _LEAD = (*_BEGINS[1:], *(f"{_FENCE}{language}" for language in ("json", "python", "tool_call", "tool_code")))
-"""What may stand before the first of several calls."""
+"""The text that may precede the first of several calls."""
 _BETWEEN = (",", ";", "]", "}", _MARK)
 _OUTSIDE = ("; {", ";{", *(f'{{{space}"name"' for space in ("", " ", "\n", "\n  ", "\n    ")), _FENCE, _MARK)
 """What ends a call that is not closed; a brace that ends one stands where no value may begin."""

@@ -24,7 +24,7 @@ _SWAGGER_UI = files("fastapi_offline") / "static"
 
 
 class About(msgspec.Struct, omit_defaults=True):
-    """What the server says of itself at `/`; what not everybody may know is missing where it wants a key."""
+    """The server's description of itself at `/`; what not everybody may know is missing where it wants a key."""
 
     server: str
     api: str

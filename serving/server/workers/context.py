@@ -1,4 +1,4 @@
-"""What a server needs to know as one of several before the same engines."""
+"""The context of a server that is one of several before the same engines."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

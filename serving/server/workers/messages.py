@@ -1,4 +1,4 @@
-"""What the supervisor and an API server process say to each other alongside the engine's messages.
+"""Messages between the supervisor and an API server process, alongside the engine's messages.
 
 Over a pair of sockets, of which the worker's is its standard input: first the worker's configuration, then
 messages from the worker, and to it: that an engine has ended, and that their number changes. The pair lives as long
@@ -29,7 +29,7 @@ _ERRORS: dict[str, Callable[[str], Exception]] = {kind.__name__: kind for kind i
 
 
 class WorkerConfig(msgspec.Struct, kw_only=True):
-    """What a worker is to do. `listener` and `shared_metrics` are file descriptors that it inherits."""
+    """The instructions for a worker. `listener` and `shared_metrics` are file descriptors that it inherits."""
 
     index: int
     count: int
@@ -140,7 +140,7 @@ def receive(channel: socket.socket, kind: Any) -> Any:
 
 
 def messages_from(channel: socket.socket) -> Iterator[FromWorker]:
-    """What a worker says, until it is gone."""
+    """The messages of a worker, until it is gone."""
     while (message := receive(channel, FromWorker)) is not None:
         yield message
 

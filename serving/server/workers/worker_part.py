@@ -44,7 +44,7 @@ class WorkerPart:
             self._asked = None
 
     def take(self, message: Message) -> None:
-        """What the supervisor says."""
+        """A message of the supervisor."""
         with self._lock:
             if self._llm is None:
                 self._early.append(message)

@@ -1,4 +1,4 @@
-"""What one rendering of a template may use: time of the processor, and text that it makes."""
+"""The limits of one rendering of a template: time of the processor, and text that it makes."""
 
 import time
 from typing import Any, Final

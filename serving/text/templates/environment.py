@@ -89,7 +89,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def call(self, context: Context, called: Any, /, *args: Any, **named: Any) -> Any:
-        """What a call from a template returns."""
+        """The result of a call from a template."""
         budget = _budget(context)
         budget.spend(1)
         found = guarded_call(budget, called, args, named)
@@ -152,7 +152,7 @@ def _made(context: BudgetContext, value: Any) -> Any:
 
 @pass_context
 def _comparable(context: BudgetContext, value: Any) -> Any:
-    """What is compared with another value, or is a key."""
+    """An expression that is compared with another value, or is a key."""
     check_compared(context.budget, value)
     return value
 

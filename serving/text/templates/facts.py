@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """What a source says; comments and the text that it writes are no part of them."""
+    """The expressions of a source; comments and the text that it writes are no part of them."""
 
     values: frozenset[str] = frozenset()
     """Texts with which it compares values: roles, types of parts."""

@@ -135,7 +135,7 @@ _METHODS: dict[str, Callable[..., None]] = {
 
 
 def guarded_call(budget: Budget, called: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What a method of a built-in type returns; `NotImplemented` for what is none. Raises `TemplateLimitError`."""
+    """The result of a method of a built-in type; `NotImplemented` for what is none. Raises `TemplateLimitError`."""
     kind = type(called)
     owner: Any
     if kind is BuiltinMethodType or kind is MethodType:

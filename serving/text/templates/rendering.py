@@ -24,7 +24,7 @@ _ITEM: Final = 8
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """What a template is given. `continues`: the last message is left open."""
+    """The variables of a template. `continues`: the last message is left open."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any] | None = None

@@ -38,7 +38,7 @@ class _Process:
         )
 
     def ask(self, job: bytes) -> bytes:
-        """What came of a job; empty if the process has ended over it."""
+        """The result of a job; empty if the process has ended over it."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         # It also ends a process that is stopped, to which nothing can be written.

@@ -1,4 +1,4 @@
-"""What a chat template takes, found out by rendering short conversations with it.
+"""The inputs of a chat template, found out by rendering short conversations with it.
 
 A template is a program: whether the text of a message reaches the prompt depends on its role, on the form of its
 content, on where it stands and on whether there are tools. So each is tried, once, with words that no template has.

@@ -1,4 +1,4 @@
-"""What Ray runs where it has placed an engine: it starts the engine's process there, and watches it."""
+"""The actor that Ray runs where it has placed an engine: it starts the engine's process there, and watches it."""
 
 import os
 import tempfile

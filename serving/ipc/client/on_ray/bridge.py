@@ -44,7 +44,7 @@ class Bridge:
         self.invitation = msgspec.msgpack.encode((own, secret))
         """For `run_invited`, on the other machine."""
         self.reason = ""
-        """What can be said of the engine's end, once it has ended."""
+        """The reason of the engine's end, once it has ended."""
         self._head = Head(own, keys_of(ServerOptions(), address, {SECRET: secret}))
         self.engine = self._head.launch_of(0)(folder, self._take_end)
 
