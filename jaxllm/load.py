@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def choose_runner(config: EngineConfig) -> Literal["generate", "pooling"]:
-    """What the model is for: as the options say, else as it was made.
+    """The use of the model: as the options say, else as it was made.
 
     Raises `ConfigError` for a model that cannot be found or read.
     """

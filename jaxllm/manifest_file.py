@@ -10,7 +10,7 @@ Manifest = TypeVar("Manifest", bound=msgspec.Struct)
 
 
 class Header(msgspec.Struct):
-    """What manifests of every format and version have. `jaxllm` is the version that wrote it, where it says so."""
+    """The fields of manifests of every format and version. `jaxllm` is the version that wrote it, where it says so."""
 
     format: str
     version: int
@@ -29,7 +29,7 @@ class ManifestFormat(Generic[Manifest]):
     describes: str
     """Name of the thing that has such a manifest, for errors."""
     remedy: str
-    """What to do about another version, for errors."""
+    """Advice about another version, for errors."""
     error: type[Exception]
 
     def read(self, path: Path) -> Manifest:

@@ -16,7 +16,7 @@ _DIGESTS = {
     "arrays": "for arrays of other shapes, dtypes or shardings",
     "shapes": "for other step shapes",
 }
-"""What it means when a digest differs."""
+"""The meaning of a digest that differs."""
 
 _CONSEQUENCES = ("stage", "devices", "arrays", "shapes")
 """Differ whenever certain others do."""

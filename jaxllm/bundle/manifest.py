@@ -1,4 +1,4 @@
-"""What a bundle says of itself: `manifest.json`, read as data of fixed types and never as code."""
+"""The description of a bundle: `manifest.json`, read as data of fixed types and never as code."""
 
 import hashlib
 import re
@@ -48,7 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: list[dict[str, Any]] = []
 
     def of_stage(self, number: int, count: int) -> "Manifest":
-        """What of it is for one of `count` stages; this, where it is for another number of them."""
+        """The part for one of `count` stages; this, where it is for another number of them."""
         if count != len(self.stages) + 1 or count == 1:
             return self
         others = tuple(stage_prefix(each, count) for each in range(count - 1))

@@ -150,7 +150,7 @@ def to_bytes(compiled: jax.stages.Compiled) -> bytes:
 def from_bytes(
     content: memoryview, arguments: tuple[Any, ...], result: Any, assignment: DeviceAssignment
 ) -> jax.stages.Compiled:
-    """What `to_bytes` was given. Raises like `load`, and `ValueError` for anything but its results."""
+    """The inverse of `to_bytes`. Raises like `load`, and `ValueError` for anything but its results."""
     end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
     call = _CALL.decode(content[_LENGTH:end])
     return load(bytes(content[end:]), call, arguments, result, assignment)

@@ -26,7 +26,7 @@ MOST_WORKERS = 8
 
 
 def resolve_model(context: Context) -> ResolvedConfig:
-    """What an engine of the model would use here."""
+    """The choices of an engine of the model here."""
     options = {"model": context.settings.model, "load_format": context.settings.load_format}
     return resolve_config(EngineConfig.from_options(options))
 

@@ -32,7 +32,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What an engine generated, and what it ran on. `alternatives` are the most likely tokens of each step, with logs.
+    """An engine's tokens, and the device it ran on. `alternatives` are the most likely tokens of each step, with logs.
 
     `sizes` are the tensor-parallel sizes that the model allows, `warnings` what the engine logged.
     """

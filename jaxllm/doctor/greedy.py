@@ -58,7 +58,7 @@ def run(context: Context) -> Outcome:
 
 @dataclass(frozen=True)
 class OtherEngine:
-    """What another engine is started with."""
+    """The options that another engine is started with."""
 
     options: Mapping[str, Any]
     variables: Mapping[str, str] = field(default_factory=dict)

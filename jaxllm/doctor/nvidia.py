@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the GPUs, without CUDA: `nvidia-smi`, `/proc` and the PCI bus."""
+"""The GPUs according to NVIDIA's driver, without CUDA: `nvidia-smi`, `/proc` and the PCI bus."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What a stage of the doctor is told, what it finds, and the report of all of them."""
+"""The inputs and findings of a stage of the doctor, and the report of all stages."""
 
 import signal
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def ending(code: int) -> str:
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the user asked for. `seconds` is the timeout of a stage, `scratch` a folder that all stages share."""
+    """The user's options. `seconds` is the timeout of a stage, `scratch` a folder that all stages share."""
 
     model: str = "demo"
     load_format: str = "auto"
@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a stage found: one line, plain data for programs, and what to do about it."""
+    """The finding of a stage: one line, plain data for programs, and what to do about it."""
 
     summary: str
     figures: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Context:
-    """What a stage works with, in its own process. `say` takes what it does next, which is named if it hangs."""
+    """The context of a stage, in its own process. `say` takes what it does next, which is named if it hangs."""
 
     settings: Settings
     say: Callable[[str], None]

@@ -134,7 +134,7 @@ def _run(engine: Engine, work: str, tokens: int, prompts: list[int], outputs: in
 
 
 def _add_plan(measured: list[dict[str, Any]], resolved: ResolvedConfig, device: jax.Device) -> None:
-    """What `jaxllm plan` says of the same steps, where the chip is known."""
+    """The estimate of `jaxllm plan` for the same steps, where the chip is known."""
     chip = chip_of(device.device_kind)
     if chip is None:
         return

@@ -10,7 +10,7 @@ _SHOWN = 6
 
 
 def stage_lines(report: StageReport) -> Iterator[str]:
-    """What a stage found; below it what to do, and the end of what a stage said that crashed."""
+    """The finding of a stage; below it what to do, and the end of what a stage said that crashed."""
     yield f"{report.status:{_STATUS}}{report.name:{_NAME}}{report.seconds:6.1f} s  {report.summary}"
     indent = " " * _STATUS
     if report.advice:

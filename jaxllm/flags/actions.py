@@ -1,4 +1,4 @@
-"""What flags do that are not plain values: several texts, flags without effect, flags that stand for others."""
+"""Actions of flags that are not plain values: several texts, flags without effect, flags that stand for others."""
 
 import argparse
 import json

@@ -46,7 +46,7 @@ class Flag:
 
     @property
     def values(self) -> str:
-        """What may be given, in a word or two."""
+        """The accepted values, in a word or two."""
         if self.kind is bool:
             return "on or off"
         if self.choices:
@@ -56,7 +56,7 @@ class Flag:
 
     @property
     def reader(self) -> Callable[[str], Any]:
-        """What makes the value of a text; it raises `argparse.ArgumentTypeError`, or `ValueError`."""
+        """The parser of a text's value; it raises `argparse.ArgumentTypeError`, or `ValueError`."""
         readers: dict[type, Callable[[str], Any]] = {int: integer, dict: json_object}
         read = readers.get(self.kind, self.kind)
         words = {self.word, *self.info.synonyms} - {None}

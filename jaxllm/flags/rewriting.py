@@ -105,7 +105,7 @@ def _positive(name: str, known: Container[str]) -> str:
 
 
 def _value(text: str) -> Any:
-    """What JSON makes of it; or a number such as `8k`; or the text."""
+    """The JSON value of it; or a number such as `8k`; or the text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -116,7 +116,7 @@ def explicit_options(args: argparse.Namespace, flags: Iterable[Flag] | None = No
 
 
 def summary(options: type[Section]) -> str:
-    """What a section is about: the first line of its docstring."""
+    """The subject of a section: the first line of its docstring."""
     return (options.__doc__ or "").strip().splitlines()[0]
 
 

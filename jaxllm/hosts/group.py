@@ -1,4 +1,4 @@
-"""What both sides of a group of processes have in common: how they agree, and how they end."""
+"""Shared by both sides of a group of processes: how they agree, and how they end."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ class Group(ABC):
 
     @abstractmethod
     def gather(self, stage: str, value: Any) -> list[Any]:
-        """What all processes know at a stage, by rank. Each calls it for the same stages in the same order.
+        """The facts of all processes at a stage, by rank. Each calls it for the same stages in the same order.
 
         Values are what msgpack has. Raises `EngineError` when one of them has ended.
         """

@@ -1,4 +1,4 @@
-"""What the first process of an engine and the others say to each other, as msgpack. Nothing is pickled."""
+"""Messages between the first process of an engine and the others, as msgpack. Nothing is pickled."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ class Beat(_Message):
 
 
 class Report(_Message):
-    """What a process knows at a stage of the start that all go through."""
+    """A process's facts at a stage of the start that all go through."""
 
     stage: str
     value: Any

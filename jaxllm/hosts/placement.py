@@ -34,7 +34,7 @@ class Placement:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What Ray's actor sets for a process, by which `find_placement` finds this place there."""
+        """The variable that Ray's actor sets for a process, by which `find_placement` finds this place there."""
         return {_SIZE: str(self.size), _RANK: str(self.rank), _ADDRESS: self.address, _PORT: str(self.port)}
 
 

@@ -71,7 +71,7 @@ def join(config: EngineConfig, environment: Mapping[str, str] | None = None) -> 
 
 
 def secret_of(options: DistributedOptions, place: Placement, environment: Mapping[str, str]) -> str | None:
-    """What the processes must all know. Raises `ConfigError` where others can reach them and there is none."""
+    """The secret that all processes must know. Raises `ConfigError` where others can reach them and there is none."""
     secret = options.distributed_secret or environment.get(SECRET)
     if not secret and not is_loopback(place.address):
         raise ConfigError(

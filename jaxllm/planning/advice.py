@@ -1,4 +1,4 @@
-"""What to change about an engine that does not fit."""
+"""Advice on changing an engine that does not fit."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What devices that share a model tell each other in a step, and how long it takes at the least.
+"""The traffic in a step between devices that share a model, and how long it takes at the least.
 
 Every layer adds up twice over all devices, after attention and after the feed-forward layer, and the embedding once:
 arrays [T, D] in the type of the activations. In large steps a sum is scattered, and gathered later: the same bytes.

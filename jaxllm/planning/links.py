@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxllm.pallas_kernels.chips import Chip
 
 HOP_SECONDS = 1e-6
-"""What a hop to a neighbour takes besides the bytes: "How to Scale Your Model", chapter 3, "typically around 1us"."""
+"""The time of a hop to a neighbour besides the bytes: "How to Scale Your Model", chapter 3, "typically around 1us"."""
 
 Position = tuple[int, ...]
 Link = tuple[Position, Position]

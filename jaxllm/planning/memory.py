@@ -1,4 +1,4 @@
-"""What a configuration takes of a device: weights, state, temporaries and code as the compiler lays them out."""
+"""The memory of a configuration on a device: weights, state, temporaries and code as the compiler lays them out."""
 
 import time
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from jaxllm.planning.target import TargetDevices
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler says of one bucket: bytes on each device besides the arguments, and how long it took here.
+    """The compiler's figures for one bucket: bytes on each device besides the arguments, and how long it took here.
 
     `cost` is what it takes on the chip, without kernels; None where that was not asked for.
     """
@@ -59,7 +59,7 @@ class MemoryUse:
     """States of one request."""
 
     def cache_budget(self, largest: CompiledStep | None) -> int:
-        """What is left for KV cache and states of requests besides the largest step, negative where nothing is."""
+        """The memory left for KV cache and states of requests besides the largest step, negative where nothing is."""
         beside = 0 if largest is None else largest.temporary_bytes + largest.code_bytes
         return self.usable - self.weights - self.state - beside
 
@@ -89,7 +89,7 @@ def usable_memory(resolved: ResolvedConfig, target: TargetDevices) -> int:
 
 
 def capacity_problem(memory: MemoryUse) -> str:
-    """What to say where there is no room for a KV cache."""
+    """The message where there is no room for a KV cache."""
     needed, usable = (memory.weights + memory.state) / 2**30, memory.usable / 2**30
     return f"weights and state need {needed:.1f} GiB on each device, but only {usable:.1f} GiB are usable"
 

@@ -36,7 +36,7 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 
 
 class CompilerEstimate(msgspec.Struct, frozen=True):
-    """What the compiled program of a step takes on the chip, see `jaxllm.planning.schedule`.
+    """The time of a step's compiled program on the chip, see `jaxllm.planning.schedule`.
 
     `seconds` is the sum of `operations`, by XLA's own estimates, of what the device waits for `links` and for `copies`
     between its memories, and of `attention`, which is that of `StepEstimate`: XLA has no estimate for kernels. Other

@@ -54,12 +54,12 @@ class StepEstimate(msgspec.Struct, frozen=True):
     attention_share: float | None
     """Part of its roofline that attention is taken to reach; None where no figure is known and it is taken as 1."""
     interval: float | None = None
-    """What the slowest of several stages takes; None where there is one."""
+    """The time of the slowest of several stages; None where there is one."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one device does in a step: operations of the matrix units, and bytes of its memory."""
+    """The work of one device in a step: operations of the matrix units, and bytes of its memory."""
 
     flops: float
     bytes: float

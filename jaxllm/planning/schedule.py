@@ -1,4 +1,4 @@
-"""What a compiled step takes, from XLA's own estimate of each operation and from what devices send each other.
+"""The time of a compiled step, from XLA's own estimate of each operation and from what devices send each other.
 
 XLA notes cycles alongside most operations of a program for TPUs, and the order in which they run. It notes none for
 collectives, which take here what `jaxllm.planning.links` says, for copies between memories, which take the memory's
@@ -19,7 +19,7 @@ _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "col
 
 @dataclass(frozen=True)
 class Choices:
-    """What the compiled text does not say of one run.
+    """The facts of one run that are not in the compiled text.
 
     `trips(name)` is how often the body of a loop runs, for loops whose count XLA does not know; `branch(name)` is
     which branch of a conditional runs: 0 is that for false. Both get the name that JAX gave the operation. The defaults
@@ -173,7 +173,7 @@ class _Run:
         self.collectives.append(new)
 
     def _collective(self, each: Instruction, times: int) -> Collective | None:
-        """What an operation sends, be it a collective or a fusion with one; None if it sends nothing."""
+        """The bytes that an operation sends, be it a collective or a fusion with one; None if it sends nothing."""
         kind, size = each.kind.removesuffix("-start"), max(bytes_of(each.shape) or [0])
         called = each.called("calls") if each.kind in ("fusion", "async-start", "call-start") else None
         inside: Sequence[Instruction] = ()
@@ -221,7 +221,7 @@ def _constants(each: Instruction) -> list[int]:
 
 
 def _step(module: Module, condition: str, body: str) -> int:
-    """What the loop's counter grows by in a trip; 1 if that is not an addition of a constant."""
+    """The increment of the loop's counter in a trip; 1 if that is not an addition of a constant."""
     limit = {each.name: each for each in module.computations[condition].instructions}
     inside = {each.name: each for each in module.computations[body].instructions}
     index = next((found for each in limit.values() if (found := each.called("index"))), None)

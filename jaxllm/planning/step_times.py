@@ -1,4 +1,4 @@
-"""What an engine's steps should take, to compare with what they do."""
+"""The expected times of an engine's steps, to compare with what they do."""
 
 from collections.abc import Iterable
 from typing import Any

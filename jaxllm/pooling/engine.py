@@ -81,7 +81,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         self._ended += [EngineOutput(name, [], finish_reason="abort") for name in ended]
 
     def finish_request(self, request_id: str, stop_reason: str) -> None:
-        """What only generated text can ask for."""
+        """The options that only generated text has."""
         raise AssertionError(f"request {request_id} generates nothing that {stop_reason!r} could end")
 
     def has_unfinished_requests(self) -> bool:
@@ -120,7 +120,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         return outputs
 
     def stats(self) -> StepStats:
-        """What the last step did, and how things stand now."""
+        """The figures of the last step, and the present state."""
         running = sum(len(step.requests) for _, step in self._under_way)
         return replace(
             self._step,

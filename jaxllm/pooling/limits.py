@@ -11,7 +11,7 @@ from jaxllm.pooling.request import PoolingRequest
 
 @dataclass(frozen=True)
 class PoolingLimits:
-    """What a request may ask of this engine."""
+    """The limits of a request to this engine."""
 
     model: str
     vocab_size: int

@@ -1,4 +1,4 @@
-"""What the option `pooler_config` changes of how a model pools, under vLLM's names."""
+"""The changes of the option `pooler_config` to how a model pools, under vLLM's names."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a request wants of a pooling model: vLLM's names and meanings."""
+"""The parameters of a request to a pooling model: vLLM's names and meanings."""
 
 from typing import Any, ClassVar, Final, Literal, get_args
 

@@ -1,4 +1,4 @@
-"""What is decided of a pooling engine before anything is loaded."""
+"""The decisions about a pooling engine before anything is loaded."""
 
 from dataclasses import dataclass, replace
 

@@ -108,7 +108,7 @@ class PoolingRunner:
     def _result(
         self, request: PoolingRequest, row: int, results: np.ndarray, hidden: np.ndarray | None, first: int
     ) -> np.ndarray:
-        """What was asked for of one text, whose tokens' results are from `first` on. Its `hidden` states: [length, D].
+        """The request for one text, whose tokens' results are from `first` on. Its `hidden` states: [length, D].
 
         Copies: the whole of the step's results need not stay for the sake of one.
         """

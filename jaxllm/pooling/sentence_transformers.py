@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says of pooling: `modules.json` and the files it names."""
+"""The pooling options of a folder of sentence-transformers: `modules.json` and the files it names."""
 
 import json
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ class PoolingSettings:
 
     @property
     def outputs(self) -> Outputs:
-        """What the model makes of hidden states."""
+        """The pooling of hidden states by the model."""
         return Outputs(
             labels=self.num_labels,
             dense=self.dense,
@@ -86,7 +86,7 @@ class PoolingSettings:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What requests may ask for, the default first."""
+        """The values that requests may ask for, the default first."""
         if self.only:
             return (self.only,)
         if self.use == "embed":
@@ -190,7 +190,7 @@ def _with_lexical_weights(settings: PoolingSettings, folder: Path, file: ConfigF
 
 
 def _pooling_type(file: ConfigFile, family: Family, key: str = "pooling") -> PoolingType:
-    """What is pooled: an encoder's first token, or what a `key` of the configuration says; a decoder's last one."""
+    """The pooled tokens: an encoder's first token, or what a `key` of the configuration says; a decoder's last one."""
     default: PoolingType = "last" if family.make_encoder is None else "cls"
     how = file.text(key, default) if file.has(key) else default
     if how not in _CALLED:

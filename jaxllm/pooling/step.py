@@ -26,7 +26,7 @@ FINISH_ROWS = 64
 
 @dataclass(frozen=True)
 class PoolingShape:
-    """What all step executables of a pooling engine have in common."""
+    """Shared by all step executables of a pooling engine."""
 
     settings: PoolingSettings
 

@@ -32,7 +32,7 @@ class MoveDirectionality(Enum):
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What has changed about a batch. An index is a row of the logits.
+    """The changes of a batch. An index is a row of the logits.
 
     `added` are (index, parameters, prompt's token ids, output's token ids): the last is a list that grows with the
     output. `removed` are indexes; what is removed comes before what is added. `moved` is empty.

@@ -20,7 +20,7 @@ def load_classes(names: Iterable[str]) -> tuple[type, ...]:
 
 
 def label(kind: type) -> str:
-    """What errors and logs call a class."""
+    """The name of a class in errors and logs."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""What a step of the engine returns: token ids and numbers, never text."""
+"""The outputs of a step of the engine: token ids and numbers, never text."""
 
 import msgspec
 import numpy as np

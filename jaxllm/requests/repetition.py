@@ -1,4 +1,4 @@
-"""What makes an output a repetition that ends it: vLLM's names and meanings."""
+"""The repetition that ends an output: vLLM's names and meanings."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final

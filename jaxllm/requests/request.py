@@ -46,7 +46,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     owner: Owner = NOBODY
     prompt_embeds: PromptEmbeds | None = None
-    """What stands in place of prompt tokens, where their id is `NO_TOKEN`."""
+    """The embeddings in place of prompt tokens, where their id is `NO_TOKEN`."""
     lora_request: LoRARequest | None = None
     """The adapter that it asks for."""
 
@@ -79,7 +79,7 @@ class Request:
 
     @property
     def prefix_salt(self) -> str | None:
-        """What requests with equal beginnings have in common besides their token ids."""
+        """Shared by requests with equal beginnings, besides their token ids."""
         if self.prompt_embeds is None:
             return self.cache_salt
         return f"{self.cache_salt or ''} {self.prompt_embeds.page_keys[0].hex()}"

@@ -42,7 +42,7 @@ INTERNAL_FIELDS: Final = (
 
 
 class RequestOutputKind(Enum):
-    """What each result of a request has: all so far, what is new, or nothing before all is there."""
+    """The contents of each result of a request: all so far, what is new, or nothing before all is there."""
 
     CUMULATIVE = 0
     DELTA = 1

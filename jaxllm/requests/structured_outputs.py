@@ -1,4 +1,4 @@
-"""What an output has to be like: vLLM's names and meanings."""
+"""The constraint on an output: vLLM's names and meanings."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a library that follows grammars must be able to do, and which ones there are."""
+"""The interface of libraries that follow grammars, and their list."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

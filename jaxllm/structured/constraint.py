@@ -1,4 +1,4 @@
-"""What one output may go on with: its reasoning, then its grammar."""
+"""The continuations of one output: its reasoning, then its grammar."""
 
 from collections.abc import Sequence
 

@@ -231,7 +231,7 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
 
 
 def first_line(message: str) -> str:
-    """What llguidance says, without its state and without pages of grammar."""
+    """The message of llguidance, without its state and without pages of grammar."""
     if message.startswith("panic"):
         return "the grammar is too complex, or llguidance has a bug"
     message = message.split("\n<state>", maxsplit=1)[0].replace("\n<non-verbose/>", "").strip()

@@ -21,7 +21,7 @@ _VALUES = ("const", "enum", "default", "examples")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 """Keywords whose values have schemas under names that are no keywords."""
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
-"""What llguidance makes a string follow."""
+"""The constraints that llguidance makes a string follow."""
 _MARKED_RULE = re.compile(r"^[ \t]*[?!]\w+[ \t]*:", re.MULTILINE)
 """Begins a rule of Lark's, by which llguidance does not tell its language from GBNF."""
 

@@ -1,4 +1,4 @@
-"""What the options of an engine make of the forms of its requests."""
+"""The forms of requests under the options of an engine."""
 
 import msgspec
 

@@ -1,1 +1,1 @@
-"""What is vLLM's: its options, and the modules where its users import from."""
+"""The part that is vLLM's: its options, and the modules where its users import from."""

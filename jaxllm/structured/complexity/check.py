@@ -1,4 +1,4 @@
-"""What is rejected before it is compiled, because of how it is written."""
+"""Grammars that are rejected before they are compiled, because of how they are written."""
 
 import json
 import re

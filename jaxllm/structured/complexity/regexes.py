@@ -23,7 +23,7 @@ _TOKENS: Final = {"open": OPEN, "close": CLOSE, "either": EITHER, "maybe": MAYBE
 
 
 def tokens(regex: str) -> Iterator[Token]:
-    """What an expression in the syntax of Rust's `regex` consists of, nearly."""
+    """The parts of an expression in the syntax of Rust's `regex`, nearly."""
     for part in _PARTS.finditer(regex):
         yield ATOM if part.lastgroup is None else _TOKENS[part.lastgroup]
 

@@ -77,7 +77,7 @@ class Schema:
 
 
 def _at(item: Any, pointer: str) -> Any:
-    """What a JSON pointer points at."""
+    """The target of a JSON pointer."""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(item, dict):

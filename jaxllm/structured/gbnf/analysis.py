@@ -1,4 +1,4 @@
-"""What may begin, follow and repeat: of every node of a grammar, in sets of characters (`Alphabet`)."""
+"""The sets that may begin, follow and repeat: of every node of a grammar, in sets of characters (`Alphabet`)."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +39,7 @@ class Analysis:
                 return least == 0 or self.empty(item)
 
     def first(self, node: Node) -> int:
-        """What a node may begin with."""
+        """The characters that a node may begin with."""
         match node:
             case Chars(ranges):
                 return self.alphabet.bits(ranges)

@@ -1,4 +1,4 @@
-"""What a grammar in GBNF consists of. Nodes are compared by identity: each is one place of the grammar."""
+"""The nodes of a grammar in GBNF. Nodes are compared by identity: each is one place of the grammar."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Token:
 
 @dataclass(frozen=True, eq=False)
 class Ref:
-    """What the rule of this name stands for."""
+    """The definition of the rule of this name."""
 
     name: str
 

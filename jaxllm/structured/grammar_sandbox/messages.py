@@ -1,4 +1,4 @@
-"""What is said to the canary process and by it: typed values in frames, over pipes."""
+"""Messages to and from the canary process: typed values in frames, over pipes."""
 
 import os
 import struct
@@ -12,7 +12,7 @@ _CHUNK: Final = 1 << 16
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What one grammar may use until its first masks are computed."""
+    """The limits of one grammar until its first masks are computed."""
 
     memory_bytes: int = 128 << 20
     """Growth of the process."""
@@ -62,7 +62,7 @@ PONG: Final = -1
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a grammar: `error` says what is wrong with it, if anything, and `parameter` with which field.
+    """The outcome of a grammar: `error` says what is wrong with it, if anything, and `parameter` with which field.
 
     `size` is the memory that it took, in bytes. `lasting`: the same grammar would always get the same answer.
     `untried`: the error is none of the grammar's, which should be tried again.

@@ -1,4 +1,4 @@
-"""What people get from requests."""
+"""The results of requests for people."""
 
 from jaxllm.exports import exported
 

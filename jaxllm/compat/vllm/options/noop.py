@@ -25,7 +25,7 @@ class NoopOption(NamedTuple):
 
     @property
     def nargs(self) -> str | int | None:
-        """What follows the flag, as `argparse` counts it."""
+        """The number of values after the flag, as `argparse` counts it."""
         if not self.takes_value:
             return 0
         return "+" if self.several else "?" if self.may_be_bare else None

@@ -1,4 +1,4 @@
-"""What the engine runs on."""
+"""The devices that the engine runs on."""
 
 import os
 import sys

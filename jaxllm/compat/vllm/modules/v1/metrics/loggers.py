@@ -4,7 +4,7 @@ from typing import Any
 
 
 class StatLoggerBase:
-    """What logs statistics. Nothing calls it; it takes the arguments that subclasses written for vLLM hand on."""
+    """The logger of statistics. Nothing calls it; it takes the arguments that subclasses written for vLLM hand on."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What `LLM.get_metrics` returns."""
+"""The result of `LLM.get_metrics`."""
 
 from jaxllm.serving.llm.offline_metrics import Counter, Gauge, Histogram, Metric, Vector
 

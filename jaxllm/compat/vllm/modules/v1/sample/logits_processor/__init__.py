@@ -1,4 +1,4 @@
-"""What custom logits processors are made of; see docs/logits_processors.md."""
+"""The parts of custom logits processors; see docs/logits_processors.md."""
 
 from jaxllm.processors.interface import AdapterLogitsProcessor as AdapterLogitsProcessor
 from jaxllm.processors.interface import BatchUpdate as BatchUpdate
