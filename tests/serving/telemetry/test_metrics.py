@@ -256,6 +256,7 @@ def test_labels(metrics: Metrics) -> None:
                     "reason",
                     "source",
                     "sleep_state",
+                    "position",
                 }
 
 
