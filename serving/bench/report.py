@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxllm.errors import ConfigError, nearest
 from jaxllm.serving.bench.client import LoadResult
+from jaxllm.serving.bench.drafts import DRAFT_TITLES
 from jaxllm.serving.bench.measurements import Measurements
 
 METRICS = {
@@ -232,6 +233,11 @@ def _lines(result: Mapping[str, Any], metrics: Sequence[str], percentiles: Seque
     if "probe_completed" in result:
         yield f"{'Probe Requests':-^{_WIDTH}}"
         yield from (_line(title, result[key]) for key, title in _PROBE_TITLES.items())
+    if "spec_decode_num_drafts" in result:
+        yield f"{'Speculative Decoding':-^{_WIDTH}}"
+        yield from (_line(title, result[key]) for key, title in DRAFT_TITLES.items())
+        for position, rate in enumerate(result["spec_decode_per_position_acceptance_rates"]):
+            yield _line(f"  Position {position} (%)", 100 * rate)
     for name in metrics:
         short, heading = METRICS[name]
         yield f"{heading:-^{_WIDTH}}"

@@ -65,6 +65,7 @@ class Run:
     interrupted: bool
     probes: "list[LoadResult]"
     rates: "list[dict[str, Any]]"
+    drafts: dict[str, Any]
 
 
 class LoadTest:
@@ -208,11 +209,13 @@ class LoadTest:
         from tqdm import tqdm
 
         from jaxllm.serving.bench.arrivals import rate_changes
+        from jaxllm.serving.bench.drafts import draft_figures, read_draft_counters
         from jaxllm.serving.bench.load import Probe, profiled, run_load
         from jaxllm.serving.bench.measurements import Measurements
         from jaxllm.serving.server.event_loop import run_on_fast_loop
 
         measured = Measurements(keep_answers=self._report.save_detailed)
+        before = read_draft_counters(self._base, target.headers, target.tls)
         probe = Probe(target, self._load.probe_request_rate)
         began, interrupted = datetime.now(UTC).astimezone(), False
         clock = [time.perf_counter(), 0.0]
@@ -238,7 +241,8 @@ class LoadTest:
                 interrupted = True
         changes = [] if rates is None else rate_changes(rates, times)
         events = [{"rps": rps, "timestamp": (began + timedelta(seconds=at)).isoformat()} for rps, at in changes]
-        return Run(measured, max(clock[1] - clock[0], 1e-9), interrupted, probe.answers, events)
+        drafts = draft_figures(before, read_draft_counters(self._base, target.headers, target.tls))
+        return Run(measured, max(clock[1] - clock[0], 1e-9), interrupted, probe.answers, events, drafts)
 
     def _finish(self, target: "LoadTarget", done: Run, asked: int) -> int:
         """Print and write what was measured; the exit code."""
@@ -298,6 +302,7 @@ class LoadTest:
             "max_concurrency": load.max_concurrency,
             **ramp,
             **figures,
+            **done.drafts,
             **probe_figures(done.probes),
             **({"interrupted": lost} if done.interrupted else {}),
         }
