@@ -90,8 +90,15 @@ class PackedSequences:
     """Whole texts side by side, for models that keep nothing of them.
 
     `token_ids` int32 [T]; `token_types` int32 [T], 1 for those of the second of two texts that are read together.
+    `adapters` are the slots of the tokens' adapters, where the model has slots.
     """
 
     token_ids: jax.Array
     token_types: jax.Array
     segments: Segments
+    adapters: TokenSlots | None = None
+
+    @property
+    def context(self) -> ForwardContext:
+        """What products are told of the tokens."""
+        return ForwardContext(adapters=self.adapters)

@@ -12,8 +12,9 @@ from jaxllm.models.batch import PackedSequences
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
-from jaxllm.models.forward_context import ALL_ROWS
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import ACTIVATIONS, read_activation
+from jaxllm.models.layers.adapter_slots import add_adapter_slots
 from jaxllm.models.layers.disentangled_attention import DisentangledAttention, DistanceRows, Distances, RelativePlan
 from jaxllm.models.layers.embedding import Embedding, Table
 from jaxllm.models.layers.linear import Linear
@@ -100,6 +101,8 @@ class Encoder(nnx.Module):
         self.distances = None if relative is None else Distances(config, relative, options, dtype=dtype)
         own = config.layers[: max(config.weights_of) + 1] if config.weights_of else config.layers
         self.layers = nnx.List([EncoderLayer(config, plan, options, dtype) for plan in own])
+        if options.adapters is not None:
+            add_adapter_slots(self, options.adapters)
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] of the last layer."""
@@ -110,10 +113,10 @@ class Encoder(nnx.Module):
             x = x + self.types(texts.token_types)
         x = self.norm(x)
         if self.projection is not None:
-            x = self.projection(x, ALL_ROWS)
+            x = self.projection(x, texts.context)
         told = None if self.distances is None else self.distances()
         for number in self.config.weights_of or range(len(self.layers)):
-            x = self.layers[number](x, texts.segments, told)
+            x = self.layers[number](x, texts.segments, texts.context, told)
         return x
 
 
@@ -136,15 +139,17 @@ class EncoderLayer(nnx.Module):
         self.mlp_norm = norm()
         self.activation = plan.mlp.activation
 
-    def __call__(self, x: jax.Array, segments: Segments, distances: DistanceRows | None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, segments: Segments, context: ForwardContext, distances: DistanceRows | None
+    ) -> jax.Array:
         """Map [T, D] to [T, D]; `distances` are the model's, if its attention sees them."""
         if isinstance(self.attention, SelfAttention):
-            attended = self.attention(x, segments)
+            attended = self.attention(x, segments, context)
         else:
             assert distances is not None
-            attended = self.attention(x, segments, distances)
+            attended = self.attention(x, segments, context, distances)
         x = self.attention_norm(x + attended)
-        return self.mlp_norm(x + self.down(ACTIVATIONS[self.activation](self.up(x, ALL_ROWS)), ALL_ROWS))
+        return self.mlp_norm(x + self.down(ACTIVATIONS[self.activation](self.up(x, context)), context))
 
 
 class SelfAttention(nnx.Module):
@@ -156,10 +161,10 @@ class SelfAttention(nnx.Module):
         self.query, self.key, self.value, self.output = linear(), linear(), linear(), linear()
         self.head_size = config.head_size
 
-    def __call__(self, x: jax.Array, segments: Segments) -> jax.Array:
+    def __call__(self, x: jax.Array, segments: Segments, context: ForwardContext) -> jax.Array:
         """Map [T, D] to [T, D]."""
         query, key, value = (
-            project(x, ALL_ROWS).reshape(len(x), -1, self.head_size) for project in (self.query, self.key, self.value)
+            project(x, context).reshape(len(x), -1, self.head_size) for project in (self.query, self.key, self.value)
         )
         attended = segment_attention(query, key, value, segments, scale=self.head_size**-0.5)
-        return self.output(attended.reshape(x.shape), ALL_ROWS)
+        return self.output(attended.reshape(x.shape), context)

@@ -22,14 +22,17 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.family import Family, HeadPlan, Names
-from jaxllm.models.forward_context import ALL_ROWS
+from jaxllm.models.forward_context import ALL_ROWS, ForwardContext
 from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.layers.activation import ACTIVATIONS
+from jaxllm.models.layers.adapter_slots import add_adapter_slots
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.projection import Outputs, Projection, projection_weights
+from jaxllm.models.layers.whole_slots import WholeSlots
 from jaxllm.models.norm_plan import NormPlan
-from jaxllm.models.options import ForwardOptions
+from jaxllm.models.options import AdapterShape, ForwardOptions
+from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.paged_attention import NULL_PAGE, RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
@@ -60,16 +63,17 @@ class Decoder(nnx.Module):
         """Hidden states [T, D] after the final norm. Texts of one token come first."""
         tokens, rows = texts.token_ids.shape[0], texts.segments.starts.shape[0] - 1
         config, page_size = self.config, self.options.page_size
-        pages = 1 + tokens // page_size + rows
+        num_pages = 1 + tokens // page_size + rows
         attention, dtype = self.options.attention, self.dtype.name
         # Layers that read the keys of others need them to stay.
         layers = self.model.cache.depth if config.shares_keys else 1
         for_tpu = self.options.platform == "tpu" and len(config.kv_heads) > 1
-        layout = {"layers": layers, "pages": pages, "page_size": page_size}
+        layout = {"layers": layers, "pages": num_pages, "page_size": page_size}
         shape = kv_shape(config, attention, **layout, dtype=dtype, for_tpu=for_tpu)
         cache = Cache((jnp.zeros(shape, self.dtype),))
         width = -(-min(self.options.max_model_len, tokens) // page_size)
-        hidden, _ = self.model(Batch(texts.token_ids, consecutive_pages(texts.segments, page_size, width)), cache)
+        pages = consecutive_pages(texts.segments, page_size, width)
+        hidden, _ = self.model(Batch(texts.token_ids, pages, adapters=texts.adapters), cache)
         return hidden if self.model.projection is None else self.model.projection(hidden, ALL_ROWS)
 
 
@@ -107,13 +111,30 @@ class Head(nnx.Module):
         norm = NormPlan(kind="layer", eps=plan.norm_eps) if plan.norm else None
         self.norm = make_norm(norm, size, dtype=dtype, options=options)
         self.out = linear(labels, bias=plan.bias)
+        slots = options.adapters
+        self.whole_dense = _add_slots(self.dense, slots)
+        self.whole_out = _add_slots(self.out, slots)
 
-    def __call__(self, pooled: jax.Array) -> jax.Array:
-        """Map [R, D] to [R, labels], before any softmax."""
+    def __call__(self, pooled: jax.Array, adapters: TokenSlots | None = None) -> jax.Array:
+        """Map [R, D] to [R, labels], before any softmax. `adapters` are the slots of the rows' adapters."""
+        context = ForwardContext(adapters=adapters)
         if self.dense is not None:
-            pooled = self.dense(pooled, ALL_ROWS)
+            pooled = _replaced(self.whole_dense, self.dense(pooled, context), pooled, adapters)
             pooled = jnp.tanh(pooled) if self.activation == "tanh" else ACTIVATIONS[self.activation](pooled)
-        return self.out(self.norm(pooled), ALL_ROWS)
+        pooled = self.norm(pooled)
+        return _replaced(self.whole_out, self.out(pooled, context), pooled, adapters)
+
+
+def _add_slots(linear: Linear | None, shape: AdapterShape | None) -> WholeSlots | None:
+    """Give a layer of a head slots for products of low rank; returns those for whole layers."""
+    if linear is None or shape is None:
+        return None
+    add_adapter_slots(linear, shape)
+    return WholeSlots(linear, shape)
+
+
+def _replaced(whole: WholeSlots | None, base: jax.Array, x: jax.Array, adapters: TokenSlots | None) -> jax.Array:
+    return base if whole is None or adapters is None else whole.replace(base, x, adapters)
 
 
 class PoolingModel(nnx.Module):
@@ -147,10 +168,13 @@ class PoolingModel(nnx.Module):
         assert self.lexical is not None
         return self.lexical(hidden)
 
-    def scores(self, pooled: jax.Array) -> jax.Array:
-        """Scores float32 [R, labels] of pooled hidden states [R, D]. Only of a classifier."""
+    def scores(self, pooled: jax.Array, adapters: TokenSlots | None = None) -> jax.Array:
+        """Scores float32 [R, labels] of pooled hidden states [R, D]. Only of a classifier.
+
+        `adapters` are the slots of the rows' adapters, where the model has slots.
+        """
         assert self.head is not None
-        return self.head(pooled.astype(self.dtype)).astype(jnp.float32)
+        return self.head(pooled.astype(self.dtype), adapters).astype(jnp.float32)
 
 
 def abstract_pooling_model(

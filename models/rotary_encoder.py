@@ -10,11 +10,13 @@ from jaxllm.models.batch import PackedSequences
 from jaxllm.models.cache import Cache
 from jaxllm.models.cache_plan import plan_cache
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers.adapter_slots import add_adapter_slots
 from jaxllm.models.layers.embedding import Embedding, Table
 from jaxllm.models.layers.fused_decoder import make_decoder_layer
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import rotation
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.plan import LayerPlan
 from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
@@ -37,12 +39,12 @@ class RotaryEncoder(nnx.Module):
         self.embedding = Embedding(config, options, dtype=dtype)
         self.types = Table(config.token_types, config.hidden_size, dtype, options) if config.token_types else None
         self.norm = make_norm(config.norm, config.hidden_size, dtype=dtype, options=options)
-        self.layers = make_stack(
-            options.stack,
-            lambda plan: make_decoder_layer(config, plan, options, dtype),
-            config.layers,
-            plan_cache(config.layers, by_window=False),
-        )
+
+        def make_one(plan: LayerPlan) -> nnx.Module:
+            layer = make_decoder_layer(config, plan, options, dtype)
+            return layer if options.adapters is None else add_adapter_slots(layer, options.adapters)
+
+        self.layers = make_stack(options.stack, make_one, config.layers, plan_cache(config.layers, by_window=False))
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] of the last layer."""
@@ -54,7 +56,8 @@ class RotaryEncoder(nnx.Module):
             rotation(rope, config.head_size, self.max_model_len, segments.positions) for rope in ropes_of(config.layers)
         )
         # There is no cache: attention to both sides has all of a text at hand.
-        told = LayerInputs(rotations, {self.layers.view(0): _without_pages(segments)}, None)
+        views = {self.layers.view(0): _without_pages(segments)}
+        told = LayerInputs(rotations, views, None, per_token=texts.context)
         x, _ = self.layers(self.norm(x), told, Cache((jnp.zeros((), x.dtype),)))
         return x
 

@@ -1,7 +1,8 @@
 """The LoRA adapters of an engine: known by name, read when they are first asked for, in a slot while requests run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -9,7 +10,6 @@ from jaxllm.adapters.slots import AdapterSlots
 from jaxllm.adapters.store import AdapterKey, AdapterStore, Read
 from jaxllm.errors import JaxLLMError, RequestError, quoted
 from jaxllm.requests.lora_request import LoRARequest
-from jaxllm.requests.request import Request
 
 SetAdapter = Callable[[int, Sequence[Sequence[np.ndarray]]], None]
 """Writes the arrays of an adapter, by stage, into a slot on the devices."""
@@ -18,8 +18,17 @@ WAIT_SECONDS = 0.05
 """How long an engine with nothing else to do waits for an adapter at a time."""
 
 
+class AdaptedRequest(Hashable, Protocol):
+    """A request of an engine, of whichever kind."""
+
+    lora_request: LoRARequest | None
+
+
+Request = TypeVar("Request", bound=AdaptedRequest)
+
+
 @dataclass(frozen=True)
-class Ready:
+class Ready(Generic[Request]):
     """A request that has its adapter in a slot, or an error in place of that."""
 
     request: Request
@@ -28,7 +37,7 @@ class Ready:
     error: JaxLLMError | None = None
 
 
-class Adapters:
+class Adapters(Generic[Request]):
     """Which adapters there are, and which requests have theirs.
 
     A name stands for one folder at a time. What a folder holds is read once; `load_inplace` reads it again.
@@ -46,7 +55,7 @@ class Adapters:
         self._keys: dict[Request, AdapterKey] = {}
         self._asked: set[AdapterKey] = set()
         self._errors: dict[AdapterKey, JaxLLMError] = {}
-        self._failed: list[Ready] = []
+        self._failed: list[Ready[Request]] = []
 
     def begin(self, request: Request) -> None:
         """A request asks for an adapter; `ready` says when it has it."""
@@ -109,7 +118,7 @@ class Adapters:
         self._slots.pin(AdapterKey(name, lora.lora_path, self._versions[name]))
         return True
 
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[Ready[Request]]:
         """Requests that have their adapter now, or cannot have it."""
         self._take_read()
         found, self._failed = self._failed, []

@@ -1,6 +1,6 @@
 """Reads adapters of an engine's model, on the thread of the adapter store."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from jaxllm.errors import RequestError, quoted
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.adapters.reading import read_adapter
 from jaxllm.models.adapters.slot_arrays import SlotShapes, slot_arrays
-from jaxllm.models.causal_lm import CausalLM, abstract_model, checkpoint_names
+from jaxllm.models.causal_lm import abstract_model, checkpoint_names
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.weight_target import ParameterPath
 from jaxllm.models.errors import ModelError
@@ -36,9 +36,12 @@ def adapters_of(resolved: ResolvedConfig, set_adapter: SetAdapter) -> Adapters:
 
 
 def make_reader(resolved: ResolvedConfig) -> Read:
-    """Reads adapters of the model."""
-    stages = [_Stage.of(each) for each in resolved.stage_configs]
-    max_rank = resolved.config.lora.max_lora_rank
+    """Reads adapters of a model that generates."""
+    return read_for([AdaptedStage.of(each) for each in resolved.stage_configs], resolved.config.lora.max_lora_rank)
+
+
+def read_for(stages: "Sequence[AdaptedStage]", max_rank: int) -> Read:
+    """Reads adapters of a model of these stages."""
 
     def read(lora: LoRARequest) -> HostAdapter:
         folder = Path(lora.lora_path)
@@ -59,10 +62,11 @@ def make_reader(resolved: ResolvedConfig) -> Read:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class AdaptedStage:
     """What reading must know of a stage, or of a whole model."""
 
-    model: CausalLM
+    model: nnx.Module
+    """With shapes for parameters."""
     names: CheckpointNames
     specs: Mapping[ParameterPath, ParameterSpec]
     slots: SlotShapes
@@ -71,9 +75,13 @@ class _Stage:
     def of(cls, resolved: ResolvedConfig) -> Self:
         """Of a configuration."""
         options, dtype = resolved.forward, jnp.dtype(resolved.dtype)
-        model = abstract_model(resolved.model, options, dtype)
-        flat: Any = nnx.to_flat_state(nnx.state(model))
         with_slots = abstract_model(resolved.model, replace(options, adapters=resolved.adapters), dtype)
+        model = abstract_model(resolved.model, options, dtype)
+        return cls.of_models(model, with_slots, checkpoint_names(resolved.model, options))
+
+    @classmethod
+    def of_models(cls, model: nnx.Module, with_slots: nnx.Module, names: CheckpointNames) -> Self:
+        """Of a model, which has shapes for parameters, without slots and with them."""
+        flat: Any = nnx.to_flat_state(nnx.state(model))
         _, slots = split_adapters(with_slots)
-        specs = {path: ParameterSpec.of(variable) for path, variable in flat}
-        return cls(model, checkpoint_names(resolved.model, options), specs, slots)
+        return cls(model, names, {path: ParameterSpec.of(variable) for path, variable in flat}, slots)

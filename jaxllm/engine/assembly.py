@@ -10,6 +10,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def make_processing(resolved: ResolvedConfig) -> "Processing | None":
     return Processing(resolved)
 
 
-def make_adapters(resolved: ResolvedConfig, runner: Runner) -> "Adapters | None":
+def make_adapters(resolved: ResolvedConfig, runner: Runner) -> "Adapters[Request] | None":
     """The LoRA adapters, or None where the engine takes none."""
     if resolved.adapters is None:
         return None

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from jaxllm.adapters.control import AdapterControl
 from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import RequestError, quoted
-from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.request import Request
 
 if TYPE_CHECKING:
-    from jaxllm.adapters.adapters import Adapters
     from jaxllm.engine.engine import Engine
     from jaxllm.executor.resolved import ResolvedConfig
     from jaxllm.executor.weights.store import WeightStore
@@ -21,13 +20,14 @@ TAGS = ("weights", "kv_cache", "scheduling")
 """What wakes up, under vLLM's names."""
 
 
-class EngineControl:
+class EngineControl(AdapterControl):
     """Belongs to an engine, and is called between its steps.
 
     While the engine is halted, requests wait: those that come meanwhile are held here.
     """
 
     def __init__(self, engine: "Engine", resolved: "ResolvedConfig") -> None:
+        super().__init__(engine)
         self._engine, self._resolved = engine, resolved
         self._store: WeightStore | None = None
         self._deferred: dict[str, Request] = {}
@@ -57,32 +57,6 @@ class EngineControl:
     def deferred_request_ids(self) -> set[str]:
         """Ids of the requests that wait here."""
         return set(self._deferred)
-
-    # Adapters
-
-    def add_lora(
-        self, lora_name: str, lora_path: str, lora_int_id: int = 1, *, load_inplace: bool = False, again: bool = False
-    ) -> bool:
-        """Read a LoRA adapter, so that requests may name it. False while it is being read: ask `again` then.
-
-        Raises `RequestError` for a folder that holds none, and for an engine that takes none.
-        """
-        return self._adapters().load(
-            LoRARequest(lora_name, lora_int_id, lora_path, load_inplace=load_inplace), again=again
-        )
-
-    def remove_lora(self, lora_name: str) -> bool:
-        """Forget an adapter; requests that have it go on. False if there is none. Raises `RequestError`."""
-        return self._adapters().remove(lora_name)
-
-    def pin_lora(self, lora_name: str) -> bool:
-        """Let an adapter keep its slot. False if there is none of that name. Raises `RequestError`."""
-        return self._adapters().pin(lora_name)
-
-    def _adapters(self) -> "Adapters":
-        if self._engine.adapters is None:
-            raise RequestError("this engine takes no adapters; start it with --enable-lora", "lora_request")
-        return self._engine.adapters
 
     # Pause
 

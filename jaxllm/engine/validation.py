@@ -21,6 +21,16 @@ _TOKEN_FIELDS: Final = (
 )  # fmt: skip
 
 
+def check_adapter(lora: LoRARequest | None, max_loras: int) -> None:
+    """Raise `RequestError` for an adapter where the engine has no slots for any."""
+    if lora is not None and not max_loras:
+        raise RequestError(
+            f"lora_request: this engine takes no adapters, asked for {quoted(lora.lora_name)}; start it with "
+            "--enable-lora",
+            "lora_request",
+        )
+
+
 @dataclass(frozen=True)
 class RequestLimits:
     """What a request may ask of this engine."""
@@ -49,13 +59,8 @@ class RequestLimits:
         self.check_sampling(request)
 
     def check_adapter(self, lora: LoRARequest | None) -> None:
-        """Raise `RequestError` for an adapter where the engine takes none."""
-        if lora is not None and (self.engine is None or not self.engine.max_loras):
-            raise RequestError(
-                f"lora_request: this engine takes no adapters, asked for {quoted(lora.lora_name)}; start it with "
-                "--enable-lora",
-                "lora_request",
-            )
+        """See the function `check_adapter`."""
+        check_adapter(lora, 0 if self.engine is None else self.engine.max_loras)
 
     def check_prompt(self, token_ids: np.ndarray, embeds: PromptEmbeds | None = None) -> None:
         """Raise `RequestError` for a prompt that is empty, too long, or not of this vocabulary or width."""

@@ -3,6 +3,7 @@
 Axis letters: L layers, S slots, Q the rank of every slot, P parts of a merged matrix.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,12 +20,17 @@ def has_adapters(context: ProgramContext[Any]) -> bool:
 
 def empty_adapters_body(context: ProgramContext[Any]) -> ProgramBody:
     """Makes the slots, all zeros."""
-    return ProgramBody(lambda: tuple(jnp.zeros(leaf.shape, leaf.dtype) for leaf in context.adapters))
+    return ProgramBody(lambda: empty_adapters(context.adapters))
 
 
 def set_adapter_body(context: ProgramContext[Any]) -> ProgramBody:
     """Replaces what is in a slot: int32 [], then an array for each of the slots' arrays, with one slot."""
     return ProgramBody(set_adapter, (context.host(), *map(one_slot, context.adapters)))
+
+
+def empty_adapters(adapters: Sequence[jax.ShapeDtypeStruct]) -> tuple[jax.Array, ...]:
+    """Zeros of these shapes."""
+    return tuple(jnp.zeros(leaf.shape, leaf.dtype) for leaf in adapters)
 
 
 def one_slot(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

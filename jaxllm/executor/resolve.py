@@ -98,7 +98,7 @@ def resolve_config(
         kv_cache=kv_cache,
         attention_checks=config.compile.attention_checks,
         processors=_load_processors(config, runner, stages, processes),
-        adapters=_adapter_shape(config, runner, dtype),
+        adapters=_adapter_shape(config, dtype),
     )
     if stages == 1:
         return resolved
@@ -146,12 +146,10 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     return load_classes(names)
 
 
-def _adapter_shape(config: EngineConfig, runner: str, dtype: str) -> AdapterShape | None:
+def _adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
     options = config.lora
     if not options.enable_lora:
         return None
-    if runner == "pooling":
-        raise ConfigError("enable_lora: pooling models do not support adapters yet; omit it")
     if options.max_cpu_loras is not None and options.max_cpu_loras < options.max_loras:
         raise ConfigError(
             f"max_cpu_loras={options.max_cpu_loras} must be at least max_loras={options.max_loras}: adapters in slots "

@@ -1,6 +1,8 @@
 """From a configuration to a runner that is ready: weights and executables."""
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,21 +13,25 @@ from flax import nnx
 
 from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import ConfigError
+from jaxllm.executor.adapter_programs import empty_adapters, one_slot, set_adapter
 from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import use_compilation_cache
-from jaxllm.executor.compile.first_run import run_at_start
+from jaxllm.executor.compile.first_run import first_run, run_at_start
 from jaxllm.executor.compile.program import Program, ProgramSet, program_from_leaves
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.executor.program_table import EMPTY_ADAPTERS, SET_ADAPTER
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.adapter_slots import split_adapters
+from jaxllm.models.options import ForwardOptions
 from jaxllm.models.pooling_model import PoolingModel, abstract_pooling_model, load_pooling_model
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.runner import PoolingRunner
-from jaxllm.pooling.step import FINISH_ROWS, PoolingShape, make_finish, make_step
+from jaxllm.pooling.step import FINISH_ROWS, Merge, PoolingShape, make_finish, make_step
 
 
 def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = silent) -> PoolingRunner:
@@ -41,7 +47,8 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
             # Only here: a start on CPU need not wait for the import.
             from jaxllm.planning.fit import check_weights
 
-            check_weights(resolved.common, bytes_on_device(programs.parameters))
+            slots = programs.others[SET_ADAPTER.name].arguments[0] if programs.shape.adapters else ()
+            check_weights(resolved.common, bytes_on_device((programs.parameters, slots)))
         cache = use_compilation_cache(compile_options.compilation_cache_dir)
         wait_for_kernels = begin_kernels(resolved.common, cache)
         executables = cached_executables(resolved.common, programs, 0, cache)
@@ -60,6 +67,8 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
         size=resolved.size,
         watch=CompilationWatch(strict=compile_options.strict_compilation),
     )
+    if programs.shape.adapters is not None:
+        first_run(executables, "creating slots for adapters", runner.empty_adapters)
     runner.warm_up(run_at_start(resolved.common.platform, at_start) or programs.buckets.all[:1])
     return runner
 
@@ -81,34 +90,63 @@ def _load(resolved: ResolvedPoolingConfig, progress: Progress) -> tuple[jax.Arra
 def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
     """The programs of an engine of this configuration."""
     common, settings = resolved.common, resolved.settings
-    model = abstract_pooling_model(common.model, resolved.forward, jnp.dtype(common.dtype), settings.outputs)
-    graph, parameters = nnx.split(model)
-    shape = PoolingShape(settings)
+    graph, parameters = nnx.split(_model(resolved, resolved.forward))
+    merge: Merge = lambda parameters, adapters: nnx.merge(graph, parameters)  # noqa: E731
+    adapters: tuple[Any, ...] = ()
+    if common.adapters is not None:
+        adapted, arrays = split_adapters(_model(resolved, resolved.forward_with_slots))
+        merge, adapters = adapted.merge, tuple(arrays.values())
+    make = _Making(merge, parameters, adapters, PoolingShape(settings, common.adapters), common)
+    others = {task: make.finish(task) for task in settings.token_tasks}
     return ProgramSet(
-        step=partial(_step, graph, parameters, shape, common.matmul_precision),
-        others={task: _finish(graph, parameters, shape, common, task) for task in settings.token_tasks},
+        step=make.step,
+        others=others | (make.adapter_programs() if adapters else {}),
         buckets=Buckets(common.max_num_batched_tokens, common.max_num_seqs),
-        shape=shape,
+        shape=make.shape,
         parameters=parameters,
         state=None,
         options={"pooling": dataclasses.asdict(settings)},
     )
 
 
-def _step(
-    graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, precision: str | None, bucket: Bucket
-) -> Program:
-    packed = jax.ShapeDtypeStruct((shape.layout(bucket).size,), np.int32)
-    step = make_step(graph, shape, bucket)
-    return program_from_leaves(
-        f"pool_{bucket.tokens}_tokens", step, parameters, packed, precision=precision, result=(0, 0)
-    )
+def _model(resolved: ResolvedPoolingConfig, options: ForwardOptions) -> PoolingModel:
+    common = resolved.common
+    return abstract_pooling_model(common.model, options, jnp.dtype(common.dtype), resolved.settings.outputs)
 
 
-def _finish(
-    graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, common: ResolvedConfig, task: str
-) -> Program:
-    hidden = jax.ShapeDtypeStruct((FINISH_ROWS, common.model.embedding_size), np.float32)
-    each = jax.ShapeDtypeStruct((FINISH_ROWS,), np.int32)
-    finish, precision = make_finish(graph, shape, task), common.matmul_precision
-    return program_from_leaves(task, finish, parameters, hidden, each, each, precision=precision, result=0)
+@dataclass(frozen=True)
+class _Making:
+    """What the programs of an engine are made from."""
+
+    merge: Merge
+    parameters: Any
+    adapters: tuple[Any, ...]
+    """Shapes of the slots' arrays."""
+    shape: PoolingShape
+    common: ResolvedConfig
+
+    def step(self, bucket: Bucket) -> Program:
+        packed = jax.ShapeDtypeStruct((self.shape.layout(bucket).size,), np.int32)
+        step = make_step(self.merge, self.shape, bucket)
+        return self._program(f"pool_{bucket.tokens}_tokens", step, packed, result=(0, 0))
+
+    def finish(self, task: str) -> Program:
+        hidden = jax.ShapeDtypeStruct((FINISH_ROWS, self.common.model.embedding_size), np.float32)
+        each = jax.ShapeDtypeStruct((FINISH_ROWS,), np.int32)
+        return self._program(task, make_finish(self.merge, self.shape, task), hidden, each, each, each, result=0)
+
+    def adapter_programs(self) -> dict[str, Program]:
+        """What makes the slots, and fills one."""
+        empty = partial(empty_adapters, self.adapters)
+        slot, given = jax.ShapeDtypeStruct((), np.int32), map(one_slot, self.adapters)
+        result = (0,) * len(self.adapters)
+        return {
+            EMPTY_ADAPTERS.name: Program(empty, (), result),
+            SET_ADAPTER.name: Program(set_adapter, (self.adapters, slot, *given), result, donated=(0,)),
+        }
+
+    def _program(self, name: str, function: Callable[..., Any], *inputs: Any, result: Any) -> Program:
+        precision = self.common.matmul_precision
+        return program_from_leaves(
+            name, function, self.parameters, self.adapters, *inputs, precision=precision, result=result
+        )

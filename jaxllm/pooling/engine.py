@@ -7,19 +7,22 @@ from collections.abc import Iterable
 import numpy as np
 from msgspec.structs import replace
 
+from jaxllm.adapters.adapters import Adapters
+from jaxllm.adapters.control import AdapterControl
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo, PoolingInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.features.faults import is_of_one_request, log_fault
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
-from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
+from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.pooling.build import build_pooling_runner
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.queue import PoolingQueue
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.resolved import ResolvedPoolingConfig, resolve_pooling_config
 from jaxllm.pooling.runner import DispatchedTexts, PoolingRunner
+from jaxllm.pooling.waiting import AdapterWaiting, make_adapters
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import as_request_ids
 
@@ -43,6 +46,13 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             by_priority=scheduler.scheduling_policy == "priority",
         )
         self._aborted: set[str] = set()
+        self.adapters: Adapters[PoolingRequest] | None = None
+        self._waiting: AdapterWaiting | None = None
+        if resolved.common.adapters is not None:
+            self.adapters = make_adapters(resolved, runner)
+            self._waiting = AdapterWaiting(self.adapters)
+            self.on_close.append(self.adapters.close)
+        self.control = AdapterControl(self)
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "PoolingEngine":
@@ -70,13 +80,31 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         if request.params.task is None:
             assert self.info.pooling is not None
             request.params = replace(request.params, task=self.info.pooling.tasks[0])
-        self._queue.add(request)
+        if request.lora_request is None or self._waiting is None:
+            self._queue.add(request)
+        else:
+            self._waiting.add(request)
+            self._take_ready()
+
+    def _take_ready(self) -> None:
+        """Queue the texts that have their adapter now, and end those that cannot have it."""
+        for each in () if self._waiting is None else self._waiting.ready():
+            if each.error is None:
+                self._queue.add(each.request)
+            else:
+                self._ended.append(_refused(each.request.request_id, each.error))
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         names = as_request_ids(request_ids)
         running = {each.request_id for _, step in self._under_way for each in step.requests}
-        ended = [*self._queue.remove(names), *(name for name in names if name in running - self._aborted)]
+        queued = self._queue.remove(names)
+        ended = [each.request_id for each in queued]
+        if self._waiting is not None:
+            for each in queued:
+                self._waiting.ended(each)
+            ended += self._waiting.remove(names)
+        ended += [name for name in names if name in running - self._aborted]
         self._aborted.update(running.intersection(names))
         self._ended += [EngineOutput(name, [], finish_reason="abort") for name in ended]
 
@@ -86,15 +114,19 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(len(self._queue) or self._under_way or self._ended)
+        return bool(len(self._queue) or self._under_way or self._ended or self._waiting)
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
         running = {each.request_id for _, step in self._under_way for each in step.requests}
-        return self._queue.ids() | (running - self._aborted)
+        waiting = set() if self._waiting is None else self._waiting.ids()
+        return self._queue.ids() | waiting | (running - self._aborted)
 
     def _start(self) -> bool:
+        self._take_ready()
         if not len(self._queue):
+            if self._waiting and not self._under_way and not self._ended:
+                self._waiting.wait()
             return False
         began = time.monotonic()
         self._under_way.append((began, self.runner.dispatch(self._queue.take())))
@@ -103,6 +135,8 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
     def _complete(self, began: float, step: DispatchedTexts) -> list[EngineOutput]:
         outputs = []
         for request, data in zip(step.requests, self.runner.collect(step), strict=True):
+            if self._waiting is not None:
+                self._waiting.ended(request)
             if request.request_id in self._aborted:
                 self._aborted.remove(request.request_id)
             elif isinstance(data, BaseException):
@@ -126,7 +160,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             self._step,
             step_seconds=self._step_seconds,
             num_running=running,
-            num_waiting=len(self._queue),
+            num_waiting=len(self._queue) + len(self._waiting or ()),
             num_compilations=self.runner.watch.count,
         )
 
@@ -141,6 +175,18 @@ def _output(request_id: str, data: np.ndarray, began: float) -> EngineOutput:
 
 def _fault(request_id: str) -> EngineOutput:
     return EngineOutput(request_id, [], finish_reason="abort", refusal=fault_message(request_id), is_fault=True)
+
+
+def _refused(request_id: str, error: JaxLLMError) -> EngineOutput:
+    parameter = error.parameter if isinstance(error, RequestError) else None
+    return EngineOutput(
+        request_id,
+        [],
+        finish_reason="abort",
+        refusal=str(error),
+        refused_parameter=parameter or "lora_request",
+        is_fault=isinstance(error, RequestFaultError),
+    )
 
 
 def _describe(resolved: ResolvedPoolingConfig, num_shapes: int) -> EngineInfo:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from jaxllm.config.engine_info import EngineInfo, PoolingInfo
-from jaxllm.engine.validation import unknown_token
+from jaxllm.engine.validation import check_adapter, unknown_token
 from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
+from jaxllm.requests.lora_request import LoRARequest
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,17 @@ class PoolingLimits:
     vocab_size: int
     max_model_len: int
     pooling: PoolingInfo
+    max_loras: int = 0
 
     @classmethod
     def of(cls, info: EngineInfo) -> "PoolingLimits":
         """The limits of an engine that pools."""
         assert info.pooling is not None
-        return cls(info.model, info.vocab_size, info.max_model_len, info.pooling)
+        return cls(info.model, info.vocab_size, info.max_model_len, info.pooling, info.max_loras)
 
     def check(self, request: PoolingRequest) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
+        self.check_adapter(request.lora_request)
         length = len(request.prompt_token_ids)
         if length == 0:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
@@ -34,6 +37,10 @@ class PoolingLimits:
         if ((request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)).any():
             raise unknown_token(request.prompt_token_ids, self.vocab_size)
         self.check_params(request.params)
+
+    def check_adapter(self, lora: LoRARequest | None) -> None:
+        """See the function `check_adapter`."""
+        check_adapter(lora, self.max_loras)
 
     def too_long(self, length: str) -> PromptTooLongError:
         """The error for a text of this length."""

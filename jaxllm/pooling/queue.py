@@ -40,15 +40,15 @@ class PoolingQueue:
         self._queue.push(request, request.share, priority, next(self._arrivals))
         self._waiting[request.request_id] = request
 
-    def remove(self, request_ids: Iterable[str]) -> list[str]:
-        """Forget texts; returns the ids of those that waited."""
+    def remove(self, request_ids: Iterable[str]) -> list[PoolingRequest]:
+        """Forget texts; returns those that waited."""
         removed = []
         for each in request_ids:
             request = self._waiting.pop(each, None)
             if request is not None:
                 self._queue.remove(request)
                 self._shares.leave(request.share)
-                removed.append(each)
+                removed.append(request)
         return removed
 
     def take(self) -> list[PoolingRequest]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.owners import NOBODY, Owner
 
 
@@ -13,7 +14,8 @@ class PoolingRequest:
     """One text to be pooled.
 
     `prompt_token_ids` is int32 [length]. Tokens from position `second_text` on are of the second of two texts that are
-    read together; None: there is one. `share`: the owner's index in `Shares` while the text waits.
+    read together; None: there is one. `share`: the owner's index in `Shares` while the text waits. `adapter_slot` is
+    where its adapter is on the devices; -1: it has none, or waits for it.
     """
 
     request_id: str
@@ -22,4 +24,6 @@ class PoolingRequest:
     priority: int = 0
     second_text: int | None = None
     owner: Owner = NOBODY
+    lora_request: LoRARequest | None = None
     share: int = -1
+    adapter_slot: int = -1

@@ -32,6 +32,11 @@ class ResolvedPoolingConfig:
         """Options of the forward pass."""
         return replace(self.common.forward, one_layer_cache=True, page_size=self.common.page_size)
 
+    @property
+    def forward_with_slots(self) -> ForwardOptions:
+        """The same, of a model with slots for adapters."""
+        return replace(self.forward, adapters=self.common.adapters)
+
 
 def resolve_pooling_config(config: EngineConfig) -> ResolvedPoolingConfig:
     """Find the model and settle what the options leave open. Texts are never cut: a step holds the longest one.

@@ -13,6 +13,7 @@ from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.compile.first_run import first_run
+from jaxllm.executor.program_table import EMPTY_ADAPTERS, SET_ADAPTER
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
@@ -49,6 +50,7 @@ class PoolingRunner:
     ) -> None:
         self.watch = watch
         self._parameters = parameters
+        self._adapters: Any = ()
         self._executables = executables
         self._buckets = buckets
         self._shape = shape
@@ -70,7 +72,18 @@ class PoolingRunner:
 
     def _run_empty(self, bucket: Bucket) -> None:
         packed, _ = self._layouts[bucket].host_buffer()
-        jax.block_until_ready(self._executables.get(bucket.name)(self._parameters, packed))
+        jax.block_until_ready(self._executables.get(bucket.name)(self._parameters, self._adapters, packed))
+
+    def empty_adapters(self) -> None:
+        """Make the slots for adapters, empty."""
+        self._adapters = self._executables.get(EMPTY_ADAPTERS.name)()
+
+    def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
+        """Bring an adapter to a slot, for the steps dispatched from now on: the arrays of the one stage there is."""
+        (arrays,) = stages
+        set_one: Any = self._executables.get(SET_ADAPTER.name)
+        with self.watch.watching("an adapter"):
+            self._adapters = set_one(self._adapters, np.int32(slot), *arrays)
 
     def dispatch(self, requests: list[PoolingRequest]) -> DispatchedTexts:
         """Start a step. Returns at once; the device works while the host goes on."""
@@ -78,7 +91,7 @@ class PoolingRunner:
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.get(bucket.name)
         with self.watch.watching(bucket):
-            results, hidden = executable(self._parameters, self._pack(requests, bucket))
+            results, hidden = executable(self._parameters, self._adapters, self._pack(requests, bucket))
         results.copy_to_host_async()
         if not self._shape.settings.of_tokens and any(wants_tokens(request.params) for request in requests):
             hidden.copy_to_host_async()
@@ -116,14 +129,14 @@ class PoolingRunner:
         if not wants_tokens(request.params):
             return results[row, :size].copy()
         if hidden is not None:
-            return self._asked(self._tokens(hidden, request.params), request)
+            return self._asked(self._tokens(hidden, request), request)
         last = first + len(request.prompt_token_ids)
         return self._asked(results[first:last, :size].copy(), request)
 
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""
         self.watch.close()
-        for leaf in self._parameters:
+        for leaf in (*self._parameters, *self._adapters):
             leaf.delete()
         self._executables.close()
 
@@ -142,6 +155,9 @@ class PoolingRunner:
             if request.second_text is not None:
                 views["token_types"][ends[row] - lengths[row] + request.second_text : ends[row]] = 1
             views["sizes"][row], views["flags"][row] = self._wish(request.params)
+        if self._shape.adapters is not None:
+            views["adapter_slots"][:rows] = [request.adapter_slot for request in requests]
+            views["adapter_slots"][rows:] = -1
         return packed
 
     def _wish(self, params: PoolingParams) -> tuple[int, bool]:
@@ -169,18 +185,19 @@ class PoolingRunner:
         left_out = settings.left_out.get(str(params.task), (None, None))
         return data[int(token_ids[0] == left_out[0]) : len(data) - int(token_ids[-1] == left_out[1])]
 
-    def _tokens(self, hidden: np.ndarray, params: PoolingParams) -> np.ndarray:
+    def _tokens(self, hidden: np.ndarray, request: PoolingRequest) -> np.ndarray:
         """Results of every token, from hidden states [length, D]."""
-        size, flag = self._wish(params)
-        sizes, flags = np.full(FINISH_ROWS, size, np.int32), np.full(FINISH_ROWS, flag, np.int32)
-        assert params.task is not None
-        executable: Any = self._executables.get(params.task)
+        size, flag = self._wish(request.params)
+        each = [np.full(FINISH_ROWS, value, np.int32) for value in (size, flag, request.adapter_slot)]
+        assert request.params.task is not None
+        executable: Any = self._executables.get(request.params.task)
         parts = []
         for first in range(0, len(hidden), FINISH_ROWS):
             block = np.zeros((FINISH_ROWS, self._hidden_size), np.float32)
             part = hidden[first : first + FINISH_ROWS]
             block[: len(part)] = part
-            parts.append(np.asarray(executable(self._parameters, block, sizes, flags))[: len(part), :size])
+            found = executable(self._parameters, self._adapters, block, *each)
+            parts.append(np.asarray(found)[: len(part), :size])
         return np.concatenate(parts)
 
 

@@ -11,14 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.models.batch import PackedSequences
+from jaxllm.models.options import AdapterShape
 from jaxllm.models.pooling_model import PoolingModel
+from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pooling.settings import PoolingSettings
+
+Merge = Callable[[Any, Any], PoolingModel]
+"""Makes a model of its parameters and the arrays of its adapter slots."""
 
 FINISH_ROWS = 64
 """Hidden states of single tokens that one call of `make_finish`'s function takes."""
@@ -29,9 +33,14 @@ class PoolingShape:
     """Shared by all step executables of a pooling engine."""
 
     settings: PoolingSettings
+    adapters: AdapterShape | None = None
+    """Slots for adapters, if there are any."""
 
     def layout(self, bucket: Bucket) -> PackedLayout:
-        """The packed input of a bucket. `sizes` are dimensions to keep, `flags` 1 for normalisation or activation."""
+        """The packed input of a bucket. `sizes` are dimensions to keep, `flags` 1 for normalisation or activation.
+
+        `adapter_slots` are there where there are slots, -1 for rows without an adapter.
+        """
         tokens, rows = bucket.tokens, bucket.rows
         return PackedLayout(
             {
@@ -43,37 +52,52 @@ class PoolingShape:
                 "num_rows": ((), np.int32),
                 "sizes": ((rows,), np.int32),
                 "flags": ((rows,), np.int32),
+                **({} if self.adapters is None else {"adapter_slots": ((rows,), np.int32)}),
             }
         )
 
+    def slots_of(self, slots: jax.Array) -> TokenSlots | None:
+        """Slots of tokens or of rows as products take them, where there are any."""
+        shape = self.adapters
+        return None if shape is None else TokenSlots.of(slots, shape.num_slots, shape.rank)
 
-def make_step(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, bucket: Bucket) -> Callable[..., Any]:
-    """The function `(parameters, packed) -> (results float32 [R, O], hidden states [T, D])` of one bucket.
+
+def make_step(merge: Merge, shape: PoolingShape, bucket: Bucket) -> Callable[..., Any]:
+    """The function `(parameters, adapters, packed) -> (results float32 [R, O], hidden states [T, D])` of one bucket.
 
     For a model with results per token, results are [T, O] and there are no hidden states.
     """
     layout = shape.layout(bucket)
 
-    def step(parameters: Any, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        model = nnx.merge(graph, parameters)
+    def step(parameters: Any, adapters: Any, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        model = merge(parameters, adapters)
         inputs = layout.unpack(packed)
         segments = Segments(*(inputs[name] for name in ("starts", "rows", "num_tokens", "num_rows")))
-        hidden = model(PackedSequences(inputs["token_ids"], inputs["token_types"], segments))
-        settings, sizes, flags = shape.settings, inputs["sizes"], inputs["flags"]
-        if settings.of_tokens:
-            sizes, flags = sizes[segments.rows], flags[segments.rows]
-            return finish(model, settings, settings.tasks[0], hidden.astype(jnp.float32), sizes, flags), hidden[:0]
-        pooled = pool(hidden, segments, settings.pooling_type)
-        return finish(model, settings, settings.tasks[0], pooled, sizes, flags), hidden
+        of_rows = of_tokens = None
+        if shape.adapters is not None:
+            slots = inputs["adapter_slots"]
+            is_token = jnp.arange(bucket.tokens, dtype=jnp.int32) < segments.num_tokens
+            of_rows, of_tokens = map(shape.slots_of, (slots, jnp.where(is_token, slots[segments.rows], -1)))
+        hidden = model(PackedSequences(inputs["token_ids"], inputs["token_types"], segments, of_tokens))
+        task, sizes, flags = shape.settings.tasks[0], inputs["sizes"], inputs["flags"]
+        if shape.settings.of_tokens:
+            sizes, flags, states = sizes[segments.rows], flags[segments.rows], hidden.astype(jnp.float32)
+            return finish(model, shape.settings, task, states, sizes, flags, of_tokens), hidden[:0]
+        pooled = pool(hidden, segments, shape.settings.pooling_type)
+        return finish(model, shape.settings, task, pooled, sizes, flags, of_rows), hidden
 
     return step
 
 
-def make_finish(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, task: str) -> Callable[..., Any]:
-    """The function `(parameters, hidden, sizes, flags) -> results`, all of 64 rows: what `finish` does, for tokens."""
+def make_finish(merge: Merge, shape: PoolingShape, task: str) -> Callable[..., Any]:
+    """The function `(parameters, adapters, hidden, sizes, flags, slots) -> results`, all of 64 rows.
 
-    def of_tokens(parameters: Any, hidden: jax.Array, sizes: jax.Array, flags: jax.Array) -> jax.Array:
-        return finish(nnx.merge(graph, parameters), shape.settings, task, hidden, sizes, flags)
+    It is what `finish` does, for tokens; `slots` are those of their adapters.
+    """
+
+    def of_tokens(parameters: Any, adapters: Any, *given: jax.Array) -> jax.Array:
+        hidden, sizes, flags, slots = given
+        return finish(merge(parameters, adapters), shape.settings, task, hidden, sizes, flags, shape.slots_of(slots))
 
     return of_tokens
 
@@ -91,12 +115,18 @@ def pool(hidden: jax.Array, segments: Segments, pooling_type: str) -> jax.Array:
 
 
 def finish(
-    model: PoolingModel, settings: PoolingSettings, task: str, pooled: jax.Array, sizes: jax.Array, flags: jax.Array
+    model: PoolingModel,
+    settings: PoolingSettings,
+    task: str,
+    pooled: jax.Array,
+    sizes: jax.Array,
+    flags: jax.Array,
+    adapters: TokenSlots | None,
 ) -> jax.Array:
     """Results float32 [R, O] of hidden states float32 [R, D], pooled or of tokens: embeddings, or scores of classes.
 
     An embedding keeps its first `sizes` numbers, the others are 0, and has length 1 where `flags` says so. Scores
-    become probabilities where `flags` says so.
+    become probabilities where `flags` says so. `adapters` are the slots of the rows' adapters.
     """
     flagged = (flags > 0)[:, None]
     if task in ("embed", "token_embed"):
@@ -106,7 +136,7 @@ def finish(
         return jnp.where(flagged, kept / jnp.maximum(length, 1e-12), kept)
     if settings.use == "embed":
         return model.lexical_weights(pooled)
-    scores = model.scores(pooled)
+    scores = model.scores(pooled, adapters)
     if settings.activation == "softmax":
         return jnp.where(flagged, jax.nn.softmax(scores, axis=-1), scores)
     return jnp.where(flagged, jax.nn.sigmoid(scores), scores) if settings.activation == "sigmoid" else scores

@@ -175,7 +175,8 @@ class AdapterConfig:
     def saves(self, module: str) -> bool:
         """Whether the adapter has another module in this one's place, or in that of one it is inside of."""
         parts = module.split(".")
-        return any(ends_with(".".join(parts[:end]), self.modules_to_save) for end in range(1, len(parts) + 1))
+        # As in PEFT, where 'classifier' means 'pre_classifier' as well.
+        return any(".".join(parts[:end]).endswith(self.modules_to_save) for end in range(1, len(parts) + 1))
 
     def _is_in_layers(self, module: str) -> bool:
         if self.layers is None:

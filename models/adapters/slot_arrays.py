@@ -18,7 +18,7 @@ SlotShapes = Mapping[ParameterPath, Any]
 
 
 def slot_arrays(adapter: Adapter, slots: SlotShapes, specs: Mapping[ParameterPath, ParameterSpec]) -> list[np.ndarray]:
-    """What one slot has of every array, in the order of `slots`: [(L,) 1, P * Q, in] and [(L,) 1, Q, out].
+    """What one slot has of every array, in the order of `slots`: such as [(L,) 1, P * Q, in] and [(L,) 1, Q, out].
 
     `specs` are those of the model's parameters. Raises `AdapterError` for parts of an adapter that slots do not have.
     """
@@ -27,6 +27,10 @@ def slot_arrays(adapter: Adapter, slots: SlotShapes, specs: Mapping[ParameterPat
     arrays = {path: _zeros(shape) for path, shape in slots.items()}
     for each in adapter.low_rank:
         _put(arrays, each, specs[each.target.path].rows)
+    for replaced in adapter.replaced:
+        path = replaced.target.path
+        arrays[_whole(path, path[-1])][0] = replaced.values
+        arrays[_whole(path, "is_present")][...] = 1
     return list(arrays.values())
 
 
@@ -34,8 +38,7 @@ def _problems(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
     """What of an adapter has no place in a slot."""
     if adapter.config.invocation_tokens:
         yield "'alora_invocation_tokens': adapters that start at an invocation are not supported"
-    for replaced in adapter.replaced:
-        yield f"{replaced.name!r} is trained as a whole, which is not supported"
+    yield from _problems_of_whole(adapter, slots)
     if adapter.token_rows:
         yield "'trainable_token_indices': trained embeddings are not supported"
     for each in adapter.low_rank:
@@ -45,6 +48,27 @@ def _problems(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
             yield f"{each.module!r} has a bias (lora_bias), which is not supported"
         if each.magnitude is not None:
             yield f"{each.module!r} has magnitudes (use_dora), which are not supported"
+
+
+def _problems_of_whole(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
+    """What of the tensors that stand in the place of the model's own has no place in a slot."""
+    given = {each.target.path for each in adapter.replaced}
+    for replaced in adapter.replaced:
+        path, shape = replaced.target.path, replaced.values.shape
+        array = slots.get(_whole(path, path[-1]))
+        if array is None:
+            yield f"{replaced.name!r} is trained as a whole, which is not supported"
+        elif shape[0] != array.shape[-1 if path[-1] == "bias" else -2]:
+            labels = array.shape[-1 if path[-1] == "bias" else -2]
+            yield f"{replaced.name!r} has {shape[0]} labels, and the model's classifier has {labels}"
+        for other in ("weight", "bias"):
+            if array is not None and _whole(path, other) in slots and (*path[:-1], other) not in given:
+                yield f"{replaced.name!r} has no {other} beside it"
+
+
+def _whole(path: ParameterPath, array: str) -> ParameterPath:
+    """Where slots for a whole layer have what stands in the place of a parameter of it, see `WholeSlots`."""
+    return (*path[:-2], f"whole_{path[-2]}", array)
 
 
 def _path_of(each: LowRank, array: str) -> ParameterPath:

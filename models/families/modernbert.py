@@ -14,8 +14,9 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.family import Family, HeadPlan
-from jaxllm.models.forward_context import ALL_ROWS
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import ACTIVATIONS
+from jaxllm.models.layers.adapter_slots import add_adapter_slots
 from jaxllm.models.layers.embedding import Embedding
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
@@ -118,6 +119,8 @@ class ModernBert(nnx.Module):
         self.embedding_norm = norm()
         self.layers = nnx.List([ModernBertLayer(config, plan, options, dtype) for plan in config.layers])
         self.norm = norm()
+        if options.adapters is not None:
+            add_adapter_slots(self, options.adapters)
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] after the final norm."""
@@ -128,7 +131,7 @@ class ModernBert(nnx.Module):
         x = self.embedding_norm(self.embedding(texts.token_ids))
         for layer, plan in zip(self.layers, config.layers, strict=True):
             assert plan.attention.rope is not None
-            x = layer(x, rotations[plan.attention.rope], texts.segments)
+            x = layer(x, rotations[plan.attention.rope], texts.segments, texts.context)
         return self.norm(x)
 
 
@@ -147,15 +150,15 @@ class ModernBertLayer(nnx.Module):
         self.up_and_gate = linear(size, 2 * wide, bias=plan.mlp.bias)
         self.down = linear(wide, size, bias=plan.mlp.bias)
 
-    def __call__(self, x: jax.Array, by: Rotation, segments: Segments) -> jax.Array:
+    def __call__(self, x: jax.Array, by: Rotation, segments: Segments, context: ForwardContext) -> jax.Array:
         """Map [T, D] to [T, D]."""
-        heads = self.query_key_value(self.attention_norm(x), ALL_ROWS).reshape(len(x), 3, -1, self.head_size)
+        heads = self.query_key_value(self.attention_norm(x), context).reshape(len(x), 3, -1, self.head_size)
         query, key = rotate(heads[:, 0], by), rotate(heads[:, 1], by)
         scale, window = self.head_size**-0.5, self.window
         attended = segment_attention(query, key, heads[:, 2], segments, scale=scale, window=window)
-        x = x + self.output(attended.reshape(x.shape), ALL_ROWS)
-        up, gate = jnp.split(self.up_and_gate(self.mlp_norm(x), ALL_ROWS), 2, axis=-1)
-        return x + self.down(ACTIVATIONS["gelu"](up) * gate, ALL_ROWS)
+        x = x + self.output(attended.reshape(x.shape), context)
+        up, gate = jnp.split(self.up_and_gate(self.mlp_norm(x), context), 2, axis=-1)
+        return x + self.down(ACTIVATIONS["gelu"](up) * gate, context)
 
 
 _NAMES = {

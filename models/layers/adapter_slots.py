@@ -64,7 +64,7 @@ def add_adapter_slots(layer: nnx.Module, shape: AdapterShape) -> nnx.Module:
     """The layer with slots at each of its linear layers."""
     # A list: giving a module parameters changes what is walked over.
     for _, module in list(nnx.iter_modules(layer)):
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and module.takes_adapters:
             module.adapters = nnx.data(AdapterSlots(module, shape))
     return layer
 

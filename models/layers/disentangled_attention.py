@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.forward_context import ALL_ROWS
+from jaxllm.models.forward_context import ALL_ROWS, ForwardContext
 from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
@@ -83,10 +83,14 @@ class DisentangledAttention(nnx.Module):
         self.distance_key = linear() if has_own and plan.by_query else None
         self.distance_query = linear() if has_own and plan.by_key else None
         self.plan, self.head_size = plan, config.head_size
+        # What is multiplied with distances belongs to no token, so that it has no one adapter.
+        of_distances = (self.distance_key or self.key, self.distance_query or self.query)
+        for project, is_used in zip(of_distances, (plan.by_query, plan.by_key), strict=True):
+            project.takes_adapters = not is_used
 
-    def __call__(self, x: jax.Array, segments: Segments, distances: DistanceRows) -> jax.Array:
+    def __call__(self, x: jax.Array, segments: Segments, context: ForwardContext, distances: DistanceRows) -> jax.Array:
         """Map [T, D] to [T, D]."""
-        query, key, value = (self._heads(project, x) for project in (self.query, self.key, self.value))
+        query, key, value = (self._heads(project, x, context) for project in (self.query, self.key, self.value))
         plan, by_query, by_key = self.plan, None, None
         if plan.by_query:
             by_query = _products(query, self._heads(self.distance_key or self.key, distances.table))
@@ -96,10 +100,10 @@ class DisentangledAttention(nnx.Module):
         scale = (self.head_size * (1 + plan.by_query + plan.by_key)) ** -0.5
         relative = RelativeScores(by_query, by_key, distances.buckets)
         attended = segment_attention(query, key, value, segments, scale=scale, relative=relative)
-        return self.output(attended.reshape(x.shape), ALL_ROWS)
+        return self.output(attended.reshape(x.shape), context)
 
-    def _heads(self, project: Linear, x: jax.Array) -> jax.Array:
-        return project(x, ALL_ROWS).reshape(len(x), -1, self.head_size)
+    def _heads(self, project: Linear, x: jax.Array, context: ForwardContext = ALL_ROWS) -> jax.Array:
+        return project(x, context).reshape(len(x), -1, self.head_size)
 
 
 def _products(heads: jax.Array, rows: jax.Array) -> jax.Array:

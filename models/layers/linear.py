@@ -44,6 +44,7 @@ class Linear(Matrix):
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
         self.is_native, self.backend = options.native_matmul, options.linear_backend
         self.adapters: AdapterSlots | None = None
+        self.takes_adapters = True
 
     def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""

@@ -170,6 +170,7 @@ class Pool(msgspec.Struct, tag=True):
     priority: int
     second_text: int | None
     owner: Owner
+    lora_request: LoRARequest | None = None
 
     @classmethod
     def of(cls, request: PoolingRequest) -> "Pool":

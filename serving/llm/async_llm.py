@@ -281,11 +281,16 @@ class AsyncLLM(AsyncControl):
         params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Pool one text: yields its one result. Raises `RequestError`, `QueueFullError` and `EngineError`."""
+        """Pool one text, with an adapter if one is given: yields its one result.
+
+        Raises `RequestError`, `QueueFullError` and `EngineError`.
+        """
         name = request_id if request_id is not None else f"encode-{next(self._numbers)}"
-        requests = await self.prepare_texts([prompt], params or PoolingParams(), [name], priority=priority)
+        given: Any = {"priority": priority, "lora_request": lora_request}
+        requests = await self.prepare_texts([prompt], params or PoolingParams(), [name], **given)
         (result,) = await self.pool(requests)
         yield result
 
@@ -297,12 +302,17 @@ class AsyncLLM(AsyncControl):
         *,
         priority: int = 0,
         add_special_tokens: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[PooledText]:
         """Check and tokenize texts for a pooling model, off the event loop. Raises `RequestError`."""
         inputs = self.inputs
         if not isinstance(inputs, PoolingInputs):
             raise RequestError("this is a generative model: start it with --runner pooling for embeddings")
-        settings: dict[str, Any] = {"priority": priority, "add_special_tokens": add_special_tokens}
+        settings: dict[str, Any] = {
+            "priority": priority,
+            "add_special_tokens": add_special_tokens,
+            "lora_request": lora_request,
+        }
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 
     async def pool(

@@ -121,11 +121,13 @@ class AsyncLLMEngine:
         priority: int = 0,
         tokenization_kwargs: Any = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """As `AsyncLLM.encode`; of `lora_request` and `tokenization_kwargs` only None is possible."""
+        """As `AsyncLLM.encode`; of `tokenization_kwargs` only None is possible."""
         del trace_headers
-        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse_foreign(tokenization_kwargs=tokenization_kwargs)
         llm = await self._engine()
-        async for output in llm.encode(prompt, pooling_params, request_id, priority=priority):
+        async for output in llm.encode(
+            prompt, pooling_params, request_id, lora_request=lora_request, priority=priority
+        ):
             yield output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

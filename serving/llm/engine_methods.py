@@ -9,7 +9,7 @@ from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError,
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
-from jaxllm.serving.llm.weights import NewWeights, add_lora, control_of, sleep, update
+from jaxllm.serving.llm.weights import NewWeights, adapters_of, add_lora, control_of, sleep, update
 from jaxllm.serving.llm.worker import call, check_new_config, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
 
@@ -113,7 +113,7 @@ class EngineMethods:
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Read a LoRA adapter before a request asks for it. Raises `RequestError` for a folder that holds none."""
         with self._runs.lock:
-            add_lora(control_of(self._open().engine), lora_request)
+            add_lora(adapters_of(self._open().engine), lora_request)
         self._loras[lora_request.lora_int_id] = lora_request
         return True
 
@@ -123,7 +123,7 @@ class EngineMethods:
         if lora is None:
             return False
         with self._runs.lock:
-            return bool(control_of(self._open().engine).remove_lora(lora.lora_name))
+            return bool(adapters_of(self._open().engine).remove_lora(lora.lora_name))
 
     def pin_lora(self, lora_id: int) -> bool:
         """Let the adapter with this `lora_int_id` keep its slot; False if `add_lora` has added none."""
@@ -131,7 +131,7 @@ class EngineMethods:
         if lora is None:
             return False
         with self._runs.lock:
-            return bool(control_of(self._open().engine).pin_lora(lora.lora_name))
+            return bool(adapters_of(self._open().engine).pin_lora(lora.lora_name))
 
     def list_loras(self) -> set[int]:
         """The `lora_int_id` of each adapter that `add_lora` has added."""

@@ -6,7 +6,6 @@ from typing import Any
 from jaxllm.errors import RequestError
 
 REASONS: Mapping[str, str] = {
-    "lora_request": "pooling models do not support adapters yet",
     "tokenization_kwargs": "not supported; use truncate_prompt_tokens of the sampling parameters",
     "mm_processor_kwargs": "models accept text only",
 }

@@ -12,6 +12,7 @@ from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringRequestOutput
 from jaxllm.serving.pooling.scoring import Scoring
+from jaxllm.serving.text.adapters import GivenAdapters
 from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.prompts import Prompt
 
@@ -32,26 +33,35 @@ class OfflinePooling:
         return pooling
 
     def pool(
-        self, prompts: Sequence[Prompt | TextPair], params: Params, task: str | None
+        self, prompts: Sequence[Prompt | TextPair], params: Params, task: str | None, lora_request: GivenAdapters = None
     ) -> list[PoolingRequestOutput]:
-        """Results of texts; `task` is that of all requests, where their parameters do not name one themselves."""
+        """Results of texts; `task` is that of all requests, where their parameters do not name one themselves.
+
+        `lora_request` is one adapter for all, or a list with one or None for each.
+        """
         given = PoolingParams() if params is None else params
         if isinstance(given, PoolingParams):
             each: PoolingParams | list[PoolingParams] = _with_task(given, task)
         else:
             each = [_with_task(one, task) for one in given]
-        requests = self._engine.inputs.prepare(prompts, each, self._runs.names(len(prompts)))
+        names = self._runs.names(len(prompts))
+        requests = self._engine.inputs.prepare(prompts, each, names, lora_request=lora_request)
         return self._runs.run(self._engine, requests, self._use_tqdm)
 
     def score(
-        self, first: Any, second: Any, params: PoolingParams | None, chat_template: str | None = None
+        self,
+        first: Any,
+        second: Any,
+        params: PoolingParams | None,
+        chat_template: str | None = None,
+        lora_request: GivenAdapters = None,
     ) -> list[ScoringRequestOutput]:
         """Scores of pairs of texts, see `LLM.score`."""
         scoring = Scoring(self._pooling, texts("text_1", first), texts("text_2", second), params)
         prompts: list[str | TextPair] = scoring.prompts
         if chat_template is not None:
             prompts = [self._rendered(pair, chat_template) for pair in prompts]
-        return scoring.scores(self.pool(prompts, scoring.params, None))
+        return scoring.scores(self.pool(prompts, scoring.params, None, lora_request))
 
     def _rendered(self, pair: str | TextPair, chat_template: str) -> str:
         """The text that a template makes of a pair, with the roles that vLLM gives them."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxllm.errors import RequestError
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.pooling.processor import PoolingProcessor
@@ -16,8 +17,26 @@ class PoolingLLMEngine(TextEngine[PooledText]):
     def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None) -> None:
         super().__init__(engine, tokenizer, PoolingProcessor())
         self.inputs = PoolingInputs(tokenizer, engine.info)
+        self._waiting: list[PoolingRequestOutput] = []
+        self._refused: list[tuple[str, RequestError]] = []
 
     def step(self) -> list[PoolingRequestOutput]:
-        """Run one step; the results that are complete."""
-        found: list[Any] = list(self._outputs.process(self.engine.step()).outputs)
+        """Run one step; the results that are complete.
+
+        Raises the `RequestError` of a request that was rejected, and the next call brings what this step brought.
+        """
+        if not self._refused:
+            found, refused = self.advance()
+            self._waiting += found
+            self._refused += refused
+        if self._refused:
+            request_id, error = self._refused.pop(0)
+            raise type(error)(f"request {request_id}: {error}", error.parameter)
+        found, self._waiting = self._waiting, []
         return found
+
+    def advance(self) -> tuple[list[PoolingRequestOutput], list[tuple[str, RequestError]]]:
+        """`step`, which raises for no request: the results, and the requests that it rejected, with the reasons."""
+        processed = self._outputs.process(self.engine.step())
+        found: list[Any] = list(processed.outputs)
+        return found, processed.refused

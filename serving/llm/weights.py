@@ -22,10 +22,14 @@ _POLL_SECONDS = 0.01
 
 def control_of(engine: Any) -> Any:
     """An engine's `EngineControl`, or what stands for that of others. Raises `RequestError` where there is none."""
-    control = getattr(engine, "control", None)
-    if control is None:
+    if engine.info.pooling is not None:
         raise RequestError("a pooling model cannot sleep or update its weights; create another LLM")
-    return control
+    return engine.control
+
+
+def adapters_of(engine: Any) -> Any:
+    """What reads and forgets adapters of an engine, of whichever kind."""
+    return engine.control
 
 
 def check_runs(engine: Any) -> None:

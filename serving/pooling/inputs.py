@@ -15,6 +15,7 @@ from jaxllm.pooling.request import PoolingRequest
 from jaxllm.serving.pooling.encode import Encoded, encode
 from jaxllm.serving.pooling.judging import ANSWERS, encode_judged
 from jaxllm.serving.tenancy.quotas import Reservation
+from jaxllm.serving.text.adapters import GivenAdapters, adapter_of_each
 from jaxllm.serving.text.length import SHORT
 from jaxllm.serving.text.prompts import Prompt, as_token_ids, broadcast_to_prompts, naming_prompt, parse_prompt
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
@@ -58,8 +59,9 @@ class PoolingInputs:
         *,
         priority: int | Sequence[int] = 0,
         add_special_tokens: bool = True,
+        lora_request: GivenAdapters = None,
     ) -> list[PooledText]:
-        """One request per prompt, in order; `params` and `priority` are one for all or one per prompt.
+        """One request per prompt, in order; `params`, `priority` and `lora_request` are one for all or one per prompt.
 
         Raises `RequestError` for the first thing that is wrong; when there are several prompts its message begins with
         "prompt INDEX:".
@@ -68,6 +70,7 @@ class PoolingInputs:
         count = len(prompts)
         each_params: list[PoolingParams] = broadcast_to_prompts("pooling_params", params, PoolingParams, count)
         each_priority = broadcast_to_prompts("priority", priority, int, count)
+        adapters = adapter_of_each(lora_request, count, self.limits)
         for index, own in enumerate(each_params):
             with naming_prompt(index, count):
                 own.validate()
@@ -78,6 +81,7 @@ class PoolingInputs:
             with naming_prompt(index, count):
                 made = self._make(request_id, prompts[index], encoded[index], each_params[index], each_priority[index])
             made.arrival_time = arrival
+            made.children[0].lora_request = adapters[index]
             requests.append(made)
         return requests
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +14,7 @@ from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.serving.text.adapters import adapter_of_each
 from jaxllm.serving.text.length import SHORT
 from jaxllm.serving.text.prompts import (
     IntArray,
@@ -115,9 +115,8 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, total):
                 parsed.append(parse_prompt(prompt))
-        if lora_request is not None:
-            for each, adapter in zip(parsed, self._adapters(lora_request, total), strict=True):
-                each.lora_request = adapter
+        for each, adapter in zip(parsed, adapter_of_each(lora_request, total, self._limits), strict=True):
+            each.lora_request = adapter
         for index, own in enumerate(each_params):
             if id(own) not in checked:
                 checked.add(id(own))
@@ -199,18 +198,6 @@ class InputProcessor:
             children=children,
             stops=StopAutomaton(params.stop_strings) if params.stop else None,
         )
-
-    def _adapters(self, given: object, total: int) -> Sequence[LoRARequest | None]:
-        """The adapter of each prompt."""
-        each = [given] * total if isinstance(given, LoRARequest) else given
-        if not isinstance(each, Sequence) or not all(isinstance(one, (LoRARequest, NoneType)) for one in each):
-            raise RequestError(
-                "lora_request: expected a LoRARequest, or a list with one for each prompt", "lora_request"
-            )
-        if len(each) != total:
-            raise RequestError(f"lora_request: {len(each)} were given for {total} prompts", "lora_request")
-        self._limits.check_adapter(next((one for one in each if one is not None), None))
-        return each
 
     def _embeds(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptEmbeds | None:
         """The embeddings of a prompt, as far as they are not cut off."""

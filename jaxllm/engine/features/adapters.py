@@ -16,7 +16,7 @@ class AdapterRequests(StepFeature):
     hold_reason = "adapter"
 
     def __init__(
-        self, faults: Faults, adapters: Adapters, scheduler: "Scheduler | ShardedScheduler", refuse: Refuse
+        self, faults: Faults, adapters: Adapters[Request], scheduler: "Scheduler | ShardedScheduler", refuse: Refuse
     ) -> None:
         super().__init__(faults)
         self._adapters, self._scheduler, self._refuse = adapters, scheduler, refuse

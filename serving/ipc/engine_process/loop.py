@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from queue import Empty
 from typing import get_args
 
+from jaxllm.adapters.control import ADAPTER_METHODS
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.garbage import settle
 from jaxllm.errors import RequestError, RequestFaultError
@@ -104,6 +105,8 @@ def _call(message: Call | UpdateWeights, engine: AnyEngine, clients: Clients) ->
         if isinstance(message, Call) and message.method not in get_args(ControlMethod):
             return Called(message.number, getattr(engine, message.method)())
         if isinstance(engine, PoolingEngine):
+            if isinstance(message, Call) and message.method in ADAPTER_METHODS:
+                return Called(message.number, getattr(engine.control, message.method)(**message.arguments))
             raise RequestError("a pooling engine cannot pause, sleep or update its weights")
         try:
             return Called(message.number, _control(message, engine, clients))

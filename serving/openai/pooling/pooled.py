@@ -9,7 +9,7 @@ from starlette.requests import Request
 from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.identity import Identity, Named, identify, requested_rank
+from jaxllm.serving.http.identity import ADAPTER, Identity, Named, identify, requested_rank
 from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import unless_gone
@@ -55,6 +55,7 @@ async def pool(
             identity.engine_ids,
             priority=checked_priority(body.priority, server.limits),
             add_special_tokens=add_special_tokens,
+            lora_request=request.scope.get(ADAPTER),
         )
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)

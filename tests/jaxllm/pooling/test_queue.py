@@ -35,7 +35,7 @@ def test_a_queue_like_any_other(actions: list[tuple[str, int, int]], by_priority
             waiting.append((priority if by_priority else 0, arrivals, number))
             arrivals += 1
         elif action == "remove":
-            removed = queue.remove([str(number)])
+            removed = [each.request_id for each in queue.remove([str(number)])]
             assert removed == [str(number)] * any(each[1] == number for each in waiting)
             waiting = [each for each in waiting if each[1] != number]
         else:
@@ -101,7 +101,7 @@ def test_several_owners(actions: list[tuple[str, int, int, int]]) -> None:
             texts.add(OWNERS[owner], number, priority=priority)
             waiting.append(texts.made[-1])
         elif action == "remove":
-            removed = texts.queue.remove([str(number)])
+            removed = [each.request_id for each in texts.queue.remove([str(number)])]
             assert removed == [each.request_id for each in waiting if each.request_id == str(number)]
             waiting = [each for each in waiting if each.request_id not in removed]
         else:

@@ -98,8 +98,9 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **switches(_TEXT, "language-model-only", "enable-mm-embeds", "mm-encoder-only", "interleave-mm-strings",
                "skip-mm-profiling", "mm-device-do-normalize", "disable-mm-preprocessor-cache"),
     # Adapters
-    **values("adapters are for the linear layers of models that read text", "default-mm-loras", "max-lora-cls-labels",
+    **values("adapters are for the linear layers of models that read text", "default-mm-loras",
              "lora-extra-vocab-size", "long-lora-scaling-factors"),
+    **values("an adapter's classifier has as many labels as the model's", "max-lora-cls-labels"),
     **switches("adapters are for the linear layers of models that read text", "enable-tower-connector-lora",
                "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
     **switches("how adapters are split and multiplied follows from the mesh and the batch", "fully-sharded-loras",
