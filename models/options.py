@@ -11,11 +11,15 @@ from jaxllm.models.stage import Stage
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """Slots for adapters: how many, and the largest rank of one. Whole blocks, see `low_rank.whole_blocks`."""
+    """Slots for adapters: how many, and the largest rank of one. Whole blocks, see `low_rank.whole_blocks`.
+
+    With `has_vectors` they also have a factor and biases for each output.
+    """
 
     num_slots: int
     rank: int
     dtype: str
+    has_vectors: bool = False
 
 
 @dataclass(frozen=True)

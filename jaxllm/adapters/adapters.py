@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from jaxllm.adapters.slots import AdapterSlots
-from jaxllm.adapters.store import AdapterKey, AdapterStore, Read
+from jaxllm.adapters.store import AdapterKey, AdapterStore, HostAdapter, Read
 from jaxllm.errors import JaxLLMError, RequestError, quoted
 from jaxllm.requests.lora_request import LoRARequest
 
@@ -46,9 +46,8 @@ class Adapters(Generic[Request]):
     def __init__(self, read: Read, write: SetAdapter, *, num_slots: int, capacity: int) -> None:
         """`write` brings the arrays of an adapter, by stages, to a slot on the devices."""
         self._store = AdapterStore(read, max(capacity, num_slots))
-        self._slots: AdapterSlots[AdapterKey, Request] = AdapterSlots(
-            num_slots, lambda slot, key: write(slot, self._store[key].stages)
-        )
+        self._slots: AdapterSlots[AdapterKey, Request] = AdapterSlots(num_slots, self._write_slot)
+        self._write, self._written = write, dict[int, HostAdapter]()
         self._known: dict[str, LoRARequest] = {}
         self._versions: dict[str, int] = {}
         self._reading: dict[Request, AdapterKey] = {}
@@ -117,6 +116,15 @@ class Adapters(Generic[Request]):
             return False
         self._slots.pin(AdapterKey(name, lora.lora_path, self._versions[name]))
         return True
+
+    def _write_slot(self, slot: int, key: AdapterKey) -> None:
+        self._written[slot] = self._store[key]
+        self._write(slot, self._written[slot].stages)
+
+    def write_again(self) -> None:
+        """Bring what is in the slots there again: it depends on weights of the model that have been replaced."""
+        for slot, adapter in self._written.items():
+            self._write(slot, adapter.stages)
 
     def ready(self) -> list[Ready[Request]]:
         """Requests that have their adapter now, or cannot have it."""

@@ -27,6 +27,11 @@ class LoRAOptions(Section):
         "Default: max_loras.",
         minimum=1,
     )
+    lora_vectors: bool = option(
+        False,
+        "Serve adapters with magnitudes (DoRA) and trained biases, too: each linear layer then multiplies and adds "
+        "once more.",
+    )
     lora_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Type of adapters on the devices; auto: that of the activations."
     )

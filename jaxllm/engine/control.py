@@ -159,6 +159,7 @@ class EngineControl(AdapterControl):
     def _read_again(self, progress: Progress) -> None:
         try:
             self._weights().read_again(progress)
+            self._use_new_weights()
         finally:
             self._update()
 
@@ -242,11 +243,19 @@ class EngineControl(AdapterControl):
         store = self._weights()
         self._is_updating = False
         self._engine.pages.use_weights(store.version)
+        self._use_new_weights()
         if not self._asleep - {"scheduling"}:
             self._asleep.clear()
             self._level = 0
         self._update()
         return store.version
+
+    def _use_new_weights(self) -> None:
+        """What depends on the weights is made of the new ones: factors of adapters with magnitudes."""
+        self._engine.runner.calls.forget_weights()
+        shape = self._resolved.adapters
+        if self._engine.adapters is not None and shape is not None and shape.has_vectors:
+            self._engine.adapters.write_again()
 
     def _or_end_update(self, work: Any, *arguments: Any) -> None:
         try:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
+from jaxllm.models.layers.adapter_factors import row_squares, set_factors
+from jaxllm.models.layers.adapter_slots import AdaptedGraph
 
 
 def has_adapters(context: ProgramContext[Any]) -> bool:
@@ -21,6 +23,32 @@ def has_adapters(context: ProgramContext[Any]) -> bool:
 def empty_adapters_body(context: ProgramContext[Any]) -> ProgramBody:
     """Makes the slots, all zeros."""
     return ProgramBody(lambda: empty_adapters(context.adapters))
+
+
+def has_vectors(context: ProgramContext[Any]) -> bool:
+    """Whether these slots have vectors for outputs."""
+    return context.shape.adapters is not None and context.shape.adapters.has_vectors
+
+
+def row_squares_body(context: ProgramContext[Any]) -> ProgramBody:
+    """Measures the rows of the matrices that adapters may have magnitudes for."""
+    adapted, dtype = _adapted(context), context.handover.dtype
+    return ProgramBody(lambda parameters, adapters: row_squares(adapted.merge(parameters, adapters), dtype))
+
+
+def scale_adapter_body(context: ProgramContext[Any]) -> ProgramBody:
+    """Makes factors of the magnitudes in a slot: int32 []."""
+    adapted, dtype = _adapted(context), context.handover.dtype
+
+    def scale(parameters: Any, squares: Any, adapters: Any, slot: jax.Array) -> tuple[jax.Array, ...]:
+        return set_factors(adapted, parameters, adapters, squares, slot, dtype)
+
+    return ProgramBody(scale, (context.host(),))
+
+
+def _adapted(context: ProgramContext[Any]) -> AdaptedGraph:
+    assert context.adapted is not None
+    return context.adapted
 
 
 def set_adapter_body(context: ProgramContext[Any]) -> ProgramBody:

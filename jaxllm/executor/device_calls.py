@@ -15,7 +15,15 @@ from jax.errors import JaxRuntimeError
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.device_state import DeviceState
-from jaxllm.executor.program_table import EMPTY_STATE, SET_ADAPTER, STEP, ProgramRecord, find_record
+from jaxllm.executor.program_table import (
+    EMPTY_STATE,
+    ROW_SQUARES,
+    SCALE_ADAPTER,
+    SET_ADAPTER,
+    STEP,
+    ProgramRecord,
+    find_record,
+)
 
 Publish = Callable[[str, Sequence[np.ndarray]], None]
 """Tells other processes of a call before it is made: the program's name and the arrays of the host."""
@@ -48,6 +56,7 @@ class DeviceCalls:
         self.executables = executables
         self.parameters = parameters
         self.adapters: Any = ()
+        self.row_squares: Any = ()
         self._publish = publish
         self._explain = explain
         if state is not None:
@@ -86,7 +95,20 @@ class DeviceCalls:
     def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
         """Bring an adapter to a slot: for each stage the inputs of `SET_ADAPTER`."""
         (own,) = stages
-        self.call(SET_ADAPTER, np.int32(slot), *own)
+        self.set_own_adapter(slot, own)
+
+    def set_own_adapter(self, slot: int, arrays: Sequence[np.ndarray]) -> None:
+        """Bring an adapter, or the part of it for this stage, to a slot."""
+        DeviceCalls.call(self, SET_ADAPTER, np.int32(slot), *arrays)
+        if self.executables.has(SCALE_ADAPTER.name):
+            if not self.row_squares:
+                DeviceCalls.call(self, ROW_SQUARES)
+            DeviceCalls.call(self, SCALE_ADAPTER, np.int32(slot))
+
+    def forget_weights(self) -> None:
+        """The weights are others now: what was measured of the old ones counts no more."""
+        for each in self.every:
+            each.row_squares = ()
 
     def repeat(self, name: str, arrays: Sequence[Any]) -> None:
         """Make a call that another process has published. Raises `EngineError` for an unknown program."""

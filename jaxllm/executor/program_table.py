@@ -13,7 +13,14 @@ from typing import Any, Final, Protocol
 import jax
 
 from jaxllm.errors import EngineError
-from jaxllm.executor.adapter_programs import empty_adapters_body, has_adapters, set_adapter_body
+from jaxllm.executor.adapter_programs import (
+    empty_adapters_body,
+    has_adapters,
+    has_vectors,
+    row_squares_body,
+    scale_adapter_body,
+    set_adapter_body,
+)
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program, program_from_leaves
@@ -215,6 +222,22 @@ EMPTY_ADAPTERS: Final = ProgramRecord(
 SET_ADAPTER: Final = ProgramRecord(
     "set_adapter", set_adapter_body, updates=(ADAPTERS,), is_in_every_stage=True, is_present=has_adapters
 )
+ROW_SQUARES: Final = ProgramRecord(
+    "row_squares",
+    row_squares_body,
+    reads=(PARAMETERS, ADAPTERS),
+    writes=("row_squares",),
+    is_in_every_stage=True,
+    is_present=has_vectors,
+)
+SCALE_ADAPTER: Final = ProgramRecord(
+    "scale_adapter",
+    scale_adapter_body,
+    reads=(PARAMETERS, "row_squares"),
+    updates=(ADAPTERS,),
+    is_in_every_stage=True,
+    is_present=has_vectors,
+)
 SET_EMBEDDINGS: Final = ProgramRecord(
     "set_embeddings",
     set_embeddings_body,
@@ -253,6 +276,8 @@ PROGRAMS: Final = (
     COPY_STATES,
     EMPTY_ADAPTERS,
     SET_ADAPTER,
+    ROW_SQUARES,
+    SCALE_ADAPTER,
     SET_EMBEDDINGS,
     SAMPLE_PROCESSED,
     ROW_LOGITS,

@@ -156,7 +156,7 @@ def _adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
             "stay in host memory, too"
         )
     rank, kind = options.max_lora_rank, dtype if options.lora_dtype == "auto" else options.lora_dtype
-    return AdapterShape(whole_blocks(options.max_loras, rank), rank, kind)
+    return AdapterShape(whole_blocks(options.max_loras, rank), rank, kind, options.lora_vectors)
 
 
 def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:

@@ -22,11 +22,12 @@ from jaxllm.executor.compile.first_run import first_run, run_at_start
 from jaxllm.executor.compile.program import Program, ProgramSet, program_from_leaves
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.memory.capacity import bytes_on_device
-from jaxllm.executor.program_table import EMPTY_ADAPTERS, SET_ADAPTER
+from jaxllm.executor.program_table import EMPTY_ADAPTERS, ROW_SQUARES, SCALE_ADAPTER, SET_ADAPTER
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.errors import ModelError
-from jaxllm.models.layers.adapter_slots import split_adapters
+from jaxllm.models.layers.adapter_factors import row_squares, set_factors, square_shapes
+from jaxllm.models.layers.adapter_slots import AdaptedGraph, split_adapters
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.pooling_model import PoolingModel, abstract_pooling_model, load_pooling_model
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
@@ -93,10 +94,14 @@ def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
     graph, parameters = nnx.split(_model(resolved, resolved.forward))
     merge: Merge = lambda parameters, adapters: nnx.merge(graph, parameters)  # noqa: E731
     adapters: tuple[Any, ...] = ()
+    adapted: AdaptedGraph | None = None
+    squares: tuple[Any, ...] = ()
     if common.adapters is not None:
-        adapted, arrays = split_adapters(_model(resolved, resolved.forward_with_slots))
+        model = _model(resolved, resolved.forward_with_slots)
+        adapted, arrays = split_adapters(model)
         merge, adapters = adapted.merge, tuple(arrays.values())
-    make = _Making(merge, parameters, adapters, PoolingShape(settings, common.adapters), common)
+        squares = square_shapes(model) if common.adapters.has_vectors else ()
+    make = _Making(merge, parameters, adapters, PoolingShape(settings, common.adapters), common, adapted, squares)
     others = {task: make.finish(task) for task in settings.token_tasks}
     return ProgramSet(
         step=make.step,
@@ -124,6 +129,9 @@ class _Making:
     """Shapes of the slots' arrays."""
     shape: PoolingShape
     common: ResolvedConfig
+    adapted: AdaptedGraph | None
+    squares: tuple[Any, ...]
+    """Shapes of what is measured of the weights, if slots have vectors."""
 
     def step(self, bucket: Bucket) -> Program:
         packed = jax.ShapeDtypeStruct((self.shape.layout(bucket).size,), np.int32)
@@ -140,9 +148,30 @@ class _Making:
         empty = partial(empty_adapters, self.adapters)
         slot, given = jax.ShapeDtypeStruct((), np.int32), map(one_slot, self.adapters)
         result = (0,) * len(self.adapters)
-        return {
+        found = {
             EMPTY_ADAPTERS.name: Program(empty, (), result),
             SET_ADAPTER.name: Program(set_adapter, (self.adapters, slot, *given), result, donated=(0,)),
+        }
+        assert self.shape.adapters is not None
+        return found | (self._vector_programs(slot) if self.shape.adapters.has_vectors else {})
+
+    def _vector_programs(self, slot: Any) -> dict[str, Program]:
+        """What makes factors of magnitudes, and what that needs of the weights."""
+        adapted, dtype = self.adapted, jnp.dtype(self.common.dtype)
+        assert adapted is not None
+
+        def squares(parameters: Any, adapters: Any) -> tuple[jax.Array, ...]:
+            return row_squares(adapted.merge(parameters, adapters), dtype)
+
+        def scale(parameters: Any, squares: Any, adapters: Any, slot: jax.Array) -> tuple[jax.Array, ...]:
+            return set_factors(adapted, parameters, adapters, squares, slot, dtype)
+
+        make = partial(program_from_leaves, precision=self.common.matmul_precision)
+        result = (0,) * len(self.adapters)
+        arguments = (self.parameters, self.squares, self.adapters, slot)
+        return {
+            ROW_SQUARES.name: self._program(ROW_SQUARES.name, squares, result=(0,) * len(self.squares)),
+            SCALE_ADAPTER.name: make(SCALE_ADAPTER.name, scale, *arguments, result=result, donated=(2,)),
         }
 
     def _program(self, name: str, function: Callable[..., Any], *inputs: Any, result: Any) -> Program:

@@ -13,7 +13,7 @@ from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.compile.first_run import first_run
-from jaxllm.executor.program_table import EMPTY_ADAPTERS, SET_ADAPTER
+from jaxllm.executor.program_table import EMPTY_ADAPTERS, ROW_SQUARES, SCALE_ADAPTER, SET_ADAPTER
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
@@ -51,6 +51,7 @@ class PoolingRunner:
         self.watch = watch
         self._parameters = parameters
         self._adapters: Any = ()
+        self._row_squares: Any = ()
         self._executables = executables
         self._buckets = buckets
         self._shape = shape
@@ -84,6 +85,14 @@ class PoolingRunner:
         set_one: Any = self._executables.get(SET_ADAPTER.name)
         with self.watch.watching("an adapter"):
             self._adapters = set_one(self._adapters, np.int32(slot), *arrays)
+        if self._shape.adapters is None or not self._shape.adapters.has_vectors:
+            return
+        measure: Any = self._executables.get(ROW_SQUARES.name)
+        scale: Any = self._executables.get(SCALE_ADAPTER.name)
+        with self.watch.watching("an adapter"):
+            if not self._row_squares:
+                self._row_squares = measure(self._parameters, self._adapters)
+            self._adapters = scale(self._parameters, self._row_squares, self._adapters, np.int32(slot))
 
     def dispatch(self, requests: list[PoolingRequest]) -> DispatchedTexts:
         """Start a step. Returns at once; the device works while the host goes on."""

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.models.adapters.adapter import Adapter, LowRank
+from jaxllm.models.adapters.adapter import Adapter, LowRank, Replaced, rows_of
 from jaxllm.models.adapters.errors import AdapterError
-from jaxllm.models.checkpoint.weight_target import ParameterPath
+from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
 from jaxllm.models.layers.parameter import Merged, ParameterSpec
 
 SlotShapes = Mapping[ParameterPath, Any]
 """Shapes of the arrays of a model's slots, by their path in the model, see `split_adapters`."""
+
+_EMPTY: Mapping[str | int, float] = {"scale": np.nan, "base_bias": 1}
+"""What arrays have that an adapter says nothing of, other than 0. Magnitudes become factors, see `set_factors`."""
 
 
 def slot_arrays(adapter: Adapter, slots: SlotShapes, specs: Mapping[ParameterPath, ParameterSpec]) -> list[np.ndarray]:
@@ -24,11 +27,14 @@ def slot_arrays(adapter: Adapter, slots: SlotShapes, specs: Mapping[ParameterPat
     """
     for problem in _problems(adapter, slots):
         raise AdapterError(f"{adapter.config.source}: {problem}; merge the adapter into its model to serve it")
-    arrays = {path: _zeros(shape) for path, shape in slots.items()}
+    arrays = {path: _zeros(path, shape) for path, shape in slots.items()}
     for each in adapter.low_rank:
         _put(arrays, each, specs[each.target.path].rows)
     for replaced in adapter.replaced:
         path = replaced.target.path
+        if _is_bias(replaced, slots):
+            _put_bias(arrays, replaced)
+            continue
         arrays[_whole(path, path[-1])][0] = replaced.values
         arrays[_whole(path, "is_present")][...] = 1
     return list(arrays.values())
@@ -44,18 +50,23 @@ def _problems(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
     for each in adapter.low_rank:
         if _path_of(each, "down") not in slots:
             yield f"adapters of {each.module!r} are not supported"
-        if each.bias is not None:
-            yield f"{each.module!r} has a bias (lora_bias), which is not supported"
-        if each.magnitude is not None:
-            yield f"{each.module!r} has magnitudes (use_dora), which are not supported"
+        if each.bias is not None and _path_of(each, "bias") not in slots:
+            yield f"{each.module!r} has a bias (lora_bias), which takes --lora-vectors"
+        if each.magnitude is not None and _path_of(each, "scale") not in slots:
+            yield f"{each.module!r} has magnitudes (use_dora), which take --lora-vectors"
 
 
 def _problems_of_whole(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
     """What of the tensors that stand in the place of the model's own has no place in a slot."""
     given = {each.target.path for each in adapter.replaced}
     for replaced in adapter.replaced:
+        if _is_bias(replaced, slots):
+            continue
         path, shape = replaced.target.path, replaced.values.shape
         array = slots.get(_whole(path, path[-1]))
+        if array is None and path[-1] == "bias" and (*path[:-1], "adapters", "down") in slots:
+            yield f"{replaced.name!r} is a trained bias, which takes --lora-vectors"
+            continue
         if array is None:
             yield f"{replaced.name!r} is trained as a whole, which is not supported"
         elif shape[0] != array.shape[-1 if path[-1] == "bias" else -2]:
@@ -71,13 +82,34 @@ def _whole(path: ParameterPath, array: str) -> ParameterPath:
     return (*path[:-2], f"whole_{path[-2]}", array)
 
 
+def _is_bias(replaced: Replaced, slots: SlotShapes) -> bool:
+    """Whether a tensor is a linear layer's bias, which slots have a vector for."""
+    path = replaced.target.path
+    return path[-1] == "bias" and _whole(path, "bias") not in slots and (*path[:-1], "adapters", "base_bias") in slots
+
+
+def _put_bias(arrays: Mapping[ParameterPath, np.ndarray], replaced: Replaced) -> None:
+    """Write a bias that stands in the place of a layer's own. It comes on top of what else there is (lora_bias)."""
+    bias, base_bias = (
+        rows_of(_vector(arrays, replaced.target, name), replaced.target) for name in ("bias", "base_bias")
+    )
+    bias += replaced.values.reshape(bias.shape)
+    base_bias[...] = 0
+
+
+def _vector(arrays: Mapping[ParameterPath, np.ndarray], target: WeightTarget, name: str) -> np.ndarray:
+    """One layer's vector [out] of one slot, to be written to."""
+    array = arrays[(*target.path[:-1], "adapters", name)]
+    return (array if target.layer is None else array[target.layer])[0, 0]
+
+
 def _path_of(each: LowRank, array: str) -> ParameterPath:
     return (*each.target.path[:-1], "adapters", array)
 
 
-def _zeros(shape: Any) -> np.ndarray:
+def _zeros(path: ParameterPath, shape: Any) -> np.ndarray:
     *stack, _, rows, columns = shape.shape
-    return np.zeros((*stack, 1, rows, columns), shape.dtype)
+    return np.full((*stack, 1, rows, columns), _EMPTY.get(path[-1], 0), shape.dtype)
 
 
 def _put(arrays: Mapping[ParameterPath, np.ndarray], each: LowRank, rows: Any) -> None:
@@ -94,3 +126,7 @@ def _put(arrays: Mapping[ParameterPath, np.ndarray], each: LowRank, rows: Any) -
     down[0, place : place + each.rank] = each.a
     by_block = up[0].reshape(most, target.blocks, -1)[: each.rank, :, columns]
     by_block[...] = each.b.T.reshape(by_block.shape)
+    for name, values in (("bias", each.bias), ("scale", each.magnitude)):
+        if values is not None:
+            own = rows_of(_vector(arrays, target, name), target)
+            own[...] = values.reshape(own.shape)

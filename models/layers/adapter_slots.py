@@ -33,6 +33,8 @@ class AdapterSlots(nnx.Module):
     """The term that the adapters in the slots add to the product of one linear layer.
 
     `down` [S, P * Q, in] is split over devices like the inputs of the layer, `up` [S, Q, out] like its outputs.
+    If slots have vectors, all float32 [S, 1, out]: the product with the adapter is multiplied by `scale`, then `bias`
+    is added, and the layer's own bias multiplied by `base_bias`: 0 where the adapter brings another one.
     """
 
     def __init__(self, linear: Linear, shape: AdapterShape) -> None:
@@ -48,9 +50,36 @@ class AdapterSlots(nnx.Module):
         up = placeholder((slots, rank, out_size), dtype, sharding(linear.mesh, None, None, out_axis))
         self.down, self.up = AdapterArray(down, **about), AdapterArray(up, **about)
 
+        def vector() -> AdapterArray:
+            place = sharding(linear.mesh, None, None, out_axis)
+            return AdapterArray(placeholder((slots, 1, out_size), jnp.dtype(jnp.float32), place), **about)
+
+        self.scale = vector() if shape.has_vectors else None
+        self.bias = vector() if shape.has_vectors else None
+        self.base_bias = vector() if shape.has_vectors and linear.bias is not None else None
+
     def add(self, base: jax.Array, x: jax.Array, tokens: TokenSlots) -> jax.Array:
         """`base` [T, out] and the product of every token's `x` [T, in] with the adapter of its slot."""
         return add_low_rank(base, x, self._matrices(), tokens)
+
+    def scaled(self, out: jax.Array, tokens: TokenSlots) -> jax.Array:
+        """`out` [T, out], of every token multiplied by what its adapter says; the same where slots have no vectors."""
+        if self.scale is None:
+            return out
+        wide = out.astype(jnp.float32) * _of_tokens(self.scale, tokens)
+        return jnp.where(tokens.slots[:, None] >= 0, wide.astype(out.dtype), out)
+
+    def biased(self, out: jax.Array, base_bias: jax.Array | None, tokens: TokenSlots) -> jax.Array:
+        """`out` [T, out] and the biases: the layer's own [out], if it has one, and those of every token's adapter."""
+        has_adapter = tokens.slots[:, None] >= 0
+        if base_bias is not None:
+            own = base_bias.astype(out.dtype)
+            if self.base_bias is not None:
+                own = jnp.where(has_adapter & (_of_tokens(self.base_bias, tokens) == 0), 0, own)
+            out = out + own
+        if self.bias is None:
+            return out
+        return jnp.where(has_adapter, out + _of_tokens(self.bias, tokens).astype(out.dtype), out)
 
     def _matrices(self) -> LowRank:
         down: Any = self.down.get_raw_value()
@@ -58,6 +87,13 @@ class AdapterSlots(nnx.Module):
         if isinstance(down, LayerOf):
             return LowRank(down.stack, up.stack, down.layer, self.outputs)
         return LowRank(down, up, None, self.outputs)
+
+
+def _of_tokens(variable: AdapterArray, tokens: TokenSlots) -> jax.Array:
+    """What the slots of the tokens have of vectors [S, 1, out]: [T, out]."""
+    value: Any = variable.get_raw_value()
+    own = jnp.maximum(tokens.slots, 0)
+    return value.stack[value.layer, own, 0] if isinstance(value, LayerOf) else value[own, 0]
 
 
 def add_adapter_slots(layer: nnx.Module, shape: AdapterShape) -> nnx.Module:

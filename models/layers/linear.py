@@ -62,7 +62,9 @@ class Linear(Matrix):
         out_axis, in_axis = self.axes
         partial = model_parallel(self.mesh) > 1 and sharding(self.mesh, in_axis) != sharding(self.mesh, None)
         # What is added comes after the sum over devices, and after the bias.
-        last = fused.residual if self.mesh is not None or self.bias is not None else None
+        slots = self.adapters if context.adapters is not None else None
+        is_last = self.mesh is not None or self.bias is not None or (slots is not None and slots.scale is not None)
+        last = fused.residual if is_last else None
         if last is not None:
             fused = replace(fused, residual=None)
         # Where XLA calls a library for the product, a float32 result is written, and read again to be rounded.
@@ -73,11 +75,16 @@ class Linear(Matrix):
             x = constrain(x, self.mesh, None, in_axis)
         out = self.product(x, context, fused, out_dtype=kind)
         out = constrain(out, self.mesh, None, out_axis)
-        if self.adapters is not None and context.adapters is not None:
-            out = constrain(self.adapters.add(out, fused.prepare(x), context.adapters), self.mesh, None, out_axis)
+        if slots is not None:
+            assert context.adapters is not None
+            out = slots.scaled(slots.add(out, fused.prepare(x), context.adapters), context.adapters)
+            out = constrain(out, self.mesh, None, out_axis)
         if partial:
             out = constrain(out, self.mesh, token_axis(self.mesh, len(out)), out_axis)
-        if self.bias is not None:
+        if slots is not None:
+            assert context.adapters is not None
+            out = slots.biased(out, None if self.bias is None else self.bias[...], context.adapters)
+        elif self.bias is not None:
             out = out + self.bias[...].astype(out.dtype)
         out = out.astype(x.dtype)
         return out if last is None else out + last

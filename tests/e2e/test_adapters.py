@@ -8,6 +8,8 @@ import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.request import Request
 from tests.adapter_folders import write_adapter
@@ -166,6 +168,51 @@ def test_loading_and_removing_under_traffic(engine: Engine, folders: list[Path])
             found.setdefault(output.request_id, []).extend(output.token_ids)
     assert [found[str(index)] for index in range(len(given))] == wanted
     engine.scheduler.check_integrity()
+
+
+def test_adapters_with_magnitudes(folders: list[Path], tmp_path: Path) -> None:
+    """In a mixed batch as alone; the others' results are what they are without vectors, and none outlives weights."""
+    scaled = [write_adapter(tmp_path / f"scaled-{seed}", seed, scale=0.2, use_dora=True) for seed in range(2)]
+    given, options = prompts(9, seed=6), {**OPTIONS, "enable_lora": True, "max_lora_rank": 8, "dtype": "float32"}
+    plain = [None, folders[0], folders[1]]
+    engine = make_engine(max_loras=3, **options)
+    try:
+        wanted = [
+            run(engine, [with_adapter("0", each, plain[index % 3], logprobs=3)])["0"]
+            for index, each in enumerate(given)
+        ]
+    finally:
+        engine.close()
+    engine = make_engine(max_loras=3, lora_vectors=True, **options)
+    try:
+        for index, each in enumerate(given):
+            found = run(engine, [with_adapter("0", each, plain[index % 3], logprobs=3)])["0"]
+            assert (found.token_ids, found.logprobs) == (wanted[index].token_ids, wanted[index].logprobs)
+        which = [*scaled, None, folders[0]]
+        mixed = [with_adapter(str(index), each, which[index % 4]) for index, each in enumerate(given)]
+        together = tokens(run(engine, mixed), len(given))
+        alone = [
+            run(engine, [with_adapter("0", each, which[index % 4])])["0"].token_ids for index, each in enumerate(given)
+        ]
+        assert together == alone
+        assert len({tuple(run(engine, [with_adapter("0", given[0], each)])["0"].token_ids) for each in which}) > 2
+        # The factors are those of the weights that the engine has.
+        path = "model.layers.0.self_attn.q_proj.weight"
+        weight = next(each for each in Checkpoint(find_model("demo")).tensors if each.name == path)
+        old = weight.read(np.dtype(np.float32))
+        for changed in (old * 3, old):
+            engine.control.start_weight_update()
+            engine.control.update_weights([(path, changed)])
+            engine.control.finish_weight_update()
+            # What was in its slot already is what comes there now.
+            before = run(engine, [with_adapter("0", given[1], scaled[0], logprobs=3)])["0"]
+            engine.control.remove_lora(f"adapter-{scaled[0].name}")
+            assert engine.reset_prefix_cache()
+            again = run(engine, [with_adapter("0", given[1], scaled[0], logprobs=3)])["0"]
+            assert before.logprobs == again.logprobs
+        assert run(engine, [with_adapter("0", given[0], scaled[0])])["0"].token_ids == alone[0]
+    finally:
+        engine.close()
 
 
 def test_an_engine_without_slots_says_so() -> None:

@@ -187,6 +187,10 @@ class Executables:
         """Whether the step of a bucket is made."""
         return bucket.name in self._ready
 
+    def has(self, name: str) -> bool:
+        """Whether there is a program of this name, made or not."""
+        return name in self._programs.programs
+
     def get(self, name: str) -> Executable:
         """The executable of a program, made now if it was not before."""
         made = self._ready.get(name)

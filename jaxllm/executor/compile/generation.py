@@ -19,6 +19,7 @@ from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.cache import make_cache
 from jaxllm.models.causal_lm import abstract_model
+from jaxllm.models.layers.adapter_factors import square_shapes
 from jaxllm.models.layers.adapter_slots import split_adapters
 from jaxllm.models.sharding import sharding
 
@@ -86,8 +87,10 @@ def _adapters(resolved: ResolvedConfig) -> dict[str, Any]:
     if resolved.adapters is None:
         return {}
     options = replace(resolved.forward, adapters=resolved.adapters)
-    adapted, arrays = split_adapters(abstract_model(resolved.model, options, jnp.dtype(resolved.dtype)))
-    return {"adapted": adapted, "adapters": tuple(arrays.values())}
+    model = abstract_model(resolved.model, options, jnp.dtype(resolved.dtype))
+    adapted, arrays = split_adapters(model)
+    found = {"adapted": adapted, "adapters": tuple(arrays.values())}
+    return found | ({"row_squares": square_shapes(model)} if resolved.adapters.has_vectors else {})
 
 
 def _processors(resolved: ResolvedConfig) -> "tuple[CompiledProcessors | None, dict[str, Any]]":

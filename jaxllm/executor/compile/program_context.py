@@ -83,6 +83,8 @@ class ProgramContext(Generic[State]):
     """The graph of the model with slots for adapters, where there are any: steps run it."""
     adapters: tuple[jax.ShapeDtypeStruct, ...] = ()
     """The arrays of these slots."""
+    row_squares: tuple[jax.ShapeDtypeStruct, ...] = ()
+    """What the program of this name measures, if slots have vectors."""
 
     @property
     def is_last(self) -> bool:

@@ -76,7 +76,7 @@ def adapter_bytes(resolved: ResolvedConfig) -> int:
     _, arrays = split_adapters(abstract_model(resolved.model, options, jnp.dtype(resolved.dtype)))
     whole: Any = list(arrays.values())
     own = [each.shape if each.sharding is None else each.sharding.shard_shape(each.shape) for each in whole]
-    return sum(map(math.prod, own)) * jnp.dtype(resolved.adapters.dtype).itemsize
+    return sum(math.prod(shape) * each.dtype.itemsize for shape, each in zip(own, whole, strict=True))
 
 
 def slot_bytes(resolved: ResolvedConfig) -> int:

@@ -18,7 +18,7 @@ from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.compile.program import Executable
 from jaxllm.executor.device_calls import DeviceCalls, Parameters
 from jaxllm.executor.pipeline.clock import StageClock
-from jaxllm.executor.program_table import SET_ADAPTER, ProgramRecord, find_record
+from jaxllm.executor.program_table import ProgramRecord, find_record
 from jaxllm.executor.sampler.sampler import SampledRows
 
 
@@ -39,6 +39,10 @@ class StagedExecutables(Executables):
     def has_step(self, bucket: Bucket) -> bool:
         """See `Executables.has_step`."""
         return all(each.has_step(bucket) for each in (*self._before, self._last))
+
+    def has(self, name: str) -> bool:
+        """See `Executables.has`."""
+        return self._last.has(name)
 
     def get(self, name: str) -> Executable:
         """The last stage's executable, once all stages have theirs."""
@@ -89,10 +93,8 @@ class StagedCalls(DeviceCalls):
 
     def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
         """See `DeviceCalls.set_adapter`."""
-        *before, last = stages
-        for stage, own in zip(self._before, before, strict=True):
-            stage.calls.call(SET_ADAPTER, np.int32(slot), *own)
-        super().call(SET_ADAPTER, np.int32(slot), *last)
+        for calls, own in zip(self.every, stages, strict=True):
+            calls.set_own_adapter(slot, own)
 
     def step(self, bucket: Bucket, *arrays: Any) -> Any:
         """See `DeviceCalls.step`: the result is that of the last stage."""

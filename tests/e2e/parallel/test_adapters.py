@@ -18,7 +18,15 @@ WAYS = (
 def tokens(folders: list[Path], **options: object) -> list[list[int]]:
     """What eight requests get, with four adapters in two slots, and some with none."""
     engine = make_engine(
-        **{**OPTIONS, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "dtype": "float32", **options}
+        **{
+            **OPTIONS,
+            "enable_lora": True,
+            "max_loras": 2,
+            "max_lora_rank": 8,
+            "dtype": "float32",
+            "lora_vectors": True,
+            **options,
+        }
     )
     try:
         requests = [
@@ -32,7 +40,7 @@ def tokens(folders: list[Path], **options: object) -> list[list[int]]:
 
 @pytest.mark.slow
 def test_several_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
-    folders = [write_adapter(tmp_path / str(seed), seed, scale=0.3) for seed in range(4)]
+    folders = [write_adapter(tmp_path / str(seed), seed, scale=0.3, use_dora=seed % 2 == 1) for seed in range(4)]
     wanted = tokens(folders)
     for way in WAYS:
         assert tokens(folders, **way) == wanted, way

@@ -20,7 +20,8 @@ from jaxllm.models.cache import Cache
 
 @pytest.fixture(scope="module")
 def programs() -> ProgramSet[DeviceState]:
-    options = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prompt_embeds": True, "enable_lora": True}
+    options = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prompt_embeds": True}
+    options |= {"enable_lora": True, "lora_vectors": True}
     return generation_programs(resolve_config(EngineConfig.from_options(options)), 8)
 
 
@@ -32,6 +33,7 @@ def test_every_record_of_the_module_is_in_the_table() -> None:
 
 DONATED = {
     "step_1": (2,), "step_8": (2,), "empty_adapters": (), "set_adapter": (0,),
+    "row_squares": (), "scale_adapter": (2,),
     "sample_constrained": (2, 3), "set_row": (0,), "set_bias": (0,), "set_pages": (0,),
     "copy_pages": (0,), "set_embeddings": (0,), "empty_state": (), "prompt_logprobs": (), "listed_logprobs": (),
 }  # fmt: skip

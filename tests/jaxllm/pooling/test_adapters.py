@@ -124,6 +124,22 @@ def test_zeros_are_the_base_bit_by_bit(tmp_path: Path) -> None:
             assert all((one == other).all() for one, other in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("options", [{"use_dora": True}, {"bias": "lora_only"}, {"lora_bias": True}])
+def test_magnitudes_and_biases(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = save(tmp_path, "BertForSequenceClassification", num_labels=2)
+    modules = ["query", "intermediate.dense"]
+    wrapped = trained.train(copy.deepcopy(model), task_type="SEQ_CLS", target_modules=modules, **options)
+    folder = trained.save(wrapped, tmp_path / "adapter")
+    with engine_of(tmp_path, **LORA, lora_vectors=True) as engine:
+        requests = [asking(str(index), text, (folder, None)[index % 2], RAW) for index, text in enumerate(TEXTS)]
+        for index, found in enumerate(run(engine, requests)):
+            wanted = logits((wrapped, model)[index % 2], TEXTS[index])
+            np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0)
+    with engine_of(tmp_path, **LORA) as engine:
+        (refused,) = ended(engine, asking("0", TEXTS[0], folder)).values()
+        assert "--lora-vectors" in str(refused.refusal)
+
+
 def test_heads_of_tokens(tmp_path: Path) -> None:
     model = save(tmp_path, "Qwen3ForSequenceClassification", num_labels=2)
     (folder, *_), (wrapped, *_) = adapters(model, tmp_path, ["q_proj"], "SEQ_CLS", 1)

@@ -17,6 +17,7 @@ from jaxllm.models.adapters.slot_arrays import slot_arrays
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names, load_model
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.model_config import read_config
+from jaxllm.models.layers.adapter_factors import row_squares, set_factors, square_shapes
 from jaxllm.models.layers.adapter_slots import split_adapters
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.models.options import AdapterShape, ForwardOptions
@@ -34,18 +35,25 @@ REFUSED = ("altup_", "kv_b_proj", "per_layer_model_projection", "project_in", "p
 """Parts of names of modules without slots: what is before and after the layers, and a matrix that is read by heads."""
 
 
-def logits(folder: Path, adapter: Path | None, stack: str) -> np.ndarray:
+def logits(folder: Path, adapter: Path | None, stack: str, shape: AdapterShape = SHAPE) -> np.ndarray:
     """Those of the first prompt, with the adapter in a slot, or in none."""
     config, options = read_config(folder), ForwardOptions(max_model_len=64, stack=stack)  # type: ignore[arg-type]
     model = load_model(Checkpoint(folder), config, options, "float32")
-    adapted, slots = split_adapters(abstract_model(config, replace(options, adapters=SHAPE), "float32"))
-    arrays = [np.zeros(each.shape, each.dtype) for each in slots.values()]
+    with_slots = abstract_model(config, replace(options, adapters=shape), "float32")
+    adapted, slots = split_adapters(with_slots)
+    arrays: list[Any] = [np.zeros(each.shape, each.dtype) for each in slots.values()]
     if adapter is not None:
         flat: Any = nnx.to_flat_state(nnx.state(abstract_model(config, options, "float32")))
         specs = {path: ParameterSpec.of(variable) for path, variable in flat}
         found = read_adapter(adapter, model, checkpoint_names(config, options))
         for array, own in zip(arrays, slot_arrays(found, slots, specs), strict=True):
             array[(*[slice(None)] * (array.ndim - 3), slice(SLOT, SLOT + 1))] = own
+    parameters: Any = nnx.split(model)[1]
+    if shape.has_vectors:
+        squares = row_squares(adapted.merge(parameters, arrays), "float32")
+        assert [each.shape for each in squares] == [each.shape for each in square_shapes(with_slots)]
+        place = jnp.int32(SLOT)
+        arrays = list(set_factors(adapted, parameters, list(map(jnp.asarray, arrays)), squares, place, "float32"))
     prompt = PROMPTS[0]
     wanted = jnp.full(len(prompt), -1 if adapter is None else SLOT, jnp.int32)
     batch = replace(
@@ -60,7 +68,7 @@ def logits(folder: Path, adapter: Path | None, stack: str) -> np.ndarray:
         return found
 
     run: Callable[..., jax.Array] = jax.jit(step, compiler_options=QUICK)
-    return np.asarray(run(nnx.split(model)[1], arrays))
+    return np.asarray(run(parameters, arrays))
 
 
 @pytest.mark.parametrize(
@@ -79,11 +87,35 @@ def test_logits(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(logits(tmp_path, None, stack), base, atol=1e-4, rtol=0)
 
 
+VECTORS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"use_dora": True}),
+    ("gpt2", {"use_dora": True, "use_rslora": True}),
+    ("phi3", {"use_dora": True}),
+    ("qwen2", {"bias": "lora_only"}),
+    ("llama", {"lora_bias": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VECTORS)
+def test_magnitudes_and_biases(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    model = FAMILIES[name].save(tmp_path)
+    base = expected_logits(model, PROMPTS[:1])[0]
+    trained = train(model, target_modules=linear_layers(model), **options)
+    folder, shape = save(trained, tmp_path / "adapter"), replace(SHAPE, has_vectors=True)
+    expected = expected_logits(trained, PROMPTS[:1])[0]
+    stack = "scan" if name in ("llama", "gpt2") else "loop"
+    np.testing.assert_allclose(logits(tmp_path, folder, stack, shape), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(logits(tmp_path, None, stack, shape), base, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"use_dora": True}, r"'model.layers.0.self_attn.q_proj' has magnitudes \(use_dora\), which are not supported"),
-        ({"lora_bias": True}, r"q_proj' has a bias \(lora_bias\), which is not supported"),
+        (
+            {"use_dora": True},
+            r"self_attn.q_proj' has magnitudes \(use_dora\), which take --lora-vectors",
+        ),
+        ({"lora_bias": True}, r"q_proj' has a bias \(lora_bias\), which takes --lora-vectors"),
         ({"modules_to_save": ["lm_head"]}, "is trained as a whole, which is not supported"),
         ({"alora_invocation_tokens": [1, 2]}, "adapters that start at an invocation are not supported"),
         ({"trainable_token_indices": [1, 2]}, "trained embeddings are not supported"),
