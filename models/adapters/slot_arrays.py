@@ -50,10 +50,13 @@ def _problems(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
     for each in adapter.low_rank:
         if _path_of(each, "down") not in slots:
             yield f"adapters of {each.module!r} are not supported"
+        has_vectors = any(path[-1] == "scale" for path in slots)
         if each.bias is not None and _path_of(each, "bias") not in slots:
-            yield f"{each.module!r} has a bias (lora_bias), which takes --lora-vectors"
+            why = "is not supported there" if has_vectors else "takes --lora-vectors"
+            yield f"{each.module!r} has a bias (lora_bias), which {why}"
         if each.magnitude is not None and _path_of(each, "scale") not in slots:
-            yield f"{each.module!r} has magnitudes (use_dora), which take --lora-vectors"
+            why = "are not supported there" if has_vectors else "take --lora-vectors"
+            yield f"{each.module!r} has magnitudes (use_dora), which {why}"
 
 
 def _problems_of_whole(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:

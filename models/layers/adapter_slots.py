@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
+from jaxllm.models.layers.head_projection import HeadProjection
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import LayerOf, Merged, placeholder
 from jaxllm.models.options import AdapterShape
@@ -89,6 +91,49 @@ class AdapterSlots(nnx.Module):
         return LowRank(down, up, None, self.outputs)
 
 
+class HeadSlots(nnx.Module):
+    """What the adapters in the slots add to the products of the matrices of heads, `HeadProjection`.
+
+    `down` [S, Q, in] is for all heads, `up` [S, Q, N * out] is split over devices by heads.
+    """
+
+    def __init__(self, projection: HeadProjection, shape: AdapterShape) -> None:
+        heads, out_size, in_size = projection.shape
+        slots, rank, dtype, mesh = shape.num_slots, shape.rank, jnp.dtype(shape.dtype), projection.mesh
+        about: dict[str, Any] = {"layout": _Whole()}
+        self.heads, self.num_slots = heads, slots
+        self.down = AdapterArray(placeholder((slots, rank, in_size), dtype, sharding(mesh, None, None, None)), **about)
+        up = placeholder((slots, rank, heads * out_size), dtype, sharding(mesh, None, None, "heads"))
+        self.up = AdapterArray(up, **about)
+
+    def add(self, base: jax.Array, x: jax.Array, tokens: TokenSlots, *, is_transposed: bool) -> jax.Array:
+        """`base` [T, N, ...] float32, and the product of every token's `x` [T, N, ...] with its adapter's matrices."""
+        count, wide = len(x), jnp.float32
+        # XLA multiplies a single row by other code, which adds up in another order.
+        rows = jnp.pad(x, ((0, max(0, 2 - count)), (0, 0), (0, 0))).astype(wide)
+        slots = jnp.arange(self.num_slots, dtype=jnp.int32)
+        is_used = jnp.any(tokens.slots[:, None] == slots, axis=0)
+        order = jnp.argsort(~is_used, stable=True).astype(jnp.int32)
+
+        def add_slot(index: jax.Array, out: jax.Array) -> jax.Array:
+            slot = order[index]
+            down, up = _of_slot(self.down, slot).astype(wide), _of_slot(self.up, slot).astype(wide)
+            up = up.reshape(len(up), self.heads, -1)
+            if is_transposed:
+                delta = jnp.einsum("tnq,qi->tni", jnp.einsum("tno,qno->tnq", rows, up), down)
+            else:
+                delta = jnp.einsum("tnq,qno->tno", jnp.einsum("tni,qi->tnq", rows, down), up)
+            return jnp.where((tokens.slots == slot)[:, None, None], out + delta[:count], out)
+
+        return lax.fori_loop(0, jnp.sum(is_used, dtype=jnp.int32), add_slot, base)
+
+
+def _of_slot(variable: AdapterArray, slot: jax.Array) -> jax.Array:
+    """What one slot has of an array [S, ...]."""
+    value: Any = variable.get_raw_value()
+    return value.stack[value.layer, slot] if isinstance(value, LayerOf) else value[slot]
+
+
 def _of_tokens(variable: AdapterArray, tokens: TokenSlots) -> jax.Array:
     """What the slots of the tokens have of vectors [S, 1, out]: [T, out]."""
     value: Any = variable.get_raw_value()
@@ -97,11 +142,13 @@ def _of_tokens(variable: AdapterArray, tokens: TokenSlots) -> jax.Array:
 
 
 def add_adapter_slots(layer: nnx.Module, shape: AdapterShape) -> nnx.Module:
-    """The layer with slots at each of its linear layers."""
+    """The layer with slots at each of its linear layers, and at matrices of heads."""
     # A list: giving a module parameters changes what is walked over.
     for _, module in list(nnx.iter_modules(layer)):
         if isinstance(module, Linear) and module.takes_adapters:
             module.adapters = nnx.data(AdapterSlots(module, shape))
+        elif isinstance(module, HeadProjection):
+            module.adapters = nnx.data(HeadSlots(module, shape))
     return layer
 
 

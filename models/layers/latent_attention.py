@@ -15,27 +15,15 @@ from jax.sharding import PartitionSpec
 from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
+from jaxllm.models.layers.head_projection import HeadProjection
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
-from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged, parameter
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
 from jaxllm.models.layers.rope import pair_order, rotate
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import over_model, partition, sharding
+from jaxllm.models.sharding import over_model, partition
 from jaxllm.pallas_kernels.latent_attention import LatentOptions, latent_attention
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
-
-
-class HeadProjection(nnx.Module):
-    """A matrix for every head: `weight` [N * out, in], one head after the other. Devices share the heads."""
-
-    def __init__(self, heads: int, in_size: int, out_size: int, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
-        self.weight = parameter((heads * out_size, in_size), dtype, sharding(options.mesh, "heads", "hidden"))
-        self.shape = (heads, out_size, in_size)
-
-    def __call__(self, x: jax.Array, product: str) -> jax.Array:
-        """`x` [T, N, ...] times the matrices [N, out, in], as an einsum of `x` and them says, in the type of `x`."""
-        matrices = self.weight[...].reshape(self.shape)
-        return jnp.einsum(product, x, matrices, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
 class LatentAttention(nnx.Module):
@@ -76,11 +64,11 @@ class LatentAttention(nnx.Module):
         latent, k_rope = latent[:, : plan.rank], latent[:, None, plan.rank :]
         if context.rotation is not None:
             q_rope, k_rope = rotate(q_rope, context.rotation), rotate(k_rope, context.rotation)
-        q_latent = self.key_up(plain, "tnp,npz->tnz")
+        q_latent = self.key_up.transposed(plain, forward)
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
         new = self.latent_norm(latent), k_rope[:, 0]
         attended, kv_cache = self._attend(q_latent, q_rope, *new, kv_cache, layer, ragged=context.ragged)
-        values = self.value_up(attended, "tnz,nvz->tnv")
+        values = self.value_up(attended, forward)
         return self.output(values.reshape(len(x), -1), forward), kv_cache
 
     def _attend(self, *arrays: jax.Array, ragged: RaggedBatch) -> tuple[jax.Array, jax.Array]:
