@@ -24,7 +24,7 @@ from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.requests.lora_request import LoRARequest
 
 
-def adapters_of(resolved: ResolvedConfig, set_adapter: SetAdapter) -> Adapters:
+def adapters_of(resolved: ResolvedConfig, set_adapter: SetAdapter) -> Adapters[Any]:
     """The adapters of an engine, none of which is read; `set_adapter` brings one to a slot."""
     options = resolved.config.lora
     return Adapters(
