@@ -17,7 +17,8 @@ from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import LayerOf, Merged, placeholder
 from jaxllm.models.options import AdapterShape
 from jaxllm.models.sharding import sharding
-from jaxllm.pallas_kernels.low_rank import LowRank, Outputs, TokenSlots, add_low_rank
+from jaxllm.pallas_kernels.linear import NOTHING, Fused
+from jaxllm.pallas_kernels.low_rank import LowRank, Outputs, TokenSlots, add_low_rank, can_add
 
 
 class AdapterArray(nnx.Variable[jax.Array]):
@@ -46,6 +47,8 @@ class AdapterSlots(nnx.Module):
         sizes = tuple(part.size for part in rows.parts) if isinstance(rows, Merged) else (out_size,)
         self.outputs = Outputs(sizes, rows.blocks if isinstance(rows, Merged) else 1)
         assert self.outputs.total == out_size
+        is_native = linear.is_native and can_add(in_size, self.outputs, shape.dtype)
+        self.implementation = "cpu" if is_native else "xla"
         slots, rank, dtype = shape.num_slots, shape.rank, jnp.dtype(shape.dtype)
         about: dict[str, Any] = {"layout": _Whole()}
         down = placeholder((slots, len(sizes) * rank, in_size), dtype, sharding(linear.mesh, None, None, in_axis))
@@ -60,9 +63,9 @@ class AdapterSlots(nnx.Module):
         self.bias = vector() if shape.has_vectors else None
         self.base_bias = vector() if shape.has_vectors and linear.bias is not None else None
 
-    def add(self, base: jax.Array, x: jax.Array, tokens: TokenSlots) -> jax.Array:
-        """`base` [T, out] and the product of every token's `x` [T, in] with the adapter of its slot."""
-        return add_low_rank(base, x, self._matrices(), tokens)
+    def add(self, base: jax.Array, x: jax.Array, tokens: TokenSlots, fused: Fused = NOTHING) -> jax.Array:
+        """`base` [T, out] plus the product of every token's `x`, as `fused` prepares it, with its adapter."""
+        return add_low_rank(base, x, self._matrices(), tokens, fused, implementation=self.implementation)
 
     def scaled(self, out: jax.Array, tokens: TokenSlots) -> jax.Array:
         """`out` [T, out], of every token multiplied by what its adapter says; the same where slots have no vectors."""

@@ -77,7 +77,7 @@ class Linear(Matrix):
         out = constrain(out, self.mesh, None, out_axis)
         if slots is not None:
             assert context.adapters is not None
-            out = slots.scaled(slots.add(out, fused.prepare(x), context.adapters), context.adapters)
+            out = slots.scaled(slots.add(out, x, context.adapters, fused), context.adapters)
             out = constrain(out, self.mesh, None, out_axis)
         if partial:
             out = constrain(out, self.mesh, token_axis(self.mesh, len(out)), out_axis)

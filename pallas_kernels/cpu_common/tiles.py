@@ -54,6 +54,10 @@ class Tile:
                 stored = emit_load(self._builder, address, place)
                 self._builder.store(function(stored, self._builder.load(total)), total)
 
+    def totals(self) -> list[ir.Value]:
+        """The sums, row by row."""
+        return [self._builder.load(total) for total in self._totals]
+
     def store(self, address: ir.Value, places: Sequence[ir.Value]) -> None:
         """Write the sums down."""
         for place, total in zip(places, self._totals, strict=True):

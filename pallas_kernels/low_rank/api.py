@@ -1,9 +1,12 @@
 """The product of each token with the adapter that it has, added to what it has already."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax
 
+from jaxllm.pallas_kernels.linear import NOTHING, Fused
+from jaxllm.pallas_kernels.low_rank.cpu.call import can_add, cpu_add_low_rank
 from jaxllm.pallas_kernels.low_rank.operands import LowRank, TokenSlots
 from jaxllm.pallas_kernels.low_rank.reference import reference_add_low_rank
 from jaxllm.pallas_kernels.low_rank.xla import xla_add_low_rank
@@ -12,17 +15,31 @@ from jaxllm.pallas_kernels.low_rank.xla import xla_add_low_rank
 class AddLowRank(Protocol):
     """What every implementation is: `add_low_rank` without the choice."""
 
-    def __call__(self, base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots) -> jax.Array:
+    def __call__(
+        self, base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots, fused: Fused = NOTHING
+    ) -> jax.Array:
         """See `add_low_rank`."""
         ...
 
 
-IMPLEMENTATIONS: dict[str, AddLowRank] = {"reference": reference_add_low_rank, "xla": xla_add_low_rank}
-"""`reference` is slow and obvious, `xla` runs everywhere."""
+IMPLEMENTATIONS: Mapping[str, AddLowRank] = {
+    "reference": reference_add_low_rank,
+    "xla": xla_add_low_rank,
+    "cpu": cpu_add_low_rank,
+}
+"""`reference` is slow and obvious, `xla` runs everywhere, `cpu` is a kernel compiled by Numba."""
+
+__all__ = ["IMPLEMENTATIONS", "AddLowRank", "add_low_rank", "can_add"]
 
 
 def add_low_rank(
-    base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots, *, implementation: str = "xla"
+    base: jax.Array,
+    x: jax.Array,
+    matrices: LowRank,
+    tokens: TokenSlots,
+    fused: Fused = NOTHING,
+    *,
+    implementation: str = "xla",
 ) -> jax.Array:
     """`base` plus the product of each token's activations with the matrices of its slot.
 
@@ -31,9 +48,10 @@ def add_low_rank(
 
     Args:
         base: [T, out].
-        x: [T, in].
+        x: [T, in], or what `fused` prepares rows of that size from.
         matrices: of all slots.
         tokens: the slot of each token.
+        fused: what is done to rows of `x` first. Its residual is not added here.
         implementation: a name in `IMPLEMENTATIONS`.
 
     Returns:
@@ -41,5 +59,6 @@ def add_low_rank(
 
     Raises:
         KeyError: no implementation of that name.
+        NotImplementedError: `cpu` does not take these matrices, see `can_add`.
     """
-    return IMPLEMENTATIONS[implementation](base, x, matrices, tokens)
+    return IMPLEMENTATIONS[implementation](base, x, matrices, tokens, fused)

@@ -3,11 +3,15 @@
 import jax
 import jax.numpy as jnp
 
+from jaxllm.pallas_kernels.linear import NOTHING, Fused
 from jaxllm.pallas_kernels.low_rank.operands import LowRank, TokenSlots
 
 
-def reference_add_low_rank(base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots) -> jax.Array:
+def reference_add_low_rank(
+    base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots, fused: Fused = NOTHING
+) -> jax.Array:
     """See `add_low_rank`."""
+    x = fused.prepare(x)
     outputs, rank = matrices.outputs, matrices.rank
     down, up = (array if matrices.layer is None else array[matrices.layer] for array in (matrices.down, matrices.up))
     wide = jnp.float32

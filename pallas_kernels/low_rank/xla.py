@@ -8,14 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.pallas_kernels.linear import NOTHING, Fused
 from jaxllm.pallas_kernels.low_rank.operands import LowRank, TokenSlots, slots_per_block
 
 FEWEST_ROWS = 2
 """XLA multiplies a single row by other code, which adds up in another order."""
 
 
-def xla_add_low_rank(base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots) -> jax.Array:
+def xla_add_low_rank(
+    base: jax.Array, x: jax.Array, matrices: LowRank, tokens: TokenSlots, fused: Fused = NOTHING
+) -> jax.Array:
     """See `add_low_rank`."""
+    x = fused.prepare(x)
     count, rank, outputs = len(x), matrices.rank, matrices.outputs
     size, parts = slots_per_block(matrices.slots, rank), len(outputs.sizes)
     padding = max(0, FEWEST_ROWS - count)

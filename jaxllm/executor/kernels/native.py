@@ -10,7 +10,7 @@ from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.pallas_kernels.cpu_common.targets import Target, begin
 from jaxllm.pallas_kernels.cpu_common.zeros import ZEROS
-from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
+from jaxllm.pallas_kernels.linear.cpu.packed import WEIGHT_BYTES, matmul_target
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
 
 KERNELS = "kernels"
@@ -25,6 +25,11 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
     """
     targets = [_attention(resolved)] if resolved.forward.attention == "cpu" else []
     targets += [ZEROS, matmul_target(resolved.dtype)] if resolved.forward.native_matmul else []
+    if resolved.forward.native_matmul and resolved.adapters is not None and resolved.adapters.dtype in WEIGHT_BYTES:
+        # Few engines serve adapters: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.low_rank.cpu.call import low_rank_target
+
+        targets.append(low_rank_target(resolved.adapters.dtype))
     if resolved.forward.native_matmul and resolved.model.expert_counts:
         # Few models have experts: starts of others are faster without the import.
         from jaxllm.pallas_kernels.grouped_matmul.cpu.packed import grouped_target
