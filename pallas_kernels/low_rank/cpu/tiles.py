@@ -16,12 +16,16 @@ from jaxllm.pallas_kernels.cpu_common.vectors import (
     emit_fma,
     emit_folds,
     emit_load,
+    emit_prefetch,
     emit_store,
     multiples,
     number,
     operation,
     pointer,
 )
+
+BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a number of each type that matrices have."""
 
 
 def make_down_tile(rows: int, columns: int, kind: str) -> Any:
@@ -41,6 +45,9 @@ def make_down_tile(rows: int, columns: int, kind: str) -> Any:
         with cgutils.for_range(builder, builder.udiv(length, ir.Constant(WORD, LANES))) as loop:
             place = builder.mul(loop.index, ir.Constant(WORD, LANES))
             weights = [emit_load(builder, w, builder.add(start, place), kind) for start in starts]
+            for start in starts:
+                ahead = builder.add(builder.add(start, multiples(builder, length, columns + 1)[-1]), place)
+                emit_prefetch(builder, pointer(builder, w, ahead, ir.IntType(8 * BYTES[kind])))
             for row, address in enumerate(x_rows):
                 x = emit_load(builder, address, place)
                 for column, weight in enumerate(weights):
@@ -78,6 +85,9 @@ def make_up_tile(rows: int, vectors: int, kind: str) -> Any:
         with cgutils.for_range(builder, length) as loop:
             place = builder.mul(loop.index, w_stride)
             each = [builder.add(place, ir.Constant(WORD, index * LANES)) for index in range(vectors)]
+            for offset in each:
+                ahead = builder.add(offset, ir.Constant(WORD, vectors * LANES))
+                emit_prefetch(builder, pointer(builder, w, ahead, ir.IntType(8 * BYTES[kind])))
             tile.add(h_rows, loop.index, [emit_load(builder, w, offset, kind) for offset in each])
         totals = iter(tile.totals())
         for row in range(rows):
