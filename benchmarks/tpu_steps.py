@@ -87,8 +87,8 @@ def config_of(model: str) -> dict[str, Any]:
     }
 
 
-def compile_one(where: str, model: str, step: str) -> Row:
-    """Compile one step in this process."""
+def compile_one(where: str, model: str, step: str, adapters: int = 0) -> Row:
+    """Compile one step in this process, with so many slots for adapters."""
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError
     from jaxllm.executor.compile.buckets import Bucket
@@ -109,6 +109,8 @@ def compile_one(where: str, model: str, step: str) -> Row:
             "max_num_batched_tokens": 8192,
             "tensor_parallel_size": count,
         }
+        if adapters:
+            options |= {"enable_lora": True, "max_loras": adapters, "max_lora_rank": 16}
         resolved = resolve_config(EngineConfig.from_options(options), target.devices)
         memory, bucket = measure(resolved, target), Bucket(tokens, rows)
         try:
@@ -137,10 +139,10 @@ def compile_one(where: str, model: str, step: str) -> Row:
     )
 
 
-def run_child(where: str, model: str, step: str, timeout: float) -> Row:
+def run_child(where: str, model: str, step: str, timeout: float, adapters: int = 0) -> Row:
     """Compile one step in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.tpu_steps", "--child", "--slice", where, "--model", model]
-    command += ["--step", step]
+    command += ["--step", step, "--adapters", str(adapters)]
     done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=timeout)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -180,13 +182,14 @@ def main() -> None:
     parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS), help="tokens x rows (all)")
     parser.add_argument("--json", type=Path, help="also write all figures there")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one step (900)")
+    parser.add_argument("--adapters", type=int, default=0, help="slots for LoRA adapters of rank 16 (0)")
     parser.add_argument("--list", action="store_true", help="list the steps and stop")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     cases = [(where, model, step) for model in options.model for where in options.slice for step in options.step]
     if options.child:
         prepare(SLICES[cases[0][0]][0])
-        print(json.dumps(asdict(compile_one(*cases[0]))))
+        print(json.dumps(asdict(compile_one(*cases[0], options.adapters))))
         return
     if options.list:
         print("\n".join(" ".join(case) for case in cases))
@@ -194,7 +197,7 @@ def main() -> None:
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     rows = []
     for case in cases:
-        rows.append(run_child(*case, options.timeout))
+        rows.append(run_child(*case, options.timeout, options.adapters))
         print(line(rows[-1]), flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -35,7 +35,7 @@ def test_prepares_rows_as_the_product_does(kind: str, dtype: str) -> None:
     np.testing.assert_array_equal(found[1], base[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     slots=st.lists(st.integers(-1, 4), min_size=1, max_size=TOKENS),
     used=st.integers(0, 20),
