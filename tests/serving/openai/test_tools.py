@@ -100,7 +100,8 @@ def test_deltas_of_a_call_are_as_openai_sends_them(client: OpenAI) -> None:
     }  # fmt: skip
     pieces = [delta["tool_calls"][0] for delta in deltas[2:-1]]
     assert all(piece == {"index": 0, "function": {"arguments": piece["function"]["arguments"]}} for piece in pieces)
-    assert len(pieces) > 3
+    # How many tokens come in one depends on how fast they are taken.
+    assert len(pieces) > 1
     assert json.loads("".join(piece["function"]["arguments"] for piece in pieces)) == {"a": 12, "b": 30}
     assert deltas[-1] == {}
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
