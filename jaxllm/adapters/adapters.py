@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from jax.errors import JaxRuntimeError
 
-from jaxllm.adapters.slots import AdapterSlots
+from jaxllm.adapters.slots import AdapterSlots, WriteError
 from jaxllm.adapters.store import AdapterKey, AdapterStore, HostAdapter, Read
-from jaxllm.errors import JaxLLMError, RequestError, quoted
+from jaxllm.adapters.use import AdapterStats, AdapterUse
+from jaxllm.errors import EngineError, JaxLLMError, RequestError, RequestFaultError, quoted
 from jaxllm.requests.lora_request import LoRARequest
 
 SetAdapter = Callable[[int, Sequence[Sequence[np.ndarray]]], None]
@@ -48,6 +50,7 @@ class Adapters(Generic[Request]):
         self._store = AdapterStore(read, max(capacity, num_slots))
         self._slots: AdapterSlots[AdapterKey, Request] = AdapterSlots(num_slots, self._write_slot)
         self._write, self._written = write, dict[int, HostAdapter]()
+        self._use = AdapterUse()
         self._known: dict[str, LoRARequest] = {}
         self._versions: dict[str, int] = {}
         self._reading: dict[Request, AdapterKey] = {}
@@ -61,6 +64,7 @@ class Adapters(Generic[Request]):
         assert request.lora_request is not None
         key = self.register(request.lora_request)
         self._keys[request] = key
+        self._use.wait(key.name)
         if key in self._store:
             self._slots.want(request, key)
         else:
@@ -117,10 +121,6 @@ class Adapters(Generic[Request]):
         self._slots.pin(AdapterKey(name, lora.lora_path, self._versions[name]))
         return True
 
-    def _write_slot(self, slot: int, key: AdapterKey) -> None:
-        self._written[slot] = self._store[key]
-        self._write(slot, self._written[slot].stages)
-
     def write_again(self) -> None:
         """Bring what is in the slots there again: it depends on weights of the model that have been replaced."""
         for slot, adapter in self._written.items():
@@ -131,8 +131,17 @@ class Adapters(Generic[Request]):
         self._take_read()
         found, self._failed = self._failed, []
         for request, slot in self._slots.assign():
-            found.append(Ready(request, slot, self._store[self._keys[request]].digest))
+            key = self._keys[request]
+            if isinstance(slot, WriteError):
+                found.append(Ready(request, error=_write_fault(key, slot)))
+            else:
+                self._use.run(key.name)
+                found.append(Ready(request, slot, self._store[key].digest))
         return found
+
+    def stats(self) -> AdapterStats:
+        """Which adapters are in use and waited for, and how often adapters were read and written."""
+        return self._use.stats()
 
     def _take_read(self) -> None:
         """Take over what has been read."""
@@ -145,7 +154,9 @@ class Adapters(Generic[Request]):
                     self._slots.want(request, key)
                 else:
                     self._failed.append(Ready(request, error=error))
-            if error is not None:
+            if error is None:
+                self._use.count_read()
+            else:
                 if key in self._asked:
                     self._errors[key] = error
                 if key.name in self._known:
@@ -157,14 +168,29 @@ class Adapters(Generic[Request]):
 
     def forget(self, request: Request) -> None:
         """A request has ended, or will not run."""
-        if self._keys.pop(request, None) is None:
+        key = self._keys.pop(request, None)
+        if key is None:
             return
+        self._use.end(key.name, has_run=self._slots.has_slot(request))
         self._reading.pop(request, None)
         self._slots.forget(request)
 
     def close(self) -> None:
         """Read no more."""
         self._store.close()
+
+    def _write_slot(self, slot: int, key: AdapterKey) -> None:
+        """Raises `WriteError` where the host failed. After an error of the devices nobody knows what slots hold."""
+        self._written.pop(slot, None)
+        adapter = self._store[key]
+        try:
+            self._write(slot, adapter.stages)
+        except (EngineError, JaxRuntimeError):
+            raise
+        except Exception as error:
+            raise WriteError from error
+        self._written[slot] = adapter
+        self._use.count_write()
 
     def _drop_unreadable(self, key: AdapterKey) -> None:
         # Whoever asks next has it read once more: the folder may be whole by then.
@@ -176,3 +202,12 @@ class Adapters(Generic[Request]):
         self._asked.discard(key)
         if key not in self._keys.values():
             self._store.drop(key)
+
+
+def _write_fault(key: AdapterKey, error: WriteError) -> RequestFaultError:
+    cause = error.__cause__
+    fault = RequestFaultError(
+        f"bringing adapter {quoted(key.name)} to the devices failed in the server: {type(cause).__name__}"
+    )
+    fault.__cause__ = cause
+    return fault

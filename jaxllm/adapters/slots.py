@@ -14,8 +14,12 @@ Key = TypeVar("Key", bound=Hashable)
 User = TypeVar("User", bound=Hashable)
 
 
+class WriteError(Exception):
+    """An adapter could not be brought to a slot, and all other slots are as they were."""
+
+
 class AdapterSlots(Generic[Key, User]):
-    """Slots of adapters. `write` brings the adapter of a key to a slot."""
+    """Slots of adapters. `write` brings the adapter of a key to a slot, or raises `WriteError`."""
 
     def __init__(self, count: int, write: Callable[[int, Key], None]) -> None:
         self._write = write
@@ -63,20 +67,35 @@ class AdapterSlots(Generic[Key, User]):
             if each == key:
                 self._keys[slot] = None
 
-    def assign(self) -> list[tuple[User, int]]:
-        """Give slots to those that wait, as far as possible. Returns the requests that may run, and their slots."""
+    def has_slot(self, user: User) -> bool:
+        """Whether a request has the slot of its adapter."""
+        return user in self._slot_of_user
+
+    def assign(self) -> list[tuple[User, int | WriteError]]:
+        """Give slots to those that wait, as far as possible. Returns the requests that may run, and their slots.
+
+        A request whose adapter could not be written has an error in place of a slot, and is forgotten.
+        """
         # Most steps change nothing, while many may wait.
         if not self._waiting or not self._has_changed:
             return []
         self._has_changed = False
         if all(key in self._keys for key in self._waiting.values()):
             self._draining = None  # Whoever it was for has ended.
-        found: list[tuple[User, int]] = []
+        found: list[tuple[User, int | WriteError]] = []
         blocked: set[Key] = set()
+        broken: dict[Key, WriteError] = {}
         for user, key in list(self._waiting.items()):
             if key in blocked:
                 continue
-            slot = self._slot_for(key)
+            try:
+                slot = self._slot_for(key) if key not in broken else None
+            except WriteError as error:
+                broken[key], slot = error, None
+            if key in broken:
+                del self._waiting[user]
+                found.append((user, broken[key]))
+                continue
             if slot is None:
                 blocked.add(key)
                 continue

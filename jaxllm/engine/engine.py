@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -267,7 +267,19 @@ class Engine(StepLoop[Dispatched]):
             stage_seconds=self.runner.calls.stage_seconds,
             drafts=NO_DRAFTS if self._speculation is None else self._speculation.counts,
             **self.control.stats(),
+            **self._adapter_stats(),
         )
+
+    def _adapter_stats(self) -> dict[str, Any]:
+        if self.adapters is None:
+            return {}
+        stats = self.adapters.stats()
+        return {
+            "running_loras": stats.running,
+            "waiting_loras": stats.waiting,
+            "num_lora_reads": stats.num_reads,
+            "num_lora_writes": stats.num_writes,
+        }
 
     def mark_weights_stale(self, reason: str) -> None:
         """See `EngineControl.mark_weights_stale`."""

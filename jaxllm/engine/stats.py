@@ -26,6 +26,9 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     that ended was preempted.
     `merged_shapes` is for `shapes`. For the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
     weights were replaced, and why they cannot be used, if that is so. `drafts` are totals of speculative decoding.
+    weights were replaced, and why they cannot be used, if that is so. Of adapters: names of those that requests run
+    with (`running_loras`) and wait for (`waiting_loras`, some of them where they are many), and totals: how many were
+    read from folders, and written to slots on the devices.
     """
 
     num_running: int = 0
@@ -51,6 +54,10 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     weights_problem: str = ""
     stage_seconds: tuple[float, ...] = ()
     drafts: DraftCounts = NO_DRAFTS
+    running_loras: tuple[str, ...] = ()
+    waiting_loras: tuple[str, ...] = ()
+    num_lora_reads: int = 0
+    num_lora_writes: int = 0
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
@@ -104,6 +111,10 @@ def merge_stats(engines: Collection[StepStats]) -> StepStats:
         weights_problem=next((each.weights_problem for each in engines if each.weights_problem), ""),
         stage_seconds=tuple(sum(worked) / len(stages) for worked in zip(*stages, strict=True)),
         drafts=reduce(DraftCounts.plus, (each.drafts for each in engines), NO_DRAFTS),
+        running_loras=tuple(sorted({name for each in engines for name in each.running_loras})),
+        waiting_loras=tuple(sorted({name for each in engines for name in each.waiting_loras})),
+        num_lora_reads=sum(each.num_lora_reads for each in engines),
+        num_lora_writes=sum(each.num_lora_writes for each in engines),
     )
 
 

@@ -45,6 +45,13 @@ METRICS = (
     ),
     Described("weights_version", "gauge", "Number of weight updates since the engine started."),
     Described("cache_config_info", "gauge", "Always 1; its labels give the size and type of the KV cache."),
+    Described(
+        "lora_requests_info",
+        "gauge",
+        "The present time; its labels name the LoRA adapters that requests run with and wait for.",
+    ),
+    Described("lora_reads", "counter", "LoRA adapters read from their folders."),
+    Described("lora_slot_writes", "counter", "LoRA adapters written to a slot on the devices."),
     Described("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
     Described("prefix_cache_hits", "counter", "Prompt tokens found in the prefix cache."),
     Described(
@@ -151,7 +158,7 @@ OF_ENGINE = frozenset(
     (
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
         *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
-        *("engine_restarts", "api_server_restarts"),
+        *("engine_restarts", "api_server_restarts", "lora_reads", "lora_slot_writes"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
     )
 )

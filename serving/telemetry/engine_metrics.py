@@ -136,6 +136,8 @@ class EngineMetrics:
             counters["spec_decode_num_draft_tokens"] += drafts.num_draft_tokens
             counters["spec_decode_num_accepted_tokens"] += drafts.num_accepted_tokens
             self._add_accepted(drafts.accepted_by_place)
+        counters["lora_reads"] += _grown(before.num_lora_reads, stats.num_lora_reads)
+        counters["lora_slot_writes"] += _grown(before.num_lora_writes, stats.num_lora_writes)
         if stats.stage_seconds:
             told = before.stage_seconds or (0.0,) * len(stats.stage_seconds)
             self._add_stages([_grown(*pair) for pair in zip(told, stats.stage_seconds, strict=True)])

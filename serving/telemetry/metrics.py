@@ -1,5 +1,6 @@
 """Counts what engines tell and what their requests measure, and says it to Prometheus."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -211,6 +212,8 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
             ]
         case "weights_version":
             return [(labels, engine.stats.weights_version)]
+        case "lora_requests_info":
+            return _adapters(labels, engine)
     assert name == "cache_config_info"
     info = engine.info
     config = {
@@ -223,6 +226,18 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
         "engine": labels["engine"],
     }
     return [(config, 1.0)]
+
+
+def _adapters(labels: Labels, engine: EngineMetrics) -> list[tuple[Labels, float]]:
+    """As vLLM has it, for load balancers: the sample with the latest time is the one that holds."""
+    if not engine.info.max_loras:
+        return []
+    names = {
+        "max_lora": str(engine.info.max_loras),
+        "running_lora_adapters": ",".join(engine.stats.running_loras),
+        "waiting_lora_adapters": ",".join(engine.stats.waiting_loras),
+    }
+    return [({**labels, **names}, time.time())]
 
 
 def collect_stages(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +212,60 @@ def test_adapters_with_magnitudes(folders: list[Path], tmp_path: Path) -> None:
             again = run(engine, [with_adapter("0", given[1], scaled[0], logprobs=3)])["0"]
             assert before.logprobs == again.logprobs
         assert run(engine, [with_adapter("0", given[0], scaled[0])])["0"].token_ids == alone[0]
+    finally:
+        engine.close()
+
+
+def test_a_slot_that_cannot_be_written_ends_the_requests_of_its_adapter(
+    engine: Engine, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = prompts(6, seed=6)
+    for name in [f"adapter-{index}" for index in range(ADAPTERS)]:
+        engine.control.remove_lora(name)
+    wanted = [
+        run(engine, [with_adapter(str(index), prompt, folders[index % 2])])[str(index)].token_ids
+        for index, prompt in enumerate(given)
+    ]
+    write = engine.runner.set_adapter
+
+    def fail(slot: int, stages: Any) -> None:
+        raise ValueError("no such slot")
+
+    for index, prompt in enumerate(given):
+        engine.add_request(with_adapter(str(index), prompt, folders[index % 2]))
+    monkeypatch.setattr(engine.adapters, "_write", fail)
+    engine.add_request(with_adapter("broken", given[0], folders[3]))
+    engine.add_request(with_adapter("broken too", given[1], folders[3]))
+    found: dict[str, list[int]] = {}
+    refused: dict[str, str] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.refusal is not None:
+                assert output.is_fault
+                refused[output.request_id] = output.refusal
+    assert refused.keys() == {"broken", "broken too"}
+    assert "bringing adapter 'adapter-3' to the devices failed in the server: ValueError" in refused["broken"]
+    assert [found[str(index)] for index in range(len(given))] == wanted
+    monkeypatch.setattr(engine.adapters, "_write", write)
+    assert len(run(engine, [with_adapter("again", given[0], folders[3])])["again"].token_ids) == 6
+
+
+def test_statistics_name_the_adapters(folders: list[Path]) -> None:
+    engine = make_engine(enable_lora=True, max_loras=1, max_lora_rank=8, **OPTIONS)
+    try:
+        for index in range(4):
+            engine.add_request(with_adapter(str(index), [5, 6, 7], folders[index % 2] if index < 3 else None))
+        assert engine.stats().waiting_loras == ("adapter-0", "adapter-1")
+        while not (running := engine.stats().running_loras):
+            engine.step()
+        (name,) = running
+        assert engine.stats().waiting_loras == ({"adapter-0": "adapter-1", "adapter-1": "adapter-0"}[name],)
+        while engine.has_unfinished_requests():
+            engine.step()
+        stats = engine.stats()
+        assert stats.running_loras == stats.waiting_loras == ()
+        assert (stats.num_lora_reads, stats.num_lora_writes) == (2, 2)
     finally:
         engine.close()
 

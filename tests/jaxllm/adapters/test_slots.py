@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from jaxllm.adapters.slots import AdapterSlots
+from jaxllm.adapters.slots import AdapterSlots, WriteError
 
 SLOTS, KEYS = 3, 6
 
@@ -20,10 +20,22 @@ class Slots(RuleBasedStateMachine):
         self.slots: AdapterSlots[str, int] = AdapterSlots(SLOTS, self.write)
         self.count = 0
         self.pinned: str | None = None
+        self.broken: str | None = None
 
     def write(self, slot: int, key: str) -> None:
         assert all(used != slot for _, used in self.running.values()), "replaced while in use"
+        self.content[slot] = "nothing"
+        if key == self.broken:
+            raise WriteError
         self.content[slot] = key
+
+    @rule(key=st.integers(0, KEYS - 1))
+    def fail(self, key: int) -> None:
+        self.broken = f"adapter {key}"
+
+    @rule()
+    def recover(self) -> None:
+        self.broken = None
 
     @rule(key=st.integers(0, KEYS - 1))
     def want(self, key: int) -> None:
@@ -35,6 +47,9 @@ class Slots(RuleBasedStateMachine):
     def assign(self) -> None:
         for user, slot in self.slots.assign():
             key = self.waiting.pop(user)
+            if isinstance(slot, WriteError):
+                assert key == self.broken
+                continue
             assert self.content[slot] == key
             self.running[user] = key, slot
 
@@ -116,3 +131,17 @@ def test_a_pinned_adapter_keeps_its_slot() -> None:
     assert slots.assign() == []
     slots.unpin("a")
     assert slots.assign() == [(1, 0)]
+
+
+def test_an_adapter_that_cannot_be_written_fails_its_own_requests() -> None:
+    def write(slot: int, key: str) -> None:
+        if key == "broken":
+            raise WriteError
+
+    slots: AdapterSlots[str, int] = AdapterSlots(2, write)
+    for user, key in enumerate(["a", "broken", "b", "broken", "a"]):
+        slots.want(user, key)
+    found = slots.assign()
+    assert [user for user, slot in found if isinstance(slot, WriteError)] == [1, 3]
+    assert [user for user, slot in found if not isinstance(slot, WriteError)] == [0, 2, 4]
+    slots.check_integrity([0, 2, 4])

@@ -1,6 +1,7 @@
 """What /metrics says, read with Prometheus' own parser and held against what was observed."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,7 +44,7 @@ INFO = EngineInfo(
     kv_cache_dtype="float32",
     model="small", model_folder=".", vocab_size=400, eos_token_ids=(9,), max_model_len=1200, max_num_seqs=8,
     max_num_batched_tokens=64, max_logprobs=20, num_pages=33, block_size=16, enable_prefix_caching=True,
-    dtype="float32", device_kind="cpu", num_devices=1, num_shapes=4,
+    dtype="float32", device_kind="cpu", num_devices=1, num_shapes=4, max_loras=2,
 )  # fmt: skip
 
 
@@ -82,6 +83,24 @@ def finished(reason: str = "stop", **known: Any) -> FinishedRequest:
         "generation_tokens": 5, "max_tokens": 20, "n": 1, "max_generation_tokens": 5,
     }  # fmt: skip
     return FinishedRequest(reason, **{**some, **known})
+
+
+def test_adapters_by_name(metrics: Metrics) -> None:
+    metrics.observe(
+        StepStats(running_loras=("a", "b"), waiting_loras=("c",), num_lora_reads=3, num_lora_writes=4), None
+    )
+    (family,) = [each for each in metrics.collect() if each.name == "jaxllm:lora_requests_info"]
+    (sample,) = family.samples
+    assert sample.labels == {
+        **LABELS,
+        "max_lora": "2",
+        "running_lora_adapters": "a,b",
+        "waiting_lora_adapters": "c",
+    }
+    assert time.time() - 60 < sample.value <= time.time()
+    found = samples(metrics)
+    assert (found["lora_reads_total", ""], found["lora_slot_writes_total", ""]) == (3, 4)
+    assert not families(Metrics(replace(INFO, max_loras=0), "small"))["jaxllm:lora_requests_info"].samples
 
 
 def test_state_and_totals(metrics: Metrics) -> None:
@@ -257,6 +276,9 @@ def test_labels(metrics: Metrics) -> None:
                     "source",
                     "sleep_state",
                     "position",
+                    "max_lora",
+                    "running_lora_adapters",
+                    "waiting_lora_adapters",
                 }
 
 
