@@ -20,6 +20,8 @@ class AdapterShape:
     rank: int
     dtype: str
     has_vectors: bool = False
+    modules: tuple[tuple[str | int, ...], ...] | None = None
+    """Paths of the linear layers that have slots, within a layer of the model; None: all have."""
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,13 @@ def adapters_of(resolved: ResolvedConfig, set_adapter: SetAdapter) -> Adapters[A
 
 def make_reader(resolved: ResolvedConfig) -> Read:
     """Reads adapters of a model that generates."""
-    return read_for([AdaptedStage.of(each) for each in resolved.stage_configs], resolved.config.lora.max_lora_rank)
+    options = resolved.config.lora
+    stages = [AdaptedStage.of(each) for each in resolved.stage_configs]
+    return read_for(stages, options.max_lora_rank, options.lora_target_modules)
 
 
-def read_for(stages: "Sequence[AdaptedStage]", max_rank: int) -> Read:
-    """Reads adapters of a model of these stages."""
+def read_for(stages: "Sequence[AdaptedStage]", max_rank: int, targets: Sequence[str] = ()) -> Read:
+    """Reads adapters of a model of these stages, for these modules only if there are `targets`."""
 
     def read(lora: LoRARequest) -> HostAdapter:
         folder = Path(lora.lora_path)
@@ -53,7 +55,9 @@ def read_for(stages: "Sequence[AdaptedStage]", max_rank: int) -> Read:
             # The folder may have changed between two stages.
             if len({each.digest for each in found}) > 1:
                 raise RequestError(f"adapter {quoted(lora.lora_name)} changed while it was read", "lora_request")
-            arrays = [slot_arrays(each, stage.slots, stage.specs) for each, stage in zip(found, stages, strict=True)]
+            arrays = [
+                slot_arrays(each, stage.slots, stage.specs, targets) for each, stage in zip(found, stages, strict=True)
+            ]
         except ModelError as error:
             raise RequestError(f"adapter {quoted(lora.lora_name)}: {error}", "lora_request") from error
         return HostAdapter(bytes.fromhex(found[0].digest), tuple(map(tuple, arrays)))

@@ -35,3 +35,8 @@ class LoRAOptions(Section):
     lora_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Type of adapters on the devices; auto: that of the activations."
     )
+    lora_target_modules: tuple[str, ...] = option(
+        (),
+        "Modules of the model that adapters may change, such as q_proj o_proj: the others get no slots, which saves "
+        "memory, and adapters that change others are rejected. Default: all linear layers.",
+    )

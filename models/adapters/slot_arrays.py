@@ -3,13 +3,14 @@
 Axis letters: L layers of a stack, Q the rank of a slot, P parts of a merged matrix.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxllm.models.adapters.adapter import Adapter, LowRank, Replaced, rows_of
 from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.adapters.targets import is_target
 from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
 from jaxllm.models.layers.parameter import Merged, ParameterSpec
 
@@ -20,11 +21,23 @@ _EMPTY: Mapping[str | int, float] = {"scale": np.nan, "base_bias": 1}
 """What arrays have that an adapter says nothing of, other than 0. Magnitudes become factors, see `set_factors`."""
 
 
-def slot_arrays(adapter: Adapter, slots: SlotShapes, specs: Mapping[ParameterPath, ParameterSpec]) -> list[np.ndarray]:
+def slot_arrays(
+    adapter: Adapter,
+    slots: SlotShapes,
+    specs: Mapping[ParameterPath, ParameterSpec],
+    targets: Sequence[str] = (),
+) -> list[np.ndarray]:
     """What one slot has of every array, in the order of `slots`: such as [(L,) 1, P * Q, in] and [(L,) 1, Q, out].
 
-    `specs` are those of the model's parameters. Raises `AdapterError` for parts of an adapter that slots do not have.
+    `specs` are those of the model's parameters, and `targets` the modules that may have adapters, if not all. Raises
+    `AdapterError` for parts of an adapter that slots do not have.
     """
+    for each in adapter.low_rank:
+        if targets and not is_target(each.module, targets):
+            raise AdapterError(
+                f"{adapter.config.source}: {each.module!r} is none of the modules that this server gives slots to "
+                "(--lora-target-modules)"
+            )
     for problem in _problems(adapter, slots):
         raise AdapterError(f"{adapter.config.source}: {problem}; merge the adapter into its model to serve it")
     arrays = {path: _zeros(path, shape) for path, shape in slots.items()}

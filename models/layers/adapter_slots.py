@@ -145,9 +145,11 @@ def _of_tokens(variable: AdapterArray, tokens: TokenSlots) -> jax.Array:
 
 
 def add_adapter_slots(layer: nnx.Module, shape: AdapterShape) -> nnx.Module:
-    """The layer with slots at each of its linear layers, and at matrices of heads."""
+    """The layer with slots at each of its linear layers and matrices of heads, or at those of `shape.modules`."""
     # A list: giving a module parameters changes what is walked over.
-    for _, module in list(nnx.iter_modules(layer)):
+    for path, module in list(nnx.iter_modules(layer)):
+        if shape.modules is not None and tuple(path) not in shape.modules:
+            continue
         if isinstance(module, Linear) and module.takes_adapters:
             module.adapters = nnx.data(AdapterSlots(module, shape))
         elif isinstance(module, HeadProjection):

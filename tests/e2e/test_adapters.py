@@ -282,3 +282,43 @@ def test_an_engine_without_slots_says_so() -> None:
             engine.control.add_lora("x", "x")
     finally:
         engine.close()
+
+
+def test_target_modules_have_slots_and_others_are_refused(folders: list[Path], tmp_path: Path) -> None:
+    """Fewer slots take less memory, and the tokens of adapters that fit are the same."""
+    given = prompts(3, seed=8)
+    attention = write_adapter(tmp_path / "attention", 3, 8, 0.3, modules=("q_proj", "v_proj"))
+    answers, sizes = [], []
+    for targets in ((), ("qkv_proj",), ("self_attn.v_proj", "q_proj", "k_proj", "o_proj")):
+        engine = make_engine(
+            enable_lora=True, max_loras=1, max_lora_rank=8, lora_target_modules=targets, layer_stack="scan", **OPTIONS
+        )
+        try:
+            sizes.append(sum(each.nbytes for each in engine.runner.calls.adapters))
+            answers.append([run(engine, [with_adapter("0", each, attention)])["0"].token_ids for each in given])
+            if targets:
+                engine.add_request(with_adapter("mlp", given[0], folders[1]))
+                outputs = [output for _ in iter(engine.has_unfinished_requests, False) for output in engine.step()]
+                refusal = str(outputs[-1].refusal)
+                assert "'model.layers.0.mlp.down_proj' is none of the modules that this server gives slots" in refusal
+        finally:
+            engine.close()
+    assert answers[0] == answers[1] == answers[2]
+    assert sizes[1] < sizes[2] < sizes[0]
+    with pytest.raises(ConfigError, match="lora_target_modules: the model has no linear layer 'x_proj'; its layers"):
+        make_engine(enable_lora=True, lora_target_modules=("q_proj", "x_proj"))
+
+
+def test_target_modules_of_stages(tmp_path: Path) -> None:
+    """Each stage has the slots of its own layers."""
+    attention = write_adapter(tmp_path / "attention", 3, 8, 0.3, modules=("q_proj", "v_proj"))
+    answers = []
+    for stages in (1, 2):
+        engine = make_engine(
+            enable_lora=True, lora_target_modules=("qkv_proj",), pipeline_parallel_size=stages, **OPTIONS
+        )
+        try:
+            answers.append([run(engine, [with_adapter("0", each, attention)])["0"].token_ids for each in prompts(2)])
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]

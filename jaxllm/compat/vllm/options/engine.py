@@ -126,7 +126,6 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **lists(_ONE_HOST, "numa-bind-nodes", "numa-bind-cpus"),
     **only(([], ()), "--kv-cache-dtype applies to all layers", "kv-cache-dtype-skip-layers"),
     **lists(_CACHE, "cpu-offload-params", "offload-params"),
-    **lists("an adapter's own tensors say which modules it is for", "lora-target-modules"),
     **lists("docs/metrics.md lists the metrics", "collect-detailed-traces"),
     **lists("CUDA graphs are not used", "cudagraph-capture-sizes"),
     **switches(_XLA, "monokernel"),
