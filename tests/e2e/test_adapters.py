@@ -270,6 +270,25 @@ def test_statistics_name_the_adapters(folders: list[Path]) -> None:
         engine.close()
 
 
+def test_no_step_waits_for_an_adapter(engine: Engine, folders: list[Path]) -> None:
+    """While adapters are read and swapped, every step brings a token to those who run."""
+    engine.add_request(with_adapter("base", [5, 6, 7], None, max_tokens=100))
+    for index in range(ADAPTERS):
+        engine.control.remove_lora(f"adapter-{index}")
+    before, missed, count = engine.stats().num_lora_writes, 0, 0
+    for step in range(100):
+        if step % 4 == 0:
+            index = step // 4
+            engine.add_request(with_adapter(str(index), [8, 9, 10 + index], folders[index % ADAPTERS], max_tokens=2))
+        found = [output for output in engine.step() if output.request_id == "base"]
+        count += len(found)
+        missed += not found
+    assert (count, missed) == (100, 0)
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert engine.stats().num_lora_writes - before >= ADAPTERS
+
+
 def test_an_engine_without_slots_says_so() -> None:
     with pytest.raises(ConfigError, match="max_cpu_loras=1 must be at least max_loras=2"):
         make_engine(enable_lora=True, max_loras=2, max_cpu_loras=1)
