@@ -32,7 +32,7 @@ class Gauge(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Counters in a row. There are none: vLLM has one for tokens that are guessed ahead."""
+    """Counters in a row, by position."""
 
     values: list[int]
 
@@ -54,10 +54,21 @@ def snapshot(metrics: Metrics) -> list[Metric]:
 def _of(family: Family) -> Iterator[Metric]:
     if family.type == "gauge":
         yield from (Gauge(family.name, sample.labels, sample.value) for sample in family.samples)
+    elif any("position" in sample.labels for sample in family.samples):
+        yield from _vectors(family)
     elif family.type == "counter":
         yield from (Counter(family.name, sample.labels, int(sample.value)) for sample in family.samples)
     elif family.type == "histogram":
         yield from _histograms(family)
+
+
+def _vectors(family: Family) -> Iterator[Vector]:
+    """One for each set of labels, of samples for each position in order."""
+    found: dict[frozenset[tuple[str, str]], Vector] = {}
+    for sample in family.samples:
+        labels = {name: value for name, value in sample.labels.items() if name != "position"}
+        found.setdefault(frozenset(labels.items()), Vector(family.name, labels, [])).values.append(int(sample.value))
+    yield from found.values()
 
 
 def _histograms(family: Family) -> Iterator[Histogram]:

@@ -42,6 +42,7 @@ PRINTED = {
     "reproducibility.py": "the same: True",
     "save_sharded_state.py": "the same: True",
     "simple_profiling.py": "trace in ",
+    "spec_decode.py": "the same without guesses: True",
     "structured_outputs.py": 'json: {"name":',
     "token_ids.py": "reply: ",
 }
