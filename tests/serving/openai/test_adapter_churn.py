@@ -77,7 +77,7 @@ def metric(server: ServerProcess, name: str) -> str:
     return next(line for line in lines if line.startswith(f"jaxllm:{name}{{"))
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_loading_and_unloading_under_traffic(server: ServerProcess, count: int) -> None:
     wanted = []
     for seed in range(ADAPTERS):
