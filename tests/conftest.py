@@ -76,15 +76,23 @@ def run_python() -> RunPython:
     """Run Python in a process of its own: `run_python("-c", code, env={...}, devices=8)`.
 
     For what depends on a fresh interpreter: what an import loads, exit codes, XLA flags. `devices` asks for that many
-    virtual CPU devices. The result has text `stdout`, `stderr` and the `returncode`.
+    virtual CPU devices, and `with_torch` lets the process find torch. The result has text `stdout`, `stderr` and the
+    `returncode`.
     """
 
     def run(
-        *arguments: str, env: Mapping[str, str] | None = None, devices: int | None = None, timeout: float = 300
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        devices: int | None = None,
+        timeout: float = 300,
+        with_torch: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, **(env or {})}
         if env is not None and "PYTHONPATH" in env:
             environment["PYTHONPATH"] = os.pathsep.join([str(WITHOUT_TORCH), env["PYTHONPATH"]])
+        if with_torch:
+            paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(WITHOUT_TORCH))
         if devices is not None:
             flags = environment.get("XLA_FLAGS", "")
             environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()

@@ -9,7 +9,8 @@ TEXT = "The red fox ran to the river. The red fox drank from the river. The red 
 def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=48)
     plain = LLM(model="demo").generate(TEXT, params)[0].outputs[0].text
-    llm = LLM(model="demo", speculative_config={"method": "ngram", "num_speculative_tokens": 5})
+    config = {"method": "ngram", "num_speculative_tokens": 5}
+    llm = LLM(model="demo", speculative_config=config, disable_log_stats=False)
     text = llm.generate(TEXT, params)[0].outputs[0].text
     print(text)
     print("the same without guesses:", text == plain)

@@ -26,6 +26,7 @@ class StepPacker:
     def __init__(self, shape: StepShape, buckets: Buckets, sampling: SamplingTable, num_slots: int) -> None:
         self._shape, self._sampling = shape, sampling
         self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
+        self._num_sampled = {bucket: shape.num_sampled(bucket) for bucket in buckets.all}
         self._inputs = [each for each in STEP_INPUTS if each.is_present(shape)]
         self._most_tokens = buckets.largest.tokens
         self.slots_per_shard = num_slots // shape.shards
@@ -51,7 +52,11 @@ class StepPacker:
     def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
         """Pack the plan of one shard."""
         packed, fields = self._layouts[bucket].host_buffer()
-        ints, floats = self._sampling_rows(plan, table, bucket, samples)
+        steps, size = output_lengths(plan, table), self._num_sampled[bucket]
+        if plan.num_drafts is None:
+            ints, floats = self._sampling.pack(plan.slots, steps, samples, size)
+        else:
+            ints, floats = self._with_drafts(plan, plan.num_drafts, steps, samples, size)
         step = HostStep(
             plan,
             table,
@@ -64,17 +69,14 @@ class StepPacker:
         fill(self._inputs, fields, step)
         return packed
 
-    def _sampling_rows(
-        self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]
+    def _with_drafts(
+        self, plan: StepPlan, num_drafts: Int32Array, steps: Int32Array, samples: npt.NDArray[np.bool_], size: int
     ) -> tuple[Int32Array, npt.NDArray[np.float32]]:
-        """The parameters of the tokens that a shard samples, see `SamplingTable.pack`."""
-        steps, size = output_lengths(plan, table), self._shape.num_sampled(bucket)
-        if plan.num_drafts is None:
-            return self._sampling.pack(plan.slots, steps, samples, size)
-        rows = np.repeat(np.arange(plan.num_rows), 1 + plan.num_drafts)
+        """The parameters of the tokens that a shard samples, see `SamplingTable.pack`, where rows have several."""
+        rows = np.repeat(np.arange(plan.num_rows), 1 + num_drafts)
         ints, floats = self._sampling.pack(plan.slots[rows], steps[rows] + draft_places(plan), samples[rows], size)
         # Nobody knows yet which tokens of rows with drafts will be accepted.
-        ints[_BITS, : len(rows)] |= np.where(plan.num_drafts[rows] > 0, UNCOUNTED, 0)
+        ints[_BITS, : len(rows)] |= np.where(num_drafts[rows] > 0, UNCOUNTED, 0)
         return ints, floats
 
     def local_slots(self, ints: Int32Array) -> Int32Array:

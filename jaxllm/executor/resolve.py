@@ -9,7 +9,6 @@ import jax
 
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError
-from jaxllm.executor.adapter_targets import with_target_modules
 from jaxllm.executor.devices import data_shards, devices_of_all, local_devices, split_over, tensor_parallel_size
 from jaxllm.executor.kernels.operation import Workload
 from jaxllm.executor.kernels.select import select_kernels
@@ -101,7 +100,11 @@ def resolve_config(
         processors=_load_processors(config, runner, stages, processes),
         adapters=_adapter_shape(config, dtype),
     )
-    resolved = with_target_modules(resolved, runner)
+    if config.lora.lora_target_modules:
+        # Seldom given: starts of others are faster without the import.
+        from jaxllm.executor.adapter_targets import with_target_modules
+
+        resolved = with_target_modules(resolved, runner)
     if stages == 1:
         return resolved
     # Most engines have one: starts are faster without the import.

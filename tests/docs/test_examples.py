@@ -12,6 +12,8 @@ FOLDER = ROOT / "docs" / "examples"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
 CLIENTS = [name for name in PROGRAMS if name in ("api_client.py", "token_ids.py") or name.startswith("openai_")]
 EMBEDDING_CLIENT = "openai_embedding_client.py"
+TRAINS = "lora_training.py"
+"""The one that needs torch, for PEFT."""
 EMBEDS_CLIENT = "prompt_embed_inference_with_openai_client.py"
 
 PRINTED = {
@@ -64,7 +66,8 @@ def test_one_in_this_process(capsys: pytest.CaptureFixture[str]) -> None:
 
 def check(run_python: RunPython, name: str, url: str = "") -> None:
     devices = "2" if name == "data_parallel.py" else "1"
-    result = run_python(str(FOLDER / name), env={"JAX_NUM_CPU_DEVICES": devices, "OPENAI_BASE_URL": url})
+    env = {"JAX_NUM_CPU_DEVICES": devices, "OPENAI_BASE_URL": url}
+    result = run_python(str(FOLDER / name), env=env, with_torch=name == TRAINS)
     assert result.returncode == 0, result.stderr
     assert PRINTED[name] in result.stdout
 

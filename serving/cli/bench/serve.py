@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.flags import FlagParser
+from jaxllm.serving.bench.drafts import draft_figures, read_draft_counters
 from jaxllm.serving.bench.options import DatasetOptions, LoadOptions, ReportOptions, TargetOptions
 from jaxllm.serving.cli.bench.sections import add_section, read_section
 from jaxllm.serving.cli.tls import add_tls_flags
@@ -209,7 +210,6 @@ class LoadTest:
         from tqdm import tqdm
 
         from jaxllm.serving.bench.arrivals import rate_changes
-        from jaxllm.serving.bench.drafts import draft_figures, read_draft_counters
         from jaxllm.serving.bench.load import Probe, profiled, run_load
         from jaxllm.serving.bench.measurements import Measurements
         from jaxllm.serving.server.event_loop import run_on_fast_loop
