@@ -9,7 +9,7 @@ from jaxllm.speculation.step_costs import StepCosts
 
 Int32Array = npt.NDArray[np.int32]
 
-FEWEST_GAIN = 1.02
+FEWEST_GAIN = 1.1
 """A step has drafts if it is expected to yield so many times the tokens a second that it would without."""
 
 

@@ -10,6 +10,9 @@ Floats = npt.NDArray[np.float64]
 KEPT = 0.9
 """Share of what was known that one more step leaves."""
 
+SIZES_PER_DOUBLING = 4
+"""Sizes that are told apart where padding is not computed: steps of one size differ by less than a fifth in tokens."""
+
 OUTLIER = 3.0
 """A step counts as at most so many times what was expected: something else took the rest of its time."""
 
@@ -29,7 +32,8 @@ class StepCosts:
         """`sizes` are the tokens of the buckets, in order; `planned` has seconds of each, where that is known."""
         self._buckets = np.array(sizes, np.int64)
         self._computes_padding = computes_padding
-        between = [] if computes_padding else [size * 3 // 2 for size in sizes if 4 <= size < sizes[-1]] + [2, 4]
+        between = [] if computes_padding else [round(2 ** (step / SIZES_PER_DOUBLING)) for step in range(64)]
+        between = [size for size in between if size < sizes[-1]]
         self._sizes = np.array(sorted({*sizes, *between}), np.int64)
         smallest = next((size for size in sizes if size > 1), 1)
         guess = [planned.get(int(size)) or _guess(int(size), smallest) for size in self._sizes]
@@ -46,18 +50,22 @@ class StepCosts:
             self._known[place] = KEPT * before + (1 - KEPT) * min(seconds, OUTLIER * before)
 
     def _place(self, num_tokens: int) -> int:
-        return min(int(np.searchsorted(self._sizes, num_tokens)), len(self._sizes) - 1)
+        place = min(int(np.searchsorted(self._sizes, num_tokens)), len(self._sizes) - 1)
+        if self._computes_padding or not place:
+            return place
+        below, above = self._sizes[place - 1 : place + 1]
+        return place - 1 if num_tokens - below < above - num_tokens else place
 
     def of(self, num_tokens: npt.NDArray[np.integer]) -> Floats:
         """Seconds of steps of so many tokens, [n]; only their ratios mean anything before the first was observed."""
         known = ~np.isnan(self._known)
         seconds = self._guess
         if known.any():
-            # A size without a step is to the nearest known one as guesses say.
+            # A size between known ones takes what lies between; one outside is to the last as guesses say.
             places = np.flatnonzero(known)
-            nearest = places[np.abs(np.arange(len(known))[:, None] - places).argmin(axis=1)]
-            seconds = np.where(known, self._known, self._known[nearest] * self._guess / self._guess[nearest])
-            seconds = np.maximum.accumulate(seconds)
+            nearest = np.clip(np.arange(len(known)), places[0], places[-1])
+            between = np.interp(self._sizes, self._sizes[places], self._known[places])
+            seconds = np.maximum.accumulate(between * self._guess / self._guess[nearest])
         if self._computes_padding:
             return seconds[np.minimum(np.searchsorted(self._sizes, num_tokens), len(self._sizes) - 1)]
         return np.interp(num_tokens, self._sizes, seconds)
