@@ -13,6 +13,10 @@ LONGEST, SHORTEST = 5, 2
 """Last tokens of an output that must be found in a prediction for the output to follow it again."""
 
 
+MOST_SEARCHED = 4096
+"""Tokens of a prediction, from where the output left it, that are searched for the place where it returns."""
+
+
 class PredictionDrafter:
     """Follows the predictions of requests that have one, and asks another drafter where that leads nowhere."""
 
@@ -54,6 +58,8 @@ class _Followed:
         self._predicted = predicted
         self._cursor = 0
         """The place in the prediction that the next token is expected to be at; -1: it is not known."""
+        self._left = 0
+        """The last such place that was known."""
         self._seen = 0
 
     def drafts(self, output: Int32Array, limit: int) -> Int32Array:
@@ -64,12 +70,17 @@ class _Followed:
         if np.array_equal(new, expected):
             self._cursor += len(new)
         else:
-            self._cursor = self._find(output, max(self._cursor, 0))
+            self._left = max(self._left, self._cursor)
+            self._cursor = self._find(output)
         return self._predicted[self._cursor : self._cursor + limit] if self._cursor >= 0 else new[:0]
 
-    def _find(self, output: Int32Array, after: int) -> int:
-        """The place after the longest of the last tokens; of several the first one from where the output was, or -1."""
-        predicted = self._predicted
+    def _find(self, output: Int32Array) -> int:
+        """The first place, from where the output left, that is after the longest of its last tokens; -1 for none.
+
+        The search is bounded: a prediction that matches nearly everywhere must not hold up the steps of others.
+        """
+        first = max(0, self._left - LONGEST)
+        predicted = self._predicted[first : first + MOST_SEARCHED]
         ends = np.flatnonzero(predicted[:-1] == output[-1]) + 1
         best = -1
         for count in range(1, min(LONGEST, len(output)) + 1):
@@ -78,6 +89,6 @@ class _Followed:
             if not len(ends):
                 break
             if count >= SHORTEST:
-                later = ends[ends >= after]
-                best = int(later[0] if len(later) else ends[-1])
+                later = ends[ends + first >= self._left]
+                best = first + int(later[0] if len(later) else ends[-1])
         return best
