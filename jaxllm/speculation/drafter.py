@@ -1,5 +1,6 @@
 """What makes drafts."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -23,3 +24,12 @@ class Drafter(Protocol):
 
     def forget(self, request: Request) -> None:
         """A request has ended; its output is complete."""
+
+
+def with_rows(counts: Int32Array, ids: Int32Array, rows: Mapping[int, Int32Array]) -> tuple[Int32Array, Int32Array]:
+    """Drafts as `Drafter.propose` returns them, with those of some rows in place of what these had."""
+    if not rows:
+        return counts, ids
+    own = np.split(ids, np.cumsum(counts)[:-1])
+    own = [rows.get(row, drafts) for row, drafts in enumerate(own)]
+    return np.array([len(drafts) for drafts in own], np.int32), np.concatenate(own).astype(np.int32)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.table import RequestTable
+from jaxllm.speculation.drafter import with_rows
 from jaxllm.speculation.ngram import NgramDrafter
 from jaxllm.speculation.text_index import HEADS, append, longest_match
 
@@ -57,11 +58,7 @@ class EarlierOutputsDrafter:
                 place, count = outputs.find(table.token_ids[slot], length, self._shortest, self._longest)
                 if count > matched[row]:
                     found[row] = outputs.following(place, int(limits[row]))
-        if not found:
-            return counts, ids
-        own = np.split(ids, np.cumsum(counts)[:-1])
-        own = [found.get(row, drafts) for row, drafts in enumerate(own)]
-        return np.array([len(drafts) for drafts in own], np.int32), np.concatenate(own).astype(np.int32)
+        return with_rows(counts, ids, found)
 
     def forget(self, request: Request) -> None:
         """A request has ended: keep its output."""

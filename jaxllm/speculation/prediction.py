@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.table import RequestTable
-from jaxllm.speculation.drafter import Drafter
+from jaxllm.speculation.drafter import Drafter, with_rows
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -34,11 +34,7 @@ class PredictionDrafter:
                 drafts = self._follow(request).drafts(table.output_tokens(slot), int(limits[row]))
                 if len(drafts) > counts[row] or (len(drafts) and counts[row] and drafts[0] != ids[counts[:row].sum()]):
                     found[row] = drafts
-        if not found:
-            return counts, ids
-        own = np.split(ids, np.cumsum(counts)[:-1])
-        own = [found.get(row, drafts) for row, drafts in enumerate(own)]
-        return np.array([len(drafts) for drafts in own], np.int32), np.concatenate(own).astype(np.int32)
+        return with_rows(counts, ids, found)
 
     def forget(self, request: Request) -> None:
         """A request has ended."""
