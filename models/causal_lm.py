@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models.batch import Batch, LayerPaging, by_table
+from jaxllm.models.batch import Batch
 from jaxllm.models.cache import Cache
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
@@ -19,53 +19,38 @@ from jaxllm.models.checkpoint.loading import load_into
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.weight_target import layers_of
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.decoder import Decoder, set_weight_types
 from jaxllm.models.families import registry
 from jaxllm.models.forward_context import ForwardContext, SharedBlocks
-from jaxllm.models.kv_shape import CacheLayout
-from jaxllm.models.layers.adapter_slots import add_adapter_slots
 from jaxllm.models.layers.embedding import Embedding, TokenEmbedding, vocab_rows
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
-from jaxllm.models.layers.rope import rotation
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.plan import AltUpPlan, LayerPlan, TokenInputsPlan
-from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads, token_axis
-from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
-from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, prepare, prepare_chunked
+from jaxllm.models.plan import AltUpPlan, TokenInputsPlan
+from jaxllm.models.sharding import constrain, token_axis
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
+    from jaxllm.models.drafters.mtp import MtpHead
     from jaxllm.models.layers.altup import Streams
     from jaxllm.models.layers.token_input import TokenInputs
-    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
-class CausalLM(nnx.Module):
+class CausalLM(Decoder):
     """The whole model. Built without memory; `load_model` returns one whose parameters are arrays."""
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
         stage = options.stage
         config = config if stage is None else stage.of(config)
-        self.config, self.options = config, options
+        super().__init__(config, options, dtype)
         is_last = stage is None or stage.is_last
         family = registry.lookup(config.architecture)
-        make_layer = family.make_layer
         self.shared = None if family.make_shared is None else family.make_shared(config, options, dtype)
-        # A window that no request can outgrow hides nothing, and full attention is the cheaper code.
-        plans = config.within(options.max_model_len)
-        self.layout = CacheLayout.of(config, options, dtype.name)
-        self.cache = self.layout.plan(plans, by_window=options.cache_groups and not options.one_layer_cache)
         self.embedding = _make_embedding(config, options, dtype)
         each = config.embedding.each_layer
         self.token_inputs = None if each is None else _make_token_inputs(config, each, options, dtype)
         altup = config.layers[0].altup
         self.streams = None if altup is None else _make_streams(config, altup, options, dtype)
-
-        def make_one(plan: LayerPlan) -> nnx.Module:
-            layer = _typed(make_layer(config, plan, options, dtype), plan)
-            return layer if options.adapters is None else add_adapter_slots(layer, options.adapters)
-
-        self.layers = make_stack(options.stack, make_one, plans.layers, self.cache)
         self.norm = make_norm(config.norm if is_last else None, config.hidden_size, dtype=dtype, options=options)
         project = partial(Linear, config.hidden_size, config.embedding_size, bias=False, axes=(None, None))
         self.projection = project(dtype=dtype, options=options) if config.embedding.size and is_last else None
@@ -74,7 +59,9 @@ class CausalLM(nnx.Module):
         make_head = partial(Linear, config.embedding_size, size, dtype=dtype, axes=axes, options=options, rows=rows)
         has_head = is_last and not config.tie_word_embeddings
         self.head = make_head(bias=config.output.bias) if has_head else None
-        _set_weight_types(self, config.weight_types)
+        self.drafter = _make_drafter(config, options, dtype) if options.drafter else None
+        """Guesses at further tokens, where an engine asks for them."""
+        set_weight_types(self, config.weight_types)
 
     def __call__(self, batch: Batch, cache: Cache, received: jax.Array | None = None) -> tuple[jax.Array, Cache]:
         """Hidden states [T, D] after the final norm, and the cache with this step's tokens.
@@ -82,14 +69,9 @@ class CausalLM(nnx.Module):
         A stage that is not the first takes what the one before it gives (`received` [T, D]), and one that is not the
         last gives hidden states without the norm, split over the devices like the residual stream.
         """
-        config = self.config
-        positions = batch.ragged.positions if batch.rotary_positions is None else batch.rotary_positions
-        rotations = tuple(
-            rotation(rope, config.head_size, self.options.max_model_len, positions) for rope in ropes_of(config.layers)
-        )
-        x = self._embedded(batch) if received is None else received
-        per_token = batch.context.over_all_rows()
-        told = LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows, per_token=per_token)
+        x = self.embedded(batch) if received is None else received
+        told = self.layer_inputs(batch, cache)
+        per_token = told.per_token
         if self.token_inputs is not None:
             inputs = self.token_inputs(batch.token_ids, x, batch.context)
             told = told._replace(token_inputs=inputs)
@@ -105,38 +87,10 @@ class CausalLM(nnx.Module):
             return constrain(hidden, mesh, token_axis(mesh, len(hidden)), "hidden"), cache
         return constrain(self.norm(hidden), mesh, None, "hidden"), cache
 
-    def _embedded(self, batch: Batch) -> jax.Array:
+    def embedded(self, batch: Batch) -> jax.Array:
         """The input of the first layer, [T, D]."""
         assert isinstance(self.embedding, TokenEmbedding)
         return self.embedding(batch.token_ids, batch.ragged.positions, batch.given, batch.context.over_all_rows())
-
-    def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[LayerPaging, RaggedBatch]:
-        """The batch as each kind of layer sees it."""
-        tables, views = by_table(ragged, self.cache.num_tables), {}
-        for view in dict.fromkeys(self.layers.view(layer) for layer in range(self.config.num_layers)):
-            views[view] = view.of(tables[view.table])
-            if cache.pages and self.config.latent is None:
-                implementation, heads = self.options.attention, self._heads(view, cache.pages[0])
-                if view.chunk:
-                    size = self.layout.stored_size(self.layout.widest(self.config)[1])
-                    views[view] = prepare_chunked(implementation, views[view], view.chunk, cache.pages[0], size)
-                views[view] = prepare(implementation, views[view], heads)
-        return views
-
-    def _heads(self, view: LayerPaging, pages: jax.Array) -> Heads:
-        """Attention of the layers on one device, as a view has it."""
-        config, devices = self.config, model_parallel(self.options.mesh)
-        return Heads(
-            config.num_heads // devices,
-            split_kv_heads(view.num_kv_heads or config.num_kv_heads, devices) // devices,
-            view.head_size or config.head_size,
-            pages.dtype.name,
-            frozenset(
-                0 if plan.attention.is_chunked else plan.attention.window
-                for plan in self.layers.plans
-                if plan.recurrence is None
-            ),
-        )
 
     def logits(self, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
         """Scores float32 [R, V] of hidden states [R, D], split over the devices along V, which may end in -inf.
@@ -162,20 +116,13 @@ class CausalLM(nnx.Module):
         return constrain(logits, self.options.mesh, None, "vocab")
 
 
-def _typed(layer: nnx.Module, plan: LayerPlan) -> nnx.Module:
-    """The layer with the types of its plan."""
-    _set_weight_types(layer, plan.weight_types)
-    return layer
-
-
 # What most models do not have is imported when one has it: starts are faster without.
 
 
-def _set_weight_types(module: nnx.Module, types: "tuple[tuple[str, WeightType], ...]") -> None:
-    if types:
-        from jaxllm.models.layers.weight_types import set_weight_types
+def _make_drafter(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> "MtpHead":
+    from jaxllm.models.drafters.mtp import MtpHead
 
-        set_weight_types(module, types)
+    return MtpHead(config, options, dtype)
 
 
 def _make_token_inputs(
@@ -231,6 +178,10 @@ def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> Checkpoint
     """How checkpoints call the tensors of a model, or of a stage of it."""
     family, stage = registry.lookup(config.architecture), options.stage
     names = family.names_of(config)
+    if options.drafter:
+        from jaxllm.models.drafters.mtp import mtp_names
+
+        names = {**names, **mtp_names(config)}
     return CheckpointNames(
         names=names,
         ignored=(*family.ignored_tensors, *KV_SCALES, *(("lm_head.weight",) if config.tie_word_embeddings else ())),

@@ -38,6 +38,8 @@ class ModelConfig:
     max_position_embeddings: int = 2048
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    mtp_layers: int = 0
+    """Layers after the last that predict further tokens."""
     dtype: str = "float32"
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()
     """Types of quantized matrices outside of the layers, by the names of their modules: "embedding", "head", ..."""

@@ -58,3 +58,4 @@ class ForwardOptions:
     kv_cache: KVCacheType | None = None
     stage: Stage | None = None
     adapters: AdapterShape | None = None
+    drafter: Literal["mtp"] | None = None

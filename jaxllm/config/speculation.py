@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from jaxllm.config.option import Section, option
 from jaxllm.errors import ConfigError, nearest
 
-Method = Literal["ngram", "suffix"]
+Method = Literal["ngram", "suffix", "mtp"]
 """Where drafts come from."""
 
 METHODS: tuple[str, ...] = get_args(Method)
@@ -15,12 +15,15 @@ METHODS: tuple[str, ...] = get_args(Method)
 FIRST_TOKENS, MOST_TOKENS = 7, 31
 """Drafts of a request in a step: by default, and at most. One token and 7 drafts fill the smallest step of several."""
 
+FIRST_DEVICE_TOKENS = 3
+"""Drafts by default where the device makes them, one after the other."""
+
 LONGEST_NGRAM = 16
 FIRST_MIN, FIRST_MAX = 2, 5
 FIRST_CACHED_TOKENS, MOST_CACHED_TOKENS = 1 << 16, 1 << 24
 
 _NOT_YET = (
-    "eagle", "eagle3", "mtp", "draft_model", "medusa", "mlp_speculator", "ngram_gpu", "dflash", "dspark",
+    "eagle", "eagle3", "draft_model", "medusa", "mlp_speculator", "ngram_gpu", "dflash", "dspark",
     "custom_class",
 )  # fmt: skip
 _WITHOUT_EFFECT = (
@@ -31,6 +34,14 @@ _WITHOUT_EFFECT = (
 )  # fmt: skip
 """Keys of vLLM's that change nothing: they are about models that draft, about ways to accept other tokens, or about
 how many drafts there are, which is measured here."""
+
+
+_MTP_NAMES = (
+    "deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp",
+)  # fmt: skip
+"""vLLM's names of the same method for single families."""
+
+_CHOICE = f"{', '.join(METHODS[:-1])} or {METHODS[-1]}"
 
 
 @dataclass(frozen=True)
@@ -55,23 +66,24 @@ class SpeculationOptions(Section):
 
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram or suffix), "
+        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram, suffix or mtp), "
         "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, suffix_decoding_max_cached_tokens, "
         "disable_by_batch_size. Outputs are the same with and without it.",
         aliases=("-sc",),
     )
-    spec_method: Literal["ngram", "suffix"] | None = option(
+    spec_method: Literal["ngram", "suffix", "mtp"] | None = option(
         None,
         "Where guesses at the next tokens come from; ngram: what followed the last tokens earlier in the prompt or "
-        "output; suffix: also what followed them in earlier outputs of the same owner. Default: no guesses.",
+        "output; suffix: also what followed them in earlier outputs of the same owner; mtp: the layer for it that "
+        "checkpoints of DeepSeek V3, GLM-4.5, ERNIE 4.5, Qwen3-Next and their like have. Default: no guesses.",
     )
     speculative_model: str | None = option(
         None, "[ngram] is the same as --spec-method ngram. Other models cannot guess yet.", aliases=("spec-model",)
     )
     num_speculative_tokens: int | None = option(
         None,
-        f"Most guesses per request and step. Default: {FIRST_TOKENS}. A step has fewer, or none, where more would take "
-        "longer than they save.",
+        f"Most guesses per request and step. Default: {FIRST_TOKENS}, or {FIRST_DEVICE_TOKENS} of mtp. A step has "
+        "fewer, or none, where more would take longer than they save.",
         minimum=1,
         maximum=MOST_TOKENS,
         aliases=("spec-tokens",),
@@ -99,16 +111,16 @@ class SpeculationOptions(Section):
         if not given:
             return None
         method = given.get("method")
+        if method in _MTP_NAMES:
+            method = "mtp"
         if method is None:
             raise ConfigError(
                 "speculative_config: method is missing; give one of " + ", ".join(METHODS) + ", or --spec-method"
             )
         if method in _NOT_YET:
-            raise ConfigError(f"speculative_config: method={method!r} is not supported yet; choose ngram or suffix")
+            raise ConfigError(f"speculative_config: method={method!r} is not supported yet; choose {_CHOICE}")
         if method not in METHODS:
-            raise ConfigError(
-                f"speculative_config: method={method!r}{nearest(str(method), METHODS)}; choose ngram or suffix"
-            )
+            raise ConfigError(f"speculative_config: method={method!r}{nearest(str(method), METHODS)}; choose {_CHOICE}")
         largest = _number(given, "prompt_lookup_max", LONGEST_NGRAM)
         smallest = _number(given, "prompt_lookup_min", LONGEST_NGRAM)
         if largest is None:
@@ -121,7 +133,8 @@ class SpeculationOptions(Section):
             )
         return Drafting(
             method=method,
-            num_tokens=_number(given, "num_speculative_tokens", MOST_TOKENS) or FIRST_TOKENS,
+            num_tokens=_number(given, "num_speculative_tokens", MOST_TOKENS)
+            or (FIRST_DEVICE_TOKENS if method == "mtp" else FIRST_TOKENS),
             ngram_min=smallest,
             ngram_max=largest,
             max_cached_tokens=_number(given, "suffix_decoding_max_cached_tokens", MOST_CACHED_TOKENS)

@@ -41,3 +41,5 @@ class DeviceState(StageState):
 
     Where prompts may be embeddings, those of the next step replace them once nobody asks for them any more.
     """
+    drafter_cache: Cache | None = None
+    """What the model's drafter keeps of each token, in the pages that the model's first page table names."""

@@ -97,6 +97,12 @@ class StepPacker:
         own = [np.arange(num_results(part)) for part in active_shard_plans(plan)]
         return self._places(plan, self._shape.num_sampled(bucket), own)
 
+    def own_rows(self, plan: StepPlan, bucket: Bucket) -> Int32Array | slice:
+        """Which of the step's rows are those of the plan."""
+        if not plan.parts:
+            return slice(plan.num_rows)
+        return self._places(plan, bucket.rows, [np.arange(part.num_rows) for part in active_shard_plans(plan)])
+
     def _places(self, plan: StepPlan, size: int, own: list[np.ndarray]) -> Int32Array:
         """Places in all shards' arrays of so many, from those in each shard's own."""
         if not plan.parts:

@@ -179,6 +179,9 @@ STAGE_STEP: Final = replace(STEP, body=stage_step_body, returns=ARRAY)
 """The step of a stage that is not the last. The two have a program for each bucket, called `Bucket.name`, all others
 have one."""
 
+DRAFTING_STEP: Final = replace(STEP, returns=replace(SAMPLED, drafts=ARRAY))
+"""The step of a model with a drafter."""
+
 EMPTY_STATE: Final = ProgramRecord(
     "empty_state", empty_state_body, writes=(STATE,), is_per_shard=False, is_in_every_stage=True
 )

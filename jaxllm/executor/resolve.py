@@ -172,10 +172,20 @@ def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None
             f"speculative_config: not supported with pipeline_parallel_size={stages}, where several steps are under "
             "way at once; omit it"
         )
+    if config.speculation.drafting.method == "mtp":
+        _check_mtp(model)
     if any(layer.recurrence is not None for layer in model.layers):
         raise ConfigError(
             f"speculative_config: not supported for {model.architecture}, whose recurrent layers cannot take back a "
             "token; omit it"
+        )
+
+
+def _check_mtp(model: ModelConfig) -> None:
+    if lookup(model.architecture).mtp is None or not model.mtp_layers:
+        raise ConfigError(
+            f"speculative_config: method='mtp': this checkpoint of {model.architecture} has no layer that predicts "
+            "further tokens; choose ngram or suffix"
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from jax.sharding import Mesh
 
@@ -89,6 +89,7 @@ class ResolvedConfig:
             cache_groups=not (self.config.cache.disable_hybrid_kv_cache_manager or self.stages or self.stage),
             kv_cache=self.kv_cache,
             stage=self.stage,
+            drafter=self.drafter,
         )
 
     @property
@@ -176,9 +177,13 @@ class ResolvedConfig:
     @property
     def cache(self) -> CacheShape:
         """Shape of the KV cache but for its number of pages."""
+        own, drafter = self._cache_of(self.model, num_layers=self.cache_plan.depth), self.drafter_cache
+        return own if drafter is None else replace(own, other_bytes=drafter.page_bytes)
+
+    def _cache_of(self, model: ModelConfig, num_layers: int) -> CacheShape:
         return CacheShape.of(
-            self.model,
-            num_layers=self.cache_plan.depth,
+            model,
+            num_layers=num_layers,
             page_size=self.page_size,
             dtype=self.kv_dtype,
             implementation=self.forward.attention,
@@ -186,6 +191,22 @@ class ResolvedConfig:
             platform=self.platform,
             dynamic_scales=self.kv_cache is not None and self.kv_cache.is_dynamic,
         )
+
+    @property
+    def drafter(self) -> Literal["mtp"] | None:
+        """What on the devices makes drafts, if anything does."""
+        drafting = self.config.speculation.drafting
+        return "mtp" if drafting is not None and drafting.method == "mtp" and self.stage is None else None
+
+    @property
+    def drafter_cache(self) -> CacheShape | None:
+        """Shape of what the drafter keeps in pages of its own, which have the numbers of the model's."""
+        if self.drafter is None:
+            return None
+        # Few engines have one: starts of others are faster without the import.
+        from jaxllm.models.drafters.mtp import mtp_config
+
+        return self._cache_of(mtp_config(self.model), num_layers=1)
 
     @property
     def kv_dtype(self) -> str:

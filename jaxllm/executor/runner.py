@@ -69,9 +69,11 @@ class Dispatched:
     listed: ListedRows | None = None
 
     @property
-    def wanted(self) -> tuple[jax.Array, Logprobs | None]:
-        """What the host wants of it."""
-        return self.sampled.token_ids, self.sampled.logprobs if self.wants_logprobs else None
+    def wanted(self) -> tuple[jax.Array, Logprobs | None, jax.Array | None]:
+        """What the host wants of it: tokens, their log-probabilities, and drafts of what follows."""
+        sampled = self.sampled
+        drafts = sampled.drafts if self.plan.draft_steps else None
+        return sampled.token_ids, sampled.logprobs if self.wants_logprobs else None, drafts
 
 
 @dataclass
@@ -92,6 +94,8 @@ class StepResult:
     """Tokens of each row, [n]: the sampled ones and those that follow without a choice. None: one each."""
     logprob_rows: Int32Array | None = None
     """Where in `logprobs` the first token of each row is, [n]; further sampled ones follow it. None: one each."""
+    drafts: Int32Array | None = None
+    """Guesses of the device at what follows each row, [n, draft steps]; mean nothing for rows that do not sample."""
 
 
 class Runner:
@@ -241,7 +245,10 @@ class Runner:
     def collect(self, step: Dispatched) -> StepResult:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
         rows = self._packer.result_rows(step.plan, step.bucket)
-        token_ids, logprobs = jax.tree.map(lambda leaf: leaf[rows], self.calls.fetch(step.wanted))
+        token_ids, logprobs, drafts = self.calls.fetch(step.wanted)
+        token_ids, logprobs = jax.tree.map(lambda leaf: leaf[rows], (token_ids, logprobs))
+        if drafts is not None:
+            drafts = drafts[self._packer.own_rows(step.plan, step.bucket), : step.plan.draft_steps]
         counts = firsts = None
         num_drafts, draft_ids = step.plan.num_drafts, step.plan.draft_ids
         if num_drafts is not None:
@@ -254,7 +261,7 @@ class Runner:
             PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
         ]
         listed = None if step.listed is None else step.listed.collect()
-        return StepResult(token_ids, logprobs, prompts, step.bucket, listed, counts, firsts)
+        return StepResult(token_ids, logprobs, prompts, step.bucket, listed, counts, firsts, drafts)
 
     @property
     def any_bias_changes(self) -> bool:

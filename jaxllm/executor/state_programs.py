@@ -28,7 +28,9 @@ def empty_state_body(context: ProgramContext[Any]) -> ProgramBody:
         state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), context.state)
         if not context.uses_native_kernels:
             return state
-        return replace(state, kv_cache=jax.tree.map(lambda leaf: zeros(leaf.shape, leaf.dtype), context.state.kv_cache))
+        names = [name for name in ("kv_cache", "drafter_cache") if hasattr(state, name)]
+        shapes = {name: getattr(context.state, name) for name in names}
+        return replace(state, **jax.tree.map(lambda leaf: zeros(leaf.shape, leaf.dtype), shapes))
 
     return ProgramBody(empty_state)
 

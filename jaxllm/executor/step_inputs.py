@@ -57,6 +57,8 @@ class StepShape:
     """Slots for adapters, if there are any."""
     max_drafts: int = 0
     """Most drafts of a row, each of which is sampled after as well."""
+    drafter: str | None = None
+    """What on the device makes drafts of the tokens after those of a step, see `ForwardOptions`."""
 
     @property
     def rows_at_once(self) -> int:
@@ -149,6 +151,18 @@ class HostStep:
         return host_sample_positions(self.plan)
 
     @property
+    def next_ids(self) -> Int32Array:
+        """The known token after each row's last, where the row does not sample that: int32 [n]."""
+        plan, known = self.plan, self._table.token_ids
+        ends = np.minimum(plan.starts + plan.num_new_tokens, known.shape[1] - 1)
+        return np.maximum(known[plan.slots, ends], 0)
+
+    @property
+    def draft_steps(self) -> int:
+        """How many drafts of each row the step makes for the one after it."""
+        return self.plan.draft_steps
+
+    @property
     def num_preceding(self) -> Int32Array:
         """How many drafts of its row are before each token to sample: int32 [n]."""
         return draft_places(self.plan)
@@ -184,6 +198,8 @@ STEP_INPUTS: Final = (
     StepInput("num_sampled", ()),
     StepInput("sample_positions", ("N",), is_present=lambda shape: shape.max_drafts > 0),
     StepInput("num_preceding", ("N",), is_present=lambda shape: shape.max_drafts > 0),
+    StepInput("next_ids", ("R",), is_present=lambda shape: shape.drafter is not None),
+    StepInput("draft_steps", (), is_present=lambda shape: shape.drafter is not None),
     StepInput("sampling_ints", ("ints", "N")),
     StepInput("sampling_floats", ("floats", "N"), np.float32),
 )

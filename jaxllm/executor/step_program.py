@@ -4,7 +4,7 @@ Axis letters: T tokens, R rows, S slots, W page-table width, D hidden size, V vo
 """
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jax import lax
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState, StageState
+from jaxllm.executor.draft_loop import draft_tokens
 from jaxllm.executor.sampler.blocks import put_last_tokens, sample_in_blocks
 from jaxllm.executor.sampler.rows import SamplingRows
 from jaxllm.executor.sampler.sampler import SampledRows
@@ -79,12 +80,17 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         num_sampled = max_over_shards(inputs["num_sampled"])
         places = inputs["sample_positions"] if shape.max_drafts else sample_positions(ragged.query_start)
         sampled, sampling = sample_in_blocks(model, hidden[places], rows, state.sampling, num_sampled, shape)
+        drafter_cache = state.drafter_cache
+        if drafter_cache is not None:
+            drafts, drafter_cache = draft_tokens(model, batch, hidden, sampled.token_ids, drafter_cache, inputs, shape)
+            sampled = replace(sampled, drafts=drafts)
         return sampled, DeviceState(
             kv_cache=kv_cache,
             sampling=sampling,
             page_table=page_table,
             last_tokens=put_last_tokens(state.last_tokens, rows, sampled),
             hidden=lax.dynamic_update_slice(state.hidden, hidden, (0, 0)),
+            drafter_cache=drafter_cache,
         )
 
     return step

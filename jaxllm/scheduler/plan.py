@@ -27,7 +27,8 @@ class StepPlan:
 
     num_drafts: int32 [n], how many of each row's new tokens, the last ones, are drafts: guesses at what follows the
     known tokens. `draft_ids` are these, row after row. A row with drafts gets a token after each of them as well, and
-    `Scheduler.update` takes those off `num_new_tokens` that were not accepted. None: no row has any.
+    `Scheduler.update` takes those off `num_new_tokens` that were not accepted. None: no row has any. `draft_steps` is
+    how many drafts the device makes of what follows this step, of each row that samples.
 
     For groups of sequences: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
     whose rows of the page table have changed. `grouped`, int [g], is filled in by `Scheduler.update`: rows that
@@ -54,6 +55,7 @@ class StepPlan:
     constrained: npt.NDArray[np.bool_] | None = None
     num_drafts: Int32Array | None = None
     draft_ids: Int32Array | None = None
+    draft_steps: int = 0
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
     grouped: npt.NDArray[np.intp] | None = None

@@ -1,7 +1,7 @@
 """DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention, and experts in groups alongside one that all tokens
 have.
 
-Layers after the last that predict further tokens (`num_nextn_predict_layers`) are not used.
+A layer after the last that predicts a further token (`num_nextn_predict_layers`) serves speculative decoding.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from jaxllm.models.checkpoint.source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import with_experts
 from jaxllm.models.families.expert_groups import check_expert_groups, sigmoid_router
-from jaxllm.models.families.family import Family, Names, expert_names, further_layers
+from jaxllm.models.families.family import FURTHER_LAYER, Family, Names, expert_names, further_layers, read_mtp_layers
 from jaxllm.models.families.latent import latent_names, read_latent_llama
 from jaxllm.models.mlp_plan import MLPPlan, RouterPlan
 
@@ -66,7 +66,7 @@ def _with_experts(
 ) -> ModelConfig:
     """The configuration of a model whose layers have experts, but for those that are `dense`."""
     _expect(file, moe_layer_freq=1)
-    file.ignore("num_nextn_predict_layers", "num_mtp_layers", "ep_size", "aux_loss_alpha", "seq_aux")
+    file.ignore("ep_size", "aux_loss_alpha", "seq_aux")
     options = read_latent_llama(file, interleaved=interleaved)
     layers, size = options["layers"], file.integer("moe_intermediate_size")
     count, shared = file.integer("n_routed_experts"), file.optional_integer("n_shared_experts", 1)
@@ -81,7 +81,7 @@ def _with_experts(
         router=router,
         shared=MLPPlan(activation=layers[0].mlp.activation, size=size * shared) if shared else None,
     )
-    return ModelConfig(architecture=architecture, **options)
+    return ModelConfig(architecture=architecture, mtp_layers=read_mtp_layers(file), **options)
 
 
 def _expect(file: ConfigFile, **expected: str | bool | int) -> None:
@@ -104,6 +104,6 @@ def weight_names(config: ModelConfig) -> Names:
 
 
 V2 = Family(read_v2, weight_names=weight_names)
-V3 = Family(read_v3, weight_names=weight_names, other_parts=further_layers)
-GLM4_LITE = Family(read_glm4_lite, weight_names=weight_names, other_parts=further_layers)
+V3 = Family(read_v3, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
+GLM4_LITE = Family(read_glm4_lite, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
 KIMI_K2 = replace(V3, like="DeepseekV3")

@@ -4,7 +4,15 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.source import Source, VectorAsRow
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_biases, with_experts
-from jaxllm.models.families.family import LLAMA_NAMES, Family, Names, expert_names, further_layers
+from jaxllm.models.families.family import (
+    LLAMA_NAMES,
+    Family,
+    MtpNames,
+    Names,
+    expert_names,
+    further_layers,
+    read_mtp_layers,
+)
 from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan, RouterPlan
 from jaxllm.models.plan import OutputPlan
 
@@ -22,8 +30,8 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
 
 def read_moe(file: ConfigFile, architecture: str) -> ModelConfig:
     """That with experts: a bias decides who is chosen, and some experts see all tokens."""
-    # Published files tell how it was trained, and have layers that predict further tokens.
-    file.ignore("moe_capacity", "num_nextn_predict_layers")
+    # Published files tell how it was trained.
+    file.ignore("moe_capacity")
     file.expect(moe_gate="topk", moe_use_aux_free=True)
     file = file.reading(**_DEFAULTS, num_key_value_heads=4, tie_word_embeddings=True)
     bias, options = file.boolean("use_bias", False), read_llama(file, interleaved=True)
@@ -51,7 +59,7 @@ def read_moe(file: ConfigFile, architecture: str) -> ModelConfig:
     options["output"] = OutputPlan(bias=bias)
     pairs = zip(layers, dense, strict=True)
     options["layers"] = tuple(layer if isinstance(layer.mlp, ExpertsPlan) else other for layer, other in pairs)
-    return ModelConfig(architecture=architecture, **options)
+    return ModelConfig(architecture=architecture, mtp_layers=read_mtp_layers(file), **options)
 
 
 _BLOCK = "model.layers.*.mlp"
@@ -65,4 +73,19 @@ NAMES: Names = {
 }
 
 FAMILY = Family(read_config)
-MOE = Family(read_moe, weight_names=NAMES, other_parts=further_layers)
+MTP = MtpNames(
+    embedding_norm="model.mtp_emb_norm.0",
+    hidden_norm="model.mtp_hidden_norm.0",
+    joint="model.mtp_linear_proj.0",
+    layer="model.mtp_block.0",
+    norm=None,
+    like_first=True,
+)
+
+
+def _mtp_parts(config: ModelConfig) -> tuple[str, ...]:
+    """Where published files have what predicts further tokens."""
+    return ("model.mtp_", *further_layers(config))
+
+
+MOE = Family(read_moe, weight_names=NAMES, other_parts=_mtp_parts, mtp=MTP)

@@ -82,9 +82,48 @@ MOST_FURTHER_LAYERS = 8
 
 
 def further_layers(config: ModelConfig) -> tuple[str, ...]:
-    """Where checkpoints have layers after the last, which predict further tokens; they are not used."""
+    """Where checkpoints have layers after the last, which predict further tokens."""
     behind = range(config.num_layers, config.num_layers + MOST_FURTHER_LAYERS)
     return tuple(f"model.layers.{number}." for number in behind)
+
+
+def read_mtp_layers(file: ConfigFile, default: int = 0) -> int:
+    """How many layers predict further tokens, by the names that configurations of several families have for it."""
+    counts = [
+        file.integer(key, minimum=0)
+        for key in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+        if file.has(key)
+    ]
+    return max(counts, default=default)
+
+
+@dataclass(frozen=True)
+class MtpNames:
+    """What checkpoints call the layer that predicts a further token, and the parts around it.
+
+    `{layer}` stands for the number of layers of the model. The norms and the product that join a token's embedding with
+    the hidden state before it, the layer itself, in place of "model.layers.*", and the norm after it, if there is one.
+    The product takes the embedding first, unless `hidden_first`. The layer is like the last one of the model that has
+    attention, or like its first.
+    """
+
+    embedding_norm: str
+    hidden_norm: str
+    joint: str
+    layer: str
+    norm: str | None
+    hidden_first: bool = False
+    like_first: bool = False
+
+
+FURTHER_LAYER = MtpNames(
+    embedding_norm="model.layers.{layer}.enorm",
+    hidden_norm="model.layers.{layer}.hnorm",
+    joint="model.layers.{layer}.eh_proj",
+    layer="model.layers.{layer}",
+    norm="model.layers.{layer}.shared_head.norm",
+)
+"""Names of a layer after the last, as DeepSeek V3 calls it."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +153,8 @@ class Family:
     `other_parts`, may be there without being used. The prefixes in `renamed` of names in the checkpoint are replaced
     first, longest first.
 
-    A family that transformers does not have is compared with one there that computes the same: `like`.
+    A family that transformers does not have is compared with one there that computes the same: `like`. With `mtp` its
+    checkpoints may have a layer that predicts a further token, as many as `ModelConfig.mtp_layers` says.
 
     What an architecture is made for is its `use`: to generate, to embed, or to classify, the last two of whole texts or
     of each of their tokens, which `PoolingModel` does. `make_encoder` builds what stands in a decoder's place,
@@ -140,6 +180,7 @@ class Family:
     token_head: str = ""
     lexical_head: str = ""
     like: str | None = None
+    mtp: MtpNames | None = None
 
     def names_of(self, config: ModelConfig) -> Names:
         """The weight names of a model."""

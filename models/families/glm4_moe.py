@@ -17,21 +17,28 @@ from jaxllm.models.families.common import (
     with_types,
 )
 from jaxllm.models.families.expert_groups import check_expert_groups, sigmoid_router
-from jaxllm.models.families.family import LLAMA_NAMES, Family, Names, expert_names, further_layers
+from jaxllm.models.families.family import (
+    FURTHER_LAYER,
+    LLAMA_NAMES,
+    Family,
+    Names,
+    expert_names,
+    further_layers,
+    read_mtp_layers,
+)
 from jaxllm.models.mlp_plan import MLPPlan
 from jaxllm.models.plan import LayerPlan
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
-    """GLM-4-MoE's configuration. What predicts further tokens is not used."""
+    """GLM-4-MoE's configuration."""
     file = file.reading(_NAMES, max_position_embeddings=131072, rms_norm_eps=1e-5, partial_rotary_factor=0.5)
-    file.ignore("num_nextn_predict_layers", "num_mtp_layers")
     options, bias = read_llama(file), file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=False)
     if file.boolean("use_qk_norm", False):
         layers = tuple(layer.attending(norm=layer.attention_norm) for layer in layers)
     options["layers"] = _with_experts(file, layers, dense=file.integer("first_k_dense_replace", 1, minimum=0))
-    return ModelConfig(architecture=architecture, **options)
+    return ModelConfig(architecture=architecture, mtp_layers=read_mtp_layers(file), **options)
 
 
 def read_dots1(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -92,6 +99,6 @@ NAMES: Names = {
     "layers.*.mlp.shared.down": "model.layers.*.mlp.shared_experts.down_proj",
 }
 
-FAMILY = Family(read_config, weight_names=NAMES, other_parts=further_layers)
+FAMILY = Family(read_config, weight_names=NAMES, other_parts=further_layers, mtp=FURTHER_LAYER)
 DOTS1 = Family(read_dots1, weight_names=NAMES)
 SOLAR_OPEN = Family(read_solar_open, weight_names=NAMES)

@@ -8,7 +8,16 @@ from jaxllm.models.checkpoint.source import Fused, Source, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.common import FULL, read_llama, sparse_layers, text_part, with_biases, with_experts
-from jaxllm.models.families.family import LLAMA_NAMES, OTHER_PARTS, TEXT_PARTS, Family, Names, expert_names
+from jaxllm.models.families.family import (
+    LLAMA_NAMES,
+    OTHER_PARTS,
+    TEXT_PARTS,
+    Family,
+    MtpNames,
+    Names,
+    expert_names,
+    read_mtp_layers,
+)
 from jaxllm.models.families.qwen2_moe import SHARED_NAMES
 from jaxllm.models.layers.activation import read_activation
 from jaxllm.models.mlp_plan import MLPPlan, RouterPlan
@@ -63,6 +72,8 @@ def _options(file: ConfigFile) -> dict[str, Any]:
     kinds = _kinds(file, len(layers))
     return options | {
         "norm": norm,
+        # Published files of Qwen3-Next do not say it.
+        "mtp_layers": read_mtp_layers(file, default=1),
         "layers": tuple(
             replace(layer, recurrence=recurrence) if kind == LINEAR else layer
             for layer, kind in zip(layers, kinds, strict=True)
@@ -174,9 +185,17 @@ def names_of_qwen3_5(config: ModelConfig) -> Names:
     return names
 
 
+MTP = MtpNames(
+    embedding_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    joint="mtp.fc",
+    layer="mtp.layers.0",
+    norm="mtp.norm",
+)
+
 OTHERS = ("mtp.", "model.visual.", *OTHER_PARTS)
 """The predictor of further tokens, and what sees."""
 
-FAMILY = Family(read_qwen3_next, weight_names=names_of_qwen3_next, other_parts=OTHERS)
-QWEN3_5 = Family(read_qwen3_5, weight_names=names_of_qwen3_5, renamed=TEXT_PARTS, other_parts=OTHERS)
+FAMILY = Family(read_qwen3_next, weight_names=names_of_qwen3_next, other_parts=OTHERS, mtp=MTP)
+QWEN3_5 = Family(read_qwen3_5, weight_names=names_of_qwen3_5, renamed=TEXT_PARTS, other_parts=OTHERS, mtp=MTP)
 QWEN3_5_MOE = replace(QWEN3_5, read_config=read_qwen3_5_moe)

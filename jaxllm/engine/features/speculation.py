@@ -17,6 +17,7 @@ from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.sharded import ShardedScheduler
 from jaxllm.speculation.acceptance_rates import AcceptanceRates
 from jaxllm.speculation.amounts import StepLoad, choose_amounts
+from jaxllm.speculation.device_drafts import DeviceDrafts, DraftPace
 from jaxllm.speculation.drafter import Drafter
 from jaxllm.speculation.earlier_outputs import EarlierOutputsDrafter
 from jaxllm.speculation.ngram import NgramDrafter
@@ -49,10 +50,12 @@ class Speculation(StepFeature):
         *,
         max_drafts: int,
         most_requests: int | None = None,
+        on_device: DeviceDrafts | None = None,
     ) -> None:
         """`constrained` has the requests whose tokens are chosen after the step.
 
-        A request has up to `max_drafts` in a step, and none while more than `most_requests` decode.
+        A request has up to `max_drafts` in a step, and none while more than `most_requests` decode. Where the device
+        makes drafts, they are left in `on_device` for the `drafter`.
         """
         super().__init__(faults)
         self._scheduler, self._runner, self._drafter, self._costs = scheduler, runner, drafter, costs
@@ -64,6 +67,7 @@ class Speculation(StepFeature):
         self._is_penalised = np.zeros(num_slots, np.bool_)
         self._guesses = np.zeros(num_slots, np.int32)
         self._guessed_at = np.full(num_slots, -1, np.int32)  # the places in the requests that these are for
+        self._on_device, self._pace = on_device, DraftPace()
         self._rates = AcceptanceRates(num_slots)
         self._clock = StepClock()
         self.counts = DraftCounts()
@@ -93,6 +97,20 @@ class Speculation(StepFeature):
             self._is_penalised[slot] = request.params.uses_penalties
             self._guessed_at[slot] = -1
             self._rates.begin(slot)
+        if self._on_device is not None:
+            self._ask_device(plan)
+
+    def _ask_device(self, plan: StepPlan) -> None:
+        """Let the device make drafts of what follows this step, if some request of it can use them."""
+        slots = plan.slots[plan.samples]
+        if self._most_requests is not None and len(slots) > self._most_requests:
+            return
+        may_draft = self._generations[slots] == self._scheduler.table.generation[slots]
+        most = int((self._limits[slots] * may_draft).max(initial=0))
+        if most and self._pace.wants_drafts():
+            for part in (plan, *plan.parts):
+                if part is not None:
+                    part.draft_steps = most
 
     def propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
         """See `DraftSource`. Where a drafter fails there are no drafts, and nobody loses more than time."""
@@ -122,6 +140,8 @@ class Speculation(StepFeature):
         counts = np.maximum(counts - ahead, 0).astype(np.int32)
         load = StepLoad(len(slots), num_tokens, self._runner.buckets[-1].tokens, self._clock.gap_seconds)
         kept = choose_amounts(counts, self._rates.of(drafted), ahead, self._costs, load)
+        if self._on_device is not None and counts.any():
+            self._pace.note(used=bool(kept.any()))
         if not kept.any():
             return None
         first = np.cumsum(counts) - counts
@@ -180,6 +200,9 @@ class Speculation(StepFeature):
             slots = plan.slots[told]
             hits = (result.token_ids[firsts[told]] == self._guesses[slots]).astype(np.int32)
             self._rates.count(slots, hits, np.ones_like(hits))
+        if self._on_device is not None and result.drafts is not None:
+            known = ends[live] + (1 if counts is None else counts[live])
+            self._on_device.take(self._scheduler.table, plan.slots[live], known, result.drafts[live])
         if num_drafts is None or counts is None:
             return
         drafted = np.flatnonzero((num_drafts > 0) & live)
@@ -212,10 +235,13 @@ def make_speculation(
     )
     own_text = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
     looked_up: Drafter = own_text
-    if drafting.method == "suffix":
+    on_device = None
+    if resolved.drafter is not None:
+        looked_up = on_device = DeviceDrafts(num_slots, drafting.num_tokens)
+    elif drafting.method == "suffix":
         looked_up = EarlierOutputsDrafter(own_text, drafting.max_cached_tokens, drafting.ngram_max, drafting.ngram_min)
     drafter = PredictionDrafter(looked_up)
     return Speculation(
         faults, scheduler, runner, drafter, costs, constrained,
-        max_drafts=drafting.num_tokens, most_requests=drafting.most_requests,
+        max_drafts=drafting.num_tokens, most_requests=drafting.most_requests, on_device=on_device,
     )  # fmt: skip

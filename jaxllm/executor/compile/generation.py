@@ -13,11 +13,11 @@ from jaxllm.executor.compile.buckets import Buckets
 from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.compile.program_context import Handover, ProgramContext
 from jaxllm.executor.device_state import DeviceState, StageState
-from jaxllm.executor.program_table import PROGRAMS, STAGE_STEP, STEP
+from jaxllm.executor.program_table import DRAFTING_STEP, PROGRAMS, STAGE_STEP, STEP
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.executor.step_inputs import StepShape
-from jaxllm.models.cache import make_cache
+from jaxllm.models.cache import Cache, make_cache
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.adapter_factors import square_shapes
 from jaxllm.models.layers.adapter_slots import split_adapters
@@ -51,6 +51,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
         adapters=resolved.adapters,
         max_drafts=resolved.max_drafts,
+        drafter=resolved.drafter,
     )
     stage = resolved.stage
     of_last = stage is None or stage.is_last
@@ -69,8 +70,11 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         processors=processors,
         has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),
     )
+    step = STAGE_STEP
+    if of_last:
+        step = STEP if shape.drafter is None else DRAFTING_STEP
     return ProgramSet(
-        step=partial((STEP if of_last else STAGE_STEP).make, context),
+        step=partial(step.make, context),
         others={record.name: record.make(context) for record in PROGRAMS if record.is_in(context)},
         buckets=buckets,
         shape=shape,
@@ -123,7 +127,17 @@ def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepSh
         ),
         last_tokens=array((slots,), jnp.int32, "shards"),
         hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
+        drafter_cache=_drafter_cache(resolved, shards * pages),
     )
+
+
+def _drafter_cache(resolved: ResolvedConfig, pages: int) -> Cache | None:
+    """What the drafter keeps in so many pages, if there is one."""
+    shape = resolved.drafter_cache
+    if shape is None:
+        return None
+    array = partial(_array, resolved.mesh)
+    return Cache((array(shape.array(pages), jnp.dtype(shape.dtype), *shape.axes),))
 
 
 def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepShape) -> StageState:

@@ -56,6 +56,8 @@ class CacheShape:
     """What latent attention keeps of a token, in place of heads."""
     scale_bytes: int = 0
     """Bytes of a dynamic scale, which follows each stored head."""
+    other_bytes: int = 0
+    """Bytes that arrays besides this one have for each page, over all devices."""
 
     @classmethod
     def of(
@@ -91,7 +93,7 @@ class CacheShape:
     def page_bytes(self) -> int:
         """Bytes of one page over its layers and all devices, keys and values: as many as devices allocate."""
         copies = 1 if self.latent is None else self.num_devices
-        return copies * math.prod(self.array(1)) * self.bytes_each
+        return copies * math.prod(self.array(1)) * self.bytes_each + self.other_bytes
 
     @property
     def bytes_each(self) -> int:

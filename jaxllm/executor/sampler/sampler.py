@@ -27,12 +27,14 @@ from jaxllm.pallas_kernels.sampling import WHOLE, Choice, Vocabulary, choose_tok
 class SampledRows:
     """The tokens of a step, int32 [R], and their log-probabilities, which are zeros when no row wants any.
 
-    `is_empty` bool [R]: processors have left no token to choose; None where there are none.
+    `is_empty` bool [R]: processors have left no token to choose; None where there are none. `drafts` int32 [R, K] are
+    guesses at the tokens that follow; None where the device makes none.
     """
 
     token_ids: Array
     logprobs: Logprobs
     is_empty: Array | None = None
+    drafts: Array | None = None
 
 
 def sample(

@@ -1,0 +1,113 @@
+"""Drafts by the device: at the end of a step the model's drafter guesses at what follows, for the step after it.
+
+The drafter reads all tokens of the step, each with the token after it, and so keeps up with the model's cache. Then it
+goes on alone from the last token that is accepted, a guess at a time. The device tells that token from what it has
+sampled, before the host knows.
+
+Axis letters: T tokens, R rows, N tokens to sample, D hidden size, K most drafts of a row.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.executor.shards import max_over_shards
+from jaxllm.executor.step_inputs import StepShape
+from jaxllm.models.batch import Batch
+from jaxllm.models.cache import Cache
+from jaxllm.models.causal_lm import CausalLM
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+
+
+def draft_tokens(
+    model: CausalLM,
+    batch: Batch,
+    hidden: jax.Array,
+    sampled: jax.Array,
+    cache: Cache,
+    inputs: dict[str, jax.Array],
+    shape: StepShape,
+) -> tuple[jax.Array, Cache]:
+    """Guesses int32 [R, K] at what follows the rows of a step, and the drafter's cache with the step's tokens.
+
+    `hidden` [T, D] are the model's hidden states of the step, `sampled` int32 [N] its tokens. Of the guesses the first
+    `inputs["draft_steps"]` are made, and those of rows that sample nothing mean nothing.
+    """
+    drafter = model.drafter
+    assert drafter is not None
+    width = shape.table_width
+    ragged = replace(batch.ragged, page_table=batch.ragged.page_table[:, :width])
+    following = tokens_after(batch, sampled, inputs)
+    own = Batch(following, ragged)
+    states, cache = drafter(model.embedded(own), hidden, own, cache)
+    lasts = last_accepted(batch, sampled, inputs, shape.max_drafts)
+    start = ragged.positions[lasts]
+    rows = jnp.arange(len(lasts), dtype=jnp.int32)
+
+    def guess(states: jax.Array) -> jax.Array:
+        return model.logits(states, ragged.num_requests).argmax(axis=1).astype(jnp.int32)
+
+    def make_one(index: jax.Array, carry: tuple[jax.Array, jax.Array, Cache]) -> tuple[jax.Array, jax.Array, Cache]:
+        drafts, states, cache = carry
+        token = lax.dynamic_index_in_dim(drafts, index - 1, axis=1, keepdims=False)
+        one = Batch(token, _single_tokens(ragged, start + index, model.options.max_model_len))
+        states, cache = drafter(model.embedded(one), states, one, cache)
+        return lax.dynamic_update_slice_in_dim(drafts, guess(states)[:, None], index, axis=1), states, cache
+
+    drafts = jnp.zeros((len(rows), shape.max_drafts), jnp.int32)
+    last_states = states[lasts]
+    draft_steps = max_over_shards(inputs["draft_steps"])
+    first = jnp.minimum(draft_steps, 1)
+    # A loop of no rounds where nobody wants any: the output layer is read for nobody then.
+    drafts = lax.fori_loop(0, first, lambda _, drafts: drafts.at[:, 0].set(guess(last_states)), drafts)
+    drafts, _, cache = lax.fori_loop(1, draft_steps, make_one, (drafts, last_states, cache))
+    return drafts, cache
+
+
+def tokens_after(batch: Batch, sampled: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:
+    """The token after each token of a step, int32 [T]: the next of its row, a sampled one, or one the host knows."""
+    token_ids, ragged = batch.token_ids, batch.ragged
+    tokens = jnp.roll(token_ids, -1)
+    ends = jnp.where(ragged.kv_lens > 0, ragged.query_start[1:] - 1, len(token_ids))
+    tokens = tokens.at[ends].set(inputs["next_ids"], mode="drop")
+    places = inputs["sample_positions"]
+    counts = jnp.arange(len(places), dtype=jnp.int32) < inputs["num_sampled"]
+    return tokens.at[jnp.where(counts, places, len(token_ids))].set(sampled, mode="drop")
+
+
+def last_accepted(batch: Batch, sampled: jax.Array, inputs: dict[str, jax.Array], most: int) -> jax.Array:
+    """Where the last token of each row is that counts, int32 [R]: the last draft accepted, or the one before drafts.
+
+    A draft is accepted if those before it are, and it is what was sampled after the token before it.
+    """
+    places, preceding = inputs["sample_positions"], inputs["num_preceding"]
+    is_right = batch.token_ids[places] == jnp.roll(sampled, 1)
+    accepted = preceding == 0
+    for number in range(1, most + 1):
+        accepted |= (preceding == number) & is_right & jnp.roll(accepted, 1)
+    rows = jnp.where(
+        accepted & (jnp.arange(len(places), dtype=jnp.int32) < inputs["num_sampled"]),
+        batch.ragged.token_rows[places],
+        len(batch.ragged.kv_lens),
+    )
+    return jnp.zeros(len(batch.ragged.kv_lens), jnp.int32).at[rows].max(places, mode="drop")
+
+
+def _single_tokens(ragged: RaggedBatch, positions: jax.Array, length: int) -> RaggedBatch:
+    """A batch of one token for each row of another, at `positions` (int32 [R])."""
+    rows = jnp.arange(len(positions), dtype=jnp.int32)
+    is_row = rows < ragged.num_requests
+    # What lies outside of a request's length is a guess that nobody will use.
+    positions = jnp.where(is_row, jnp.minimum(positions, length - 1), 0)
+    return RaggedBatch(
+        positions=positions,
+        token_rows=jnp.where(is_row, rows, 0),
+        query_start=jnp.minimum(jnp.arange(len(positions) + 1, dtype=jnp.int32), ragged.num_requests),
+        kv_lens=jnp.where(is_row, positions + 1, 0),
+        page_table=ragged.page_table,
+        num_tokens=ragged.num_requests,
+        num_decodes=ragged.num_requests,
+        num_requests=ragged.num_requests,
+    )
