@@ -31,7 +31,7 @@ from jaxllm.models.sharding import constrain, token_axis
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
-    from jaxllm.models.drafters.mtp import MtpHead
+    from jaxllm.models.drafters.plan import Drafter
     from jaxllm.models.layers.altup import Streams
     from jaxllm.models.layers.token_input import TokenInputs
 
@@ -42,7 +42,8 @@ class CausalLM(Decoder):
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
         stage = options.stage
         config = config if stage is None else stage.of(config)
-        super().__init__(config, options, dtype)
+        plan = options.drafter
+        super().__init__(config, options, dtype, taps=() if plan is None else plan.taps)
         is_last = stage is None or stage.is_last
         family = registry.lookup(config.architecture)
         self.shared = None if family.make_shared is None else family.make_shared(config, options, dtype)
@@ -59,7 +60,7 @@ class CausalLM(Decoder):
         make_head = partial(Linear, config.embedding_size, size, dtype=dtype, axes=axes, options=options, rows=rows)
         has_head = is_last and not config.tie_word_embeddings
         self.head = make_head(bias=config.output.bias) if has_head else None
-        self.drafter = _make_drafter(config, options, dtype) if options.drafter else None
+        self.drafter = None if plan is None else cast("Drafter", plan.make(config, options, dtype))
         """Guesses at further tokens, where an engine asks for them."""
         set_weight_types(self, config.weight_types)
 
@@ -69,6 +70,14 @@ class CausalLM(Decoder):
         A stage that is not the first takes what the one before it gives (`received` [T, D]), and one that is not the
         last gives hidden states without the norm, split over the devices like the residual stream.
         """
+        hidden, cache, _ = self.run(batch, cache, received)
+        return hidden, cache
+
+    def run(
+        self, batch: Batch, cache: Cache, received: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache, tuple[jax.Array, ...]]:
+        """What a call gives, and the inputs [T, D] of the layers that the drafter reads."""
+        tapped: tuple[jax.Array, ...] = ()
         x = self.embedded(batch) if received is None else received
         told = self.layer_inputs(batch, cache)
         per_token = told.per_token
@@ -78,14 +87,14 @@ class CausalLM(Decoder):
         if self.shared is not None:
             told = told._replace(shared=SharedBlocks.of(self.shared, x))
         if self.streams is None:
-            hidden, cache = self.layers(x, told, cache)
+            hidden, cache, tapped = self.layers.run(x, told, cache)
         else:
             streams, cache = self.layers(self.streams.of(x, per_token), told, cache)
             hidden = self.streams.joined(streams, per_token)
         stage, mesh = self.options.stage, self.options.mesh
         if stage is not None and not stage.is_last:
-            return constrain(hidden, mesh, token_axis(mesh, len(hidden)), "hidden"), cache
-        return constrain(self.norm(hidden), mesh, None, "hidden"), cache
+            return constrain(hidden, mesh, token_axis(mesh, len(hidden)), "hidden"), cache, ()
+        return constrain(self.norm(hidden), mesh, None, "hidden"), cache, tapped
 
     def embedded(self, batch: Batch) -> jax.Array:
         """The input of the first layer, [T, D]."""
@@ -117,12 +126,6 @@ class CausalLM(Decoder):
 
 
 # What most models do not have is imported when one has it: starts are faster without.
-
-
-def _make_drafter(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> "MtpHead":
-    from jaxllm.models.drafters.mtp import MtpHead
-
-    return MtpHead(config, options, dtype)
 
 
 def _make_token_inputs(
@@ -163,25 +166,32 @@ def load_model(
     options: ForwardOptions,
     dtype: DTypeLike,
     progress: Callable[[int, int], None] | None = None,
+    drafter_source: "WeightSource | None" = None,
 ) -> CausalLM:
     """The model with the parameters of a checkpoint, in `dtype`, or with random ones; see `load_into`.
 
-    A stage (`ForwardOptions.stage`) reads only its own tensors.
+    A stage (`ForwardOptions.stage`) reads only its own tensors. A drafter that is apart has the parameters of
+    `drafter_source`.
     """
     model = abstract_model(config, options, dtype)
+    plan, drafter = options.drafter, model.drafter
+    if plan is not None and plan.is_apart:
+        model.drafter = None
     # Known before memory is taken.
     scales = kv_scales_of(model, source) if isinstance(source, Checkpoint) else {}
-    return load_into(model, source, checkpoint_names(config, options), given=scales, progress=progress)
+    model = load_into(model, source, checkpoint_names(config, options), given=scales, progress=progress)
+    if plan is not None and plan.is_apart:
+        assert drafter_source is not None
+        model.drafter = cast("Drafter", plan.load(cast(nnx.Module, drafter), drafter_source, None))
+    return model
 
 
 def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> CheckpointNames:
     """How checkpoints call the tensors of a model, or of a stage of it."""
     family, stage = registry.lookup(config.architecture), options.stage
     names = family.names_of(config)
-    if options.drafter:
-        from jaxllm.models.drafters.mtp import mtp_names
-
-        names = {**names, **mtp_names(config)}
+    if options.drafter is not None:
+        names = {**names, **options.drafter.names(config)}
     return CheckpointNames(
         names=names,
         ignored=(*family.ignored_tensors, *KV_SCALES, *(("lm_head.weight",) if config.tie_word_embeddings else ())),
@@ -190,6 +200,7 @@ def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> Checkpoint
         known_format=config.weight_format,
         first_layer=0 if stage is None else stage.start,
         elsewhere=None if stage is None else stage.elsewhere(names),
+        apart=("drafter",) if options.drafter is not None and options.drafter.is_apart else (),
     )
 
 

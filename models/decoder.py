@@ -20,15 +20,24 @@ from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
 from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, prepare, prepare_chunked
 
 if TYPE_CHECKING:
+    from jaxllm.models.families.family import LayerFactory
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
 class Decoder(nnx.Module):
     """Layers, and where each keeps what outlives a step (`cache`). Built without memory."""
 
-    def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: ForwardOptions,
+        dtype: jnp.dtype,
+        make_layer: "LayerFactory | None" = None,
+        taps: tuple[int, ...] = (),
+    ) -> None:
+        """`make_layer` is the architecture's by default; `taps` see `make_stack`."""
         self.config, self.options = config, options
-        make_layer = registry.lookup(config.architecture).make_layer
+        make_layer = make_layer or registry.lookup(config.architecture).make_layer
         # A window that no request can outgrow hides nothing, and full attention is the cheaper code.
         plans = config.within(options.max_model_len)
         self.layout = CacheLayout.of(config, options, dtype.name)
@@ -39,7 +48,7 @@ class Decoder(nnx.Module):
             set_weight_types(layer, plan.weight_types)
             return layer if options.adapters is None else add_adapter_slots(layer, options.adapters)
 
-        self.layers = make_stack(options.stack, make_one, plans.layers, self.cache)
+        self.layers = make_stack(options.stack, make_one, plans.layers, self.cache, taps)
 
     def layer_inputs(self, batch: Batch, cache: Cache) -> LayerInputs:
         """The context of a step for the layers."""

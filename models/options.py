@@ -1,12 +1,15 @@
 """Options of the forward pass beyond the checkpoint's own configuration."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jax.sharding import Mesh
 
 from jaxllm.models.kv_type import KVCacheType
 from jaxllm.models.stage import Stage
+
+if TYPE_CHECKING:
+    from jaxllm.models.drafters.plan import DrafterPlan
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class ForwardOptions:
     With `cache_groups` layers with different windows have page tables of their own, see `jaxllm.models.cache_plan`.
     `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
     these are not all. With `adapters` every linear layer of the model's layers has slots for adapters.
+    `drafter` is the plan of what guesses at further tokens alongside the model.
     """
 
     platform: str = "cpu"
@@ -58,4 +62,4 @@ class ForwardOptions:
     kv_cache: KVCacheType | None = None
     stage: Stage | None = None
     adapters: AdapterShape | None = None
-    drafter: Literal["mtp"] | None = None
+    drafter: "DrafterPlan | None" = None

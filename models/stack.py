@@ -29,8 +29,13 @@ from jaxllm.models.plan import LayerPlan
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.recurrence.rows import StateRows
 
+Tapped = tuple[jax.Array, ...]
+"""The inputs [T, D] of some layers."""
+
 Hidden = tuple[jax.Array, Cache]
 """Hidden states [T, D] and the cache."""
+
+Carry = tuple[jax.Array, Cache, Tapped]
 
 Rotations = tuple[Rotation, ...]
 """One for each of `ropes_of`."""
@@ -70,8 +75,21 @@ def _rope_of(plan: LayerPlan) -> RopeConfig | None:
 class _Layers(nnx.Module):
     """The facts of both stacks about their layers."""
 
-    def __init__(self, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
-        self.plans, self.cache = plans, cache
+    def __init__(self, plans: tuple[LayerPlan, ...], cache: CachePlan, taps: tuple[int, ...]) -> None:
+        self.plans, self.cache, self.taps = plans, cache, taps
+
+    def __call__(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
+        """Run all layers on `x` [T, D]."""
+        x, cache, _ = self.run(x, told, cache)
+        return x, cache
+
+    def run(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Carry:
+        """Run all layers on `x` [T, D], and give the inputs of those in `taps`; that of layer L is what all give."""
+        raise NotImplementedError
+
+    def _tapped(self, number: int | jax.Array, x: jax.Array, tapped: Tapped) -> Tapped:
+        """`tapped` with the input of a layer, if it is asked for."""
+        return tuple(jnp.where(number == tap, x, old) for tap, old in zip(self.taps, tapped, strict=True))
 
     def view(self, layer: int) -> LayerPaging:
         """A layer's view of a step."""
@@ -83,12 +101,15 @@ class _Layers(nnx.Module):
 class LoopStack(_Layers):
     """Layers with parameters of their own, unrolled in Python."""
 
-    def __init__(self, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
-        super().__init__(plans, cache)
+    def __init__(
+        self, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan, taps: tuple[int, ...]
+    ) -> None:
+        super().__init__(plans, cache, taps)
         self.each = nnx.List([make_layer(plan) for plan in plans])
 
-    def __call__(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
-        """Run all layers on `x` [T, D]."""
+    def run(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Carry:
+        """See `_Layers`."""
+        inputs: dict[int, jax.Array] = {}
         ragged = told.ragged
         rotations = _computed_once(told.rotations, ragged[self.view(0)])
         traced: dict[Any, Callable[..., Any]] = {}
@@ -106,9 +127,11 @@ class LoopStack(_Layers):
                 context = context._replace(token_input=told.token_inputs[index])
             if plan.shared_block is not None:
                 context = context._replace(shared=told.shared)
+            inputs[index] = x
             x, own = run(parameters, x, cache.of(group), context)
             cache = cache.updated(group, own)
-        return x, cache
+        inputs[len(self.plans)] = x
+        return x, cache, tuple(inputs[tap] for tap in self.taps)
 
 
 def _layer_rotation(plan: LayerPlan, ropes: tuple[RopeConfig, ...], rotations: Rotations) -> Rotation | None:
@@ -147,8 +170,10 @@ class ScanStack(_Layers):
     `all` has the layers of every period under the range of layers they stand for, as in "0:24:6".
     """
 
-    def __init__(self, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
-        super().__init__(plans, cache)
+    def __init__(
+        self, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan, taps: tuple[int, ...]
+    ) -> None:
+        super().__init__(plans, cache, taps)
         self.segments = segments_of(plans)
         self.all = nnx.Dict(
             {
@@ -158,15 +183,16 @@ class ScanStack(_Layers):
             }
         )
 
-    def __call__(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
-        """Run all layers on `x` [T, D]."""
+    def run(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Carry:
+        """See `_Layers`."""
         # XLA would move what is cheap to compute back into the loop, and compute it in every layer.
         told = lax.optimization_barrier(told._replace(shared=None))._replace(shared=told.shared)
+        tapped: Tapped = tuple(jnp.zeros_like(x) for _ in self.taps)
         for segment in self.segments:
-            x, cache = self._scan(segment, x, told, cache)
-        return x, cache
+            x, cache, tapped = self._scan(segment, told, (x, cache, tapped))
+        return x, cache, self._tapped(len(self.plans), x, tapped)
 
-    def _scan(self, segment: Segment, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
+    def _scan(self, segment: Segment, told: LayerInputs, carried: Carry) -> Carry:
         """Run the layers of a segment."""
         ropes = ropes_of(self.plans)
         plans = self.plans[segment.start : segment.start + segment.period]
@@ -181,8 +207,8 @@ class ScanStack(_Layers):
             whole.append(states[0])
             sliced.append(states[1])
 
-        def body(carry: Hidden, inputs: tuple[Any, jax.Array]) -> tuple[Hidden, None]:
-            (x, cache), (values, repeat) = carry, inputs
+        def body(carry: Carry, inputs: tuple[Any, jax.Array]) -> tuple[Carry, None]:
+            (x, cache, tapped), (values, repeat) = carry, inputs
             for place, graph in enumerate(graphs):
                 found = jax.tree.map(lambda array: LayerOf(array, repeat), whole[place])
                 layer = nnx.merge(graph, found, values[place])
@@ -191,13 +217,15 @@ class ScanStack(_Layers):
                 if told.token_inputs is not None:
                     number = segment.start + repeat * segment.period + place
                     context = context._replace(token_input=told.token_inputs[number])
+                if self.taps:
+                    tapped = self._tapped(segment.start + repeat * segment.period + place, x, tapped)
                 x, part = layer(x, cache.of(groups[place]), context)
                 cache = cache.updated(groups[place], part)
-            return (x, cache), None
+            return (x, cache, tapped), None
 
         repeats = jnp.arange(segment.repeats, dtype=jnp.int32)
-        (x, cache), _ = lax.scan(body, (x, cache), (sliced, repeats))
-        return x, cache
+        carried, _ = lax.scan(body, carried, (sliced, repeats))
+        return carried
 
     def _in_cache(
         self, segment: Segment, place: int, ragged: ByLayerPaging
@@ -242,9 +270,14 @@ def _stacked(leaf: jax.Array, layers: int) -> jax.Array:
 Stack = LoopStack | ScanStack
 
 
-def make_stack(kind: str, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan) -> Stack:
-    """Build the stack called `kind`, 'loop' or 'scan'. Raises `ModelError` for another."""
+def make_stack(
+    kind: str, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan, taps: tuple[int, ...] = ()
+) -> Stack:
+    """Build the stack called `kind`, 'loop' or 'scan', which can give the inputs of layers `taps`, too.
+
+    Raises `ModelError` for another kind.
+    """
     kinds: dict[str, type[LoopStack | ScanStack]] = {"loop": LoopStack, "scan": ScanStack}
     if kind not in kinds:
         raise ModelError(f"unknown layer stack {kind!r} (known: {', '.join(kinds)})")
-    return kinds[kind](make_layer, plans, cache)
+    return kinds[kind](make_layer, plans, cache, taps)

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from jaxllm.config.option import Section, option
 from jaxllm.errors import ConfigError, nearest
 
-Method = Literal["ngram", "suffix", "mtp"]
+Method = Literal["ngram", "suffix", "mtp", "eagle3", "draft_model"]
 """Where drafts come from."""
 
 METHODS: tuple[str, ...] = get_args(Method)
@@ -23,13 +23,13 @@ FIRST_MIN, FIRST_MAX = 2, 5
 FIRST_CACHED_TOKENS, MOST_CACHED_TOKENS = 1 << 16, 1 << 24
 
 _NOT_YET = (
-    "eagle", "eagle3", "draft_model", "medusa", "mlp_speculator", "ngram_gpu", "dflash", "dspark",
+    "eagle", "medusa", "mlp_speculator", "ngram_gpu", "dflash", "dspark",
     "custom_class",
 )  # fmt: skip
 _WITHOUT_EFFECT = (
     "acceptance_method", "disable_logprobs", "disable_padded_drafter_batch", "draft_sample_method",
     "draft_tensor_parallel_size", "enforce_eager", "max_model_len", "moe_backend", "parallel_drafting", "quantization",
-    "rejection_sample_method", "revision", "code_revision", "suffix_decoding_max_tree_depth",
+    "rejection_sample_method", "code_revision", "suffix_decoding_max_tree_depth",
     "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
 )  # fmt: skip
 """Keys of vLLM's that change nothing: they are about models that draft, about ways to accept other tokens, or about
@@ -58,6 +58,14 @@ class Drafting:
     """Tokens of earlier outputs that are kept for each owner."""
     most_requests: int | None = None
     """Where more requests decode there are no drafts."""
+    model: str | None = None
+    """Folder or Hub ID of the drafter, where it is not part of the model."""
+    revision: str | None = None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the devices make the drafts."""
+        return self.method not in ("ngram", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +74,29 @@ class SpeculationOptions(Section):
 
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram, suffix or mtp), "
+        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram, suffix, mtp, eagle3 or "
+        "draft_model), model, "
         "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, suffix_decoding_max_cached_tokens, "
         "disable_by_batch_size. Outputs are the same with and without it.",
         aliases=("-sc",),
     )
-    spec_method: Literal["ngram", "suffix", "mtp"] | None = option(
+    spec_method: Literal["ngram", "suffix", "mtp", "eagle3", "draft_model"] | None = option(
         None,
         "Where guesses at the next tokens come from; ngram: what followed the last tokens earlier in the prompt or "
         "output; suffix: also what followed them in earlier outputs of the same owner; mtp: the layer for it that "
-        "checkpoints of DeepSeek V3, GLM-4.5, ERNIE 4.5, Qwen3-Next and their like have. Default: no guesses.",
+        "checkpoints of DeepSeek V3, GLM-4.5, ERNIE 4.5, Qwen3-Next and their like have; eagle3 and draft_model: the "
+        "drafter in the folder --spec-model. Default: no guesses.",
     )
     speculative_model: str | None = option(
-        None, "[ngram] is the same as --spec-method ngram. Other models cannot guess yet.", aliases=("spec-model",)
+        None,
+        "Folder or Hub ID of what makes the guesses: an EAGLE-3 drafter of this model, or a small model with the same "
+        "tokens. [ngram] is the same as --spec-method ngram.",
+        aliases=("spec-model",),
     )
     num_speculative_tokens: int | None = option(
         None,
-        f"Most guesses per request and step. Default: {FIRST_TOKENS}, or {FIRST_DEVICE_TOKENS} of mtp. A step has "
-        "fewer, or none, where more would take longer than they save.",
+        f"Most guesses per request and step. Default: {FIRST_TOKENS}, or {FIRST_DEVICE_TOKENS} where a model makes "
+        "them. A step has fewer, or none, where more would take longer than they save.",
         minimum=1,
         maximum=MOST_TOKENS,
         aliases=("spec-tokens",),
@@ -117,6 +130,9 @@ class SpeculationOptions(Section):
             raise ConfigError(
                 "speculative_config: method is missing; give one of " + ", ".join(METHODS) + ", or --spec-method"
             )
+        if (method in ("eagle3", "draft_model")) != ("model" in given):
+            lacking = "give the folder or Hub ID of the drafter" if "model" not in given else "omit it"
+            raise ConfigError(f"speculative_config: method={method!r}: model={given.get('model')!r}: {lacking}")
         if method in _NOT_YET:
             raise ConfigError(f"speculative_config: method={method!r} is not supported yet; choose {_CHOICE}")
         if method not in METHODS:
@@ -134,12 +150,14 @@ class SpeculationOptions(Section):
         return Drafting(
             method=method,
             num_tokens=_number(given, "num_speculative_tokens", MOST_TOKENS)
-            or (FIRST_DEVICE_TOKENS if method == "mtp" else FIRST_TOKENS),
+            or (FIRST_TOKENS if method in ("ngram", "suffix") else FIRST_DEVICE_TOKENS),
             ngram_min=smallest,
             ngram_max=largest,
             max_cached_tokens=_number(given, "suffix_decoding_max_cached_tokens", MOST_CACHED_TOKENS)
             or FIRST_CACHED_TOKENS,
             most_requests=_number(given, "disable_by_batch_size", None),
+            model=given.get("model"),
+            revision=given.get("revision"),
         )
 
     def _given(self) -> dict[str, Any]:
@@ -152,7 +170,8 @@ class SpeculationOptions(Section):
         if model in ("ngram", "[ngram]"):
             given.setdefault("method", "ngram")
         elif model is not None:
-            raise ConfigError(f"speculative_model={model!r}: models that draft are not supported yet; give [ngram]")
+            given["model"] = model
+            given.setdefault("method", "draft_model")
         for key, option_name in _KEYS.items():
             value = getattr(self, option_name)
             if value is not None and given.setdefault(key, value) != value:
@@ -170,7 +189,7 @@ _KEYS = {
 """Keys of `speculative_config`, and the options that stand for them."""
 
 
-_OWN_KEYS = ("model", "suffix_decoding_max_cached_tokens")
+_OWN_KEYS = ("model", "revision", "suffix_decoding_max_cached_tokens")
 """Keys without an option."""
 
 

@@ -25,6 +25,7 @@ def draft_tokens(
     model: CausalLM,
     batch: Batch,
     hidden: jax.Array,
+    tapped: tuple[jax.Array, ...],
     sampled: jax.Array,
     cache: Cache,
     inputs: dict[str, jax.Array],
@@ -32,38 +33,46 @@ def draft_tokens(
 ) -> tuple[jax.Array, Cache]:
     """Guesses int32 [R, K] at what follows the rows of a step, and the drafter's cache with the step's tokens.
 
-    `hidden` [T, D] are the model's hidden states of the step, `sampled` int32 [N] its tokens. Of the guesses the first
-    `inputs["draft_steps"]` are made, and those of rows that sample nothing mean nothing.
+    `hidden` [T, D] are the model's hidden states of the step, `tapped` those that the drafter reads between layers, and
+    `sampled` int32 [N] the step's tokens. The first `inputs["draft_steps"]` of the guesses are made, and those of rows
+    that sample nothing mean nothing.
     """
     drafter = model.drafter
     assert drafter is not None
-    width = shape.table_width
-    ragged = replace(batch.ragged, page_table=batch.ragged.page_table[:, :width])
-    following = tokens_after(batch, sampled, inputs)
-    own = Batch(following, ragged)
-    states, cache = drafter(model.embedded(own), hidden, own, cache)
+    ragged = replace(batch.ragged, page_table=batch.ragged.page_table[:, : shape.table_width])
+    after = tokens_after(batch, sampled, inputs)
+    between = jnp.concatenate(tapped, axis=1) if tapped else hidden[:, :0]
+    states, cache = drafter.follow(model, Batch(batch.token_ids, ragged), after, hidden, between, cache)
     lasts = last_accepted(batch, sampled, inputs, shape.max_drafts)
-    start = ragged.positions[lasts]
+    start, states = ragged.positions[lasts], states[lasts]
+    steps = max_over_shards(inputs["draft_steps"])
+    # Guesses may go on to the page after that of the last token, which the device's table does not have yet.
+    columns = jnp.maximum(ragged.kv_lens - 1, 0) // shape.page_size + 1
     rows = jnp.arange(len(lasts), dtype=jnp.int32)
+    table = ragged.page_table.at[rows, columns].set(inputs["next_pages"], mode="drop")
+    ragged = replace(ragged, page_table=table)
+    # The first column is what the drafter goes on from: a sampled token, or its own first guess.
+    sampled_first = drafter.begins_with_sampled
+    tokens = jnp.zeros((len(lasts), shape.max_drafts + sampled_first), jnp.int32)
 
-    def guess(states: jax.Array) -> jax.Array:
-        return model.logits(states, ragged.num_requests).argmax(axis=1).astype(jnp.int32)
+    def put(tokens: jax.Array, index: jax.Array | int, states: jax.Array) -> jax.Array:
+        own = drafter.guess(model, states, ragged.num_requests)
+        return lax.dynamic_update_slice_in_dim(tokens, own[:, None], index, axis=1)
 
     def make_one(index: jax.Array, carry: tuple[jax.Array, jax.Array, Cache]) -> tuple[jax.Array, jax.Array, Cache]:
-        drafts, states, cache = carry
-        token = lax.dynamic_index_in_dim(drafts, index - 1, axis=1, keepdims=False)
+        tokens, states, cache = carry
+        token = lax.dynamic_index_in_dim(tokens, index - 1, axis=1, keepdims=False)
         one = Batch(token, _single_tokens(ragged, start + index, model.options.max_model_len))
-        states, cache = drafter(model.embedded(one), states, one, cache)
-        return lax.dynamic_update_slice_in_dim(drafts, guess(states)[:, None], index, axis=1), states, cache
+        states, cache = drafter.go_on(model, one, states, cache)
+        return put(tokens, index, states), states, cache
 
-    drafts = jnp.zeros((len(rows), shape.max_drafts), jnp.int32)
-    last_states = states[lasts]
-    draft_steps = max_over_shards(inputs["draft_steps"])
-    first = jnp.minimum(draft_steps, 1)
-    # A loop of no rounds where nobody wants any: the output layer is read for nobody then.
-    drafts = lax.fori_loop(0, first, lambda _, drafts: drafts.at[:, 0].set(guess(last_states)), drafts)
-    drafts, _, cache = lax.fori_loop(1, draft_steps, make_one, (drafts, last_states, cache))
-    return drafts, cache
+    if sampled_first:
+        tokens, steps = tokens.at[:, 0].set(after[lasts]), jnp.where(steps > 0, steps + 1, 0)
+    else:
+        # A loop of no rounds where nobody wants any: then the output layer is not read.
+        tokens = lax.fori_loop(0, jnp.minimum(steps, 1), lambda _, tokens: put(tokens, 0, states), tokens)
+    tokens, _, cache = lax.fori_loop(1, steps, make_one, (tokens, states, cache))
+    return tokens[:, int(sampled_first) :], cache
 
 
 def tokens_after(batch: Batch, sampled: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import jax
 
@@ -23,6 +24,9 @@ from jaxllm.models.families.registry import lookup
 from jaxllm.models.kv_type import KVCacheType
 from jaxllm.models.options import AdapterShape
 from jaxllm.pallas_kernels.low_rank import whole_blocks
+
+if TYPE_CHECKING:
+    from jaxllm.models.drafters.plan import DrafterPlan
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +78,15 @@ def resolve_config(
         _check_drafts(config, model, stages)
     elif config.speculation.drafting is not None:
         raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
+    workload = Workload(devices[0], model, page_size, kv_cache or KVCacheType(dtype))
+    drafter, drafter_folder = _drafter(config, workload, dtype)
     step = usual_step_sizes(platform, runner)[0].chosen(config.scheduler)
     resolved = ResolvedConfig(
         config=config,
         folder=folder,
         model=model,
         platform=platform,
-        kernels=select_kernels(config.compile, Workload(devices[0], model, page_size, kv_cache or KVCacheType(dtype))),
+        kernels=select_kernels(config.compile, workload),
         device_kind=devices[0].device_kind,
         mesh=split_over(
             model,
@@ -99,6 +105,8 @@ def resolve_config(
         attention_checks=config.compile.attention_checks,
         processors=_load_processors(config, runner, stages, processes),
         adapters=_adapter_shape(config, dtype),
+        drafter=drafter,
+        drafter_folder=drafter_folder,
     )
     if config.lora.lora_target_modules:
         # Seldom given: starts of others are faster without the import.
@@ -172,8 +180,6 @@ def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None
             f"speculative_config: not supported with pipeline_parallel_size={stages}, where several steps are under "
             "way at once; omit it"
         )
-    if config.speculation.drafting.method == "mtp":
-        _check_mtp(model)
     if any(layer.recurrence is not None for layer in model.layers):
         raise ConfigError(
             f"speculative_config: not supported for {model.architecture}, whose recurrent layers cannot take back a "
@@ -181,12 +187,14 @@ def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None
         )
 
 
-def _check_mtp(model: ModelConfig) -> None:
-    if lookup(model.architecture).mtp is None or not model.mtp_layers:
-        raise ConfigError(
-            f"speculative_config: method='mtp': this checkpoint of {model.architecture} has no layer that predicts "
-            "further tokens; choose ngram or suffix"
-        )
+def _drafter(config: EngineConfig, workload: Workload, dtype: str) -> "tuple[DrafterPlan | None, Path | None]":
+    drafting = config.speculation.drafting
+    if drafting is None or not drafting.on_device:
+        return None, None
+    # Few engines have one: starts of others are faster without the import.
+    from jaxllm.executor.drafter_plan import plan_drafter
+
+    return plan_drafter(config, workload, dtype)
 
 
 def _devices(config: EngineConfig, count: int, processes: int) -> Sequence[jax.Device]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from jax.sharding import Mesh
 
@@ -20,6 +20,9 @@ from jaxllm.models.options import AdapterShape, ForwardOptions
 from jaxllm.models.sharding import data_parallel, model_parallel, padded_vocab
 from jaxllm.models.stage import Stage
 from jaxllm.pallas_kernels.linear import can_pack
+
+if TYPE_CHECKING:
+    from jaxllm.models.drafters.plan import DrafterPlan
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ class ResolvedConfig:
     """Classes of the logits processors, in their order."""
     adapters: AdapterShape | None = None
     """Slots for adapters, if there are any."""
+    drafter: "DrafterPlan | None" = None
+    """What on the devices makes drafts, if anything does."""
+    drafter_folder: Path | None = None
+    """Folder of its weights, if they are not in the model's checkpoint."""
 
     def backend(self, operation: Operation) -> str:
         """Name of the implementation of an operation."""
@@ -177,36 +184,29 @@ class ResolvedConfig:
     @property
     def cache(self) -> CacheShape:
         """Shape of the KV cache but for its number of pages."""
-        own, drafter = self._cache_of(self.model, num_layers=self.cache_plan.depth), self.drafter_cache
+        own, drafter = self._cache_of(self.model, self.cache_plan.depth, self.forward.attention), self.drafter_cache
         return own if drafter is None else replace(own, other_bytes=drafter.page_bytes)
 
-    def _cache_of(self, model: ModelConfig, num_layers: int) -> CacheShape:
+    def _cache_of(self, model: ModelConfig, num_layers: int, attention: str) -> CacheShape:
         return CacheShape.of(
             model,
             num_layers=num_layers,
             page_size=self.page_size,
             dtype=self.kv_dtype,
-            implementation=self.forward.attention,
+            implementation=attention,
             num_devices=self.num_devices,
             platform=self.platform,
             dynamic_scales=self.kv_cache is not None and self.kv_cache.is_dynamic,
         )
 
     @property
-    def drafter(self) -> Literal["mtp"] | None:
-        """What on the devices makes drafts, if anything does."""
-        drafting = self.config.speculation.drafting
-        return "mtp" if drafting is not None and drafting.method == "mtp" and self.stage is None else None
-
-    @property
     def drafter_cache(self) -> CacheShape | None:
         """Shape of what the drafter keeps in pages of its own, which have the numbers of the model's."""
         if self.drafter is None:
             return None
-        # Few engines have one: starts of others are faster without the import.
-        from jaxllm.models.drafters.mtp import mtp_config
-
-        return self._cache_of(mtp_config(self.model), num_layers=1)
+        model, forward = self.drafter.cached_layers(self.model), self.drafter.forward(self.forward)
+        layout = CacheLayout.of(model, forward, self.dtype)
+        return self._cache_of(model, layout.plan(model, by_window=False).depth, forward.attention)
 
     @property
     def kv_dtype(self) -> str:

@@ -7,7 +7,7 @@ engine without a field does not have it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,13 @@ from jaxllm.executor.sampler.logprobs_mode import RAW
 from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
 from jaxllm.executor.sampler.rows import INT_FIELDS
 from jaxllm.models.options import AdapterShape
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE
 from jaxllm.requests.prompt_embeds import NO_TOKEN
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
+
+if TYPE_CHECKING:
+    from jaxllm.models.drafters.plan import DrafterPlan
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -57,8 +61,8 @@ class StepShape:
     """Slots for adapters, if there are any."""
     max_drafts: int = 0
     """Most drafts of a row, each of which is sampled after as well."""
-    drafter: str | None = None
-    """What on the device makes drafts of the tokens after those of a step, see `ForwardOptions`."""
+    drafter: "DrafterPlan | None" = None
+    """What on the device makes drafts of the tokens after those of a step, if anything does."""
 
     @property
     def rows_at_once(self) -> int:
@@ -138,7 +142,7 @@ class HostStep:
             firsts = np.arange(0, table.block_table.shape[1], table.width)
             self.last_pages = table.block_table[slots, columns + firsts[:, None]]
         self.sampling_ints, self.sampling_floats = sampling
-        self._table = table
+        self._table, self._page_size = table, page_size
 
     @property
     def adapter_slots(self) -> Int32Array:
@@ -156,6 +160,13 @@ class HostStep:
         plan, known = self.plan, self._table.token_ids
         ends = np.minimum(plan.starts + plan.num_new_tokens, known.shape[1] - 1)
         return np.maximum(known[plan.slots, ends], 0)
+
+    @property
+    def next_pages(self) -> Int32Array:
+        """The page after that of each row's last token in the first page table, as far as it is there: int32 [n]."""
+        columns = (self.kv_lens - 1) // self._page_size + 1
+        pages = self._table.block_table[self.plan.slots, np.minimum(columns, self._table.width - 1)]
+        return np.where(columns < self._table.width, pages, NULL_PAGE)
 
     @property
     def draft_steps(self) -> int:
@@ -199,6 +210,7 @@ STEP_INPUTS: Final = (
     StepInput("sample_positions", ("N",), is_present=lambda shape: shape.max_drafts > 0),
     StepInput("num_preceding", ("N",), is_present=lambda shape: shape.max_drafts > 0),
     StepInput("next_ids", ("R",), is_present=lambda shape: shape.drafter is not None),
+    StepInput("next_pages", ("R",), is_present=lambda shape: shape.drafter is not None),
     StepInput("draft_steps", (), is_present=lambda shape: shape.drafter is not None),
     StepInput("sampling_ints", ("ints", "N")),
     StepInput("sampling_floats", ("floats", "N"), np.float32),

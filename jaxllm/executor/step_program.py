@@ -75,14 +75,16 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
             token_ids = jnp.maximum(token_ids, 0)
         slots = inputs["slots"] if state.kv_cache.states else None
         batch = Batch(token_ids, ragged, slots, given, adapters=_token_adapters(inputs, ragged, shape))
-        hidden, kv_cache = model(batch, state.kv_cache, *received)
+        hidden, kv_cache, tapped = model.run(batch, state.kv_cache, *received)
 
         num_sampled = max_over_shards(inputs["num_sampled"])
         places = inputs["sample_positions"] if shape.max_drafts else sample_positions(ragged.query_start)
         sampled, sampling = sample_in_blocks(model, hidden[places], rows, state.sampling, num_sampled, shape)
         drafter_cache = state.drafter_cache
         if drafter_cache is not None:
-            drafts, drafter_cache = draft_tokens(model, batch, hidden, sampled.token_ids, drafter_cache, inputs, shape)
+            drafts, drafter_cache = draft_tokens(
+                model, batch, hidden, tapped, sampled.token_ids, drafter_cache, inputs, shape
+            )
             sampled = replace(sampled, drafts=drafts)
         return sampled, DeviceState(
             kv_cache=kv_cache,

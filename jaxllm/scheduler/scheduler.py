@@ -41,6 +41,10 @@ class DraftSource(Protocol):
         tokens without them, and must stay within the budget. None: no drafts.
         """
 
+    @property
+    def lookahead(self) -> int:
+        """Places after the tokens of a step that the device writes to while it makes drafts."""
+
 
 STEPS_BETWEEN_SHORT = 1
 """At least so many steps of the whole budget come between two short ones."""
@@ -277,6 +281,8 @@ class Scheduler:
         plan = self._plan(slots, counts, num_decodes, admitted, made_room + preempted)
         if self._drafts is not None and plan.num_decodes:
             self._add_drafts(plan)
+        if self._drafts is not None and self._drafts.lookahead:
+            self._reserve(plan, self._drafts.lookahead)
         return plan
 
     def _admit_owners(self, slots: Int32Array, num_decodes: int) -> tuple[list[Request], list[int], int]:
@@ -433,6 +439,15 @@ class Scheduler:
         plan.num_drafts, plan.draft_ids = counts[order], draft_ids
         plan.num_decodes -= len(rows)
         plan.num_tokens += len(draft_ids)
+
+    def _reserve(self, plan: StepPlan, lookahead: int) -> None:
+        """Have pages for what the device writes after the tokens of rows that sample, if there are some."""
+        slots, counts = plan.slots[plan.samples], np.full(int(plan.samples.sum()), lookahead, np.int32)
+        if plan.num_drafts is not None:
+            counts += plan.num_drafts[plan.samples]
+        room = self.table.max_total[slots] - self.table.num_computed[slots]
+        # Without these pages some drafts are worse, and nothing else is.
+        self._page_tables.grow(slots, np.clip(room, 0, counts).astype(np.int32))
 
     def _owners(self, slots: Int32Array) -> list[Request]:
         owners = self.table.requests

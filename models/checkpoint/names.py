@@ -31,6 +31,8 @@ class CheckpointNames:
     """The number of the first layer of a part of a model."""
     elsewhere: Callable[[str], bool] | None = None
     """Which tensors may be there for other parts of the model."""
+    apart: Sequence[str] = ()
+    """Parts of the model, by the first of their modules' names, whose weights are in other checkpoints."""
 
     def new_name(self, name: str) -> str:
         """A tensor's name with another beginning, if it has one that is `renamed`; the longest counts."""

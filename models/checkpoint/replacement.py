@@ -36,7 +36,9 @@ class Replacement:
         """
         specs = leaf_specs(model)
         # Scales of keys and values are no weights, but they lie alongside them.
-        self._sought = {path: spec for path, spec in specs.items() if path[-1] != "kv_scales"}
+        self._sought = {
+            path: spec for path, spec in specs.items() if path[-1] != "kv_scales" and path[0] not in names.apart
+        }
         self._specs, self._names = specs, names
         self.slots = names.slots(self._sought)
         arrays = {} if leaves is None else dict(zip(specs, leaves, strict=True))
@@ -64,6 +66,15 @@ class Replacement:
         """Replace the scales of keys and values, by the path of their parameter."""
         for path, values in scales.items():
             self._filling.arrays[path] = whole_parameter(self._specs[path], values)
+
+    def take_apart(self, arrays: Mapping[ParameterPath, jax.Array]) -> None:
+        """Add parameters that are in another checkpoint than the model's, by their paths."""
+        self._filling.arrays.update(arrays)
+
+    @property
+    def lacks_apart(self) -> bool:
+        """Whether those parameters are to come, too."""
+        return any(path not in self._filling.arrays for path in self._specs if path[0] in self._names.apart)
 
     def take_saved(self, saved: Iterable[tuple[ParameterPath, Callable[[], jax.Array]]]) -> None:
         """Replace parameters by whole ones, each made when the old one is gone; these are all there are."""

@@ -74,6 +74,11 @@ class Speculation(StepFeature):
         """Drafts since the engine started."""
         scheduler.use_drafts(self)
 
+    @property
+    def lookahead(self) -> int:
+        """See `DraftSource`."""
+        return 0 if self._on_device is None else self._max_drafts
+
     def handles(self, request: Request) -> bool:
         """Whether drafts may be made for the request."""
         params = request.params
@@ -236,7 +241,7 @@ def make_speculation(
     own_text = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
     looked_up: Drafter = own_text
     on_device = None
-    if resolved.drafter is not None:
+    if drafting.on_device:
         looked_up = on_device = DeviceDrafts(num_slots, drafting.num_tokens)
     elif drafting.method == "suffix":
         looked_up = EarlierOutputsDrafter(own_text, drafting.max_cached_tokens, drafting.ngram_max, drafting.ngram_min)

@@ -12,6 +12,7 @@ from jaxllm.config.progress import Progress
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.loading import open_weights
+from jaxllm.models.checkpoint.weight_target import ParameterPath
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
@@ -35,5 +36,23 @@ def _load(source: "WeightSource", resolved: ResolvedConfig, progress: Progress) 
     def report(done: int, total: int) -> None:
         progress("Loading weights", done, total)
 
-    model = load_model(source, resolved.model, resolved.forward, jnp.dtype(resolved.dtype), report)
+    drafter = open_drafter_weights(resolved)
+    model = load_model(source, resolved.model, resolved.forward, jnp.dtype(resolved.dtype), report, drafter)
     return tuple(jax.tree.leaves(nnx.split(model)[1]))
+
+
+def load_drafter(resolved: ResolvedConfig) -> dict[ParameterPath, jax.Array]:
+    """The parameters of a drafter that has its own checkpoint, by their paths in the model. Raises `ModelError`."""
+    source, plan, dtype = open_drafter_weights(resolved), resolved.drafter, jnp.dtype(resolved.dtype)
+    assert source is not None
+    assert plan is not None
+    loaded = plan.load(plan.make(resolved.model, resolved.forward, dtype), source, None)
+    return {("drafter", *path): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(loaded))}
+
+
+def open_drafter_weights(resolved: ResolvedConfig) -> "WeightSource | None":
+    """Open the weights of a drafter that has its own checkpoint. Raises `ModelError`."""
+    if resolved.drafter_folder is None or resolved.forward.drafter is None:
+        return None
+    options = resolved.config.model
+    return open_weights(resolved.drafter_folder, "dummy" if options.load_format == "dummy" else "auto", options.seed)

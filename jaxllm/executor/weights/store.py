@@ -13,7 +13,7 @@ from jaxllm.errors import RequestError
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.host_copy import HostCopy, bring_back, offload
-from jaxllm.executor.weights.load import open_engine_weights
+from jaxllm.executor.weights.load import load_drafter, open_engine_weights
 from jaxllm.executor.weights.sharded.load import SavedState, SavedWeights
 from jaxllm.executor.weights.sharded.save import save_state
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names, kv_scales_of
@@ -189,6 +189,8 @@ class WeightStore:
             for replacement, own, beside in zip(self._replacing, matched, scales, strict=True):
                 replacement.take(own, lambda done, total: progress("Loading weights", done, total))
                 replacement.take_scales(beside)
+                if replacement.lacks_apart:
+                    replacement.take_apart(load_drafter(self._parts[-1][0]))
         self.finish(folder)
 
     def _update_from_state(self, folder: Path, progress: Progress) -> None:
