@@ -65,6 +65,7 @@ NAMES: Names = {
     "layers.*.mlp.down": f"{LAYER}.mlp.down_proj",
 }
 RENAMED = {"midlayer.": "layers.0.", "model.midlayer.": "layers.0.", "model.": ""}
+_INTEGERS = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
 _OWN_KEYS = (
     "draft_vocab_size", "target_hidden_size", "norm_before_residual", "eagle_config", "num_hidden_layers",
     "eagle_aux_hidden_state_layer_ids", "speculators_*", "transformer_layer_config", "has_no_defaults_at_init",
@@ -124,10 +125,14 @@ class Eagle3Plan:
         found = {tensor.name: tensor for tensor in source.tensors}
         if "d2t" not in found:
             raise ModelError(f"tensor 'd2t' is missing: the drafter has {size} of the model's {most} tokens")
-        offsets = found["d2t"].read(np.dtype(np.int64))
-        numbers = offsets + np.arange(len(offsets))
-        if offsets.shape != (size,) or numbers.min() < 0 or numbers.max() >= most:
-            raise ModelError(f"tensor 'd2t' must have {size} numbers that lead to tokens below {most}")
+        tensor = found["d2t"]
+        if tensor.dtype not in _INTEGERS or tensor.shape != (size,):
+            raise ModelError(f"tensor 'd2t' is {list(tensor.shape)} of {tensor.dtype}; it must be {size} integers")
+        offsets = np.empty(size, _INTEGERS[tensor.dtype])
+        tensor.read_bytes(offsets.view(np.uint8), 0)
+        numbers = offsets.astype(np.int64) + np.arange(size)
+        if numbers.min() < 0 or numbers.max() >= most:
+            raise ModelError(f"tensor 'd2t' leads to token {numbers.max()}, but the model has only {most} tokens")
         return offsets.astype(np.int32)
 
 

@@ -1,0 +1,140 @@
+"""Drafts that the devices make: they change no token, and are those of the model that makes them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.features import speculation
+from jaxllm.requests.request import Request
+from tests.e2e.driving import Answer, make_engine, request, run
+from tests.e2e.test_speculation import all_of_them, answers, requests, said, tokens  # noqa: F401
+from tests.models.drafters.checkpoints import save_eagle3
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "drafting" in metafunc.fixturenames:
+        metafunc.parametrize("drafting", ["draft_model", "eagle3"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine like `engine`: `demo` drafts for itself, or a head with random weights does."""
+    model = "demo"
+    if request.param == "eagle3":
+        model = str(save_eagle3(tmp_path_factory.mktemp("eagle3")))
+    made = make_engine(
+        max_num_seqs=64, speculative_config={"method": request.param, "model": model, "num_speculative_tokens": 4}
+    )
+    yield made
+    made.close()
+
+
+def test_all_that_requests_get_is_the_same(
+    drafting: Engine,
+    answers: dict[str, Answer],  # noqa: F811
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    before = drafting.stats().drafts
+    drafting.reset_prefix_cache()
+    assert said(run(drafting, requests(prompts))) == said(answers)
+    assert drafting.stats().drafts.since(before).num_draft_tokens > 300
+    drafting.reset_prefix_cache()
+    assert said(run(drafting, requests(prompts, [4]))) == said({"4": answers["4"]})
+
+
+def test_a_model_accepts_all_that_it_drafts_for_itself(
+    prompts: list[list[int]], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    engine.reset_prefix_cache()
+    asked = [request(i, prompts[i], max_tokens=40, **GREEDY) for i in range(6)]
+    wanted = tokens(run(engine, asked))
+    made = make_engine(
+        max_num_seqs=8, max_num_batched_tokens=32, block_size=4,
+        speculative_config={"model": "demo", "num_speculative_tokens": 3},
+    )  # fmt: skip
+    try:
+        asked = [request(i, prompts[i], max_tokens=40, **GREEDY) for i in range(6)]
+        assert tokens(run(made, asked)) == wanted
+        drafts = made.stats().drafts
+        assert drafts.num_draft_tokens > 80
+        # Prompts come in chunks and tokens cross pages; where logits are as good as equal, the two may differ.
+        assert drafts.num_accepted_tokens >= 0.97 * drafts.num_draft_tokens
+        # The second time all prompts are found in the prefix cache, and so is what the drafter kept of them.
+        asked = [request(i, prompts[i], max_tokens=40, **GREEDY) for i in range(6)]
+        assert tokens(run(made, asked)) == wanted
+        again = made.stats().drafts.since(drafts)
+        assert again.num_accepted_tokens >= 0.97 * again.num_draft_tokens
+    finally:
+        made.close()
+
+
+def test_with_preemption_and_few_pages(
+    engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked() -> list[Request]:
+        return [request(i, prompts[i], max_tokens=90, temperature=i % 2, seed=i, ignore_eos=True) for i in range(12)]
+
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    made = make_engine(
+        max_model_len=512, num_gpu_blocks_override=130, max_num_batched_tokens=64, max_num_seqs=16, block_size=4,
+        speculative_config={"model": "demo", "num_speculative_tokens": 6},
+    )  # fmt: skip
+    try:
+        assert tokens(run(made, asked())) == tokens(run(engine, asked()))
+        assert made.scheduler.num_preemptions > 1
+        assert made.stats().drafts.num_accepted_tokens > 100
+    finally:
+        made.close()
+
+
+def test_drafts_that_are_never_right_are_hardly_made_any_more(drafting: Engine, prompts: list[list[int]]) -> None:
+    steps: list[int] = []
+    assert drafting._speculation is not None
+    taken = drafting._speculation._on_device
+    assert taken is not None
+    rng = np.random.default_rng(0)
+
+    def take(table: Any, slots: Any, places: Any, drafts: Any) -> None:
+        steps.append(1)
+        type(taken).take(taken, table, slots, places, rng.integers(5, 900, drafts.shape).astype(np.int32))
+
+    taken.take = take  # type: ignore[method-assign]
+    try:
+        asked = [request(i, prompts[i], max_tokens=200, **GREEDY) for i in range(4)]
+        run(drafting, asked)
+    finally:
+        del taken.take  # type: ignore[attr-defined]
+    assert len(steps) < 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_several_devices(
+    answers: dict[str, Answer],  # noqa: F811
+    prompts: list[list[int]],
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    model = "demo" if method == "draft_model" else str(save_eagle3(tmp_path_factory.mktemp("eagle3")))
+    for way in ({"tensor_parallel_size": 2}, {"mesh": "data=2"}):
+        plain = make_engine(max_num_seqs=16, **way)
+        wanted = run(plain, requests(prompts))
+        plain.close()
+        engine = make_engine(
+            max_num_seqs=16, speculative_config={"method": method, "model": model, "num_speculative_tokens": 3}, **way
+        )
+        try:
+            assert tokens(run(engine, requests(prompts))) == tokens(wanted)
+            assert engine.stats().drafts.num_draft_tokens > 100
+        finally:
+            engine.close()
