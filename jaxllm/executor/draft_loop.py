@@ -27,23 +27,24 @@ def draft_tokens(
     hidden: jax.Array,
     tapped: tuple[jax.Array, ...],
     sampled: jax.Array,
+    is_sampled: jax.Array,
     cache: Cache,
     inputs: dict[str, jax.Array],
     shape: StepShape,
 ) -> tuple[jax.Array, Cache]:
     """Guesses int32 [R, K] at what follows the rows of a step, and the drafter's cache with the step's tokens.
 
-    `hidden` [T, D] are the model's hidden states of the step, `tapped` those that the drafter reads between layers, and
-    `sampled` int32 [N] the step's tokens. The first `inputs["draft_steps"]` of the guesses are made, and those of rows
-    that sample nothing mean nothing.
+    `hidden` [T, D] are the model's hidden states of the step, and `tapped` those that the drafter reads between layers.
+    `sampled` int32 [N] are the step's tokens, where `is_sampled` (bool [N]) says so. The first `inputs["draft_steps"]`
+    of the guesses are made, and those of rows that sample nothing mean nothing.
     """
     drafter = model.drafter
     assert drafter is not None
     ragged = replace(batch.ragged, page_table=batch.ragged.page_table[:, : shape.table_width])
-    after = tokens_after(batch, sampled, inputs)
+    after = tokens_after(batch, sampled, is_sampled, inputs)
     between = jnp.concatenate(tapped, axis=1) if tapped else hidden[:, :0]
     states, cache = drafter.follow(model, Batch(batch.token_ids, ragged), after, hidden, between, cache)
-    lasts = last_accepted(batch, sampled, inputs, shape.max_drafts)
+    lasts = last_accepted(batch, sampled, is_sampled, inputs, shape.max_drafts)
     start, states = ragged.positions[lasts], states[lasts]
     steps = max_over_shards(inputs["draft_steps"])
     # Guesses may go on to the page after that of the last token, which the device's table does not have yet.
@@ -75,18 +76,19 @@ def draft_tokens(
     return tokens[:, int(sampled_first) :], cache
 
 
-def tokens_after(batch: Batch, sampled: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:
+def tokens_after(batch: Batch, sampled: jax.Array, is_sampled: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:
     """The token after each token of a step, int32 [T]: the next of its row, a sampled one, or one the host knows."""
     token_ids, ragged = batch.token_ids, batch.ragged
     tokens = jnp.roll(token_ids, -1)
     ends = jnp.where(ragged.kv_lens > 0, ragged.query_start[1:] - 1, len(token_ids))
     tokens = tokens.at[ends].set(inputs["next_ids"], mode="drop")
-    places = inputs["sample_positions"]
-    counts = jnp.arange(len(places), dtype=jnp.int32) < inputs["num_sampled"]
-    return tokens.at[jnp.where(counts, places, len(token_ids))].set(sampled, mode="drop")
+    places = jnp.where(is_sampled, inputs["sample_positions"], len(token_ids))
+    return tokens.at[places].set(sampled, mode="drop")
 
 
-def last_accepted(batch: Batch, sampled: jax.Array, inputs: dict[str, jax.Array], most: int) -> jax.Array:
+def last_accepted(
+    batch: Batch, sampled: jax.Array, is_sampled: jax.Array, inputs: dict[str, jax.Array], most: int
+) -> jax.Array:
     """Where the last token of each row is that counts, int32 [R]: the last draft accepted, or the one before drafts.
 
     A draft is accepted if those before it are, and it is what was sampled after the token before it.
@@ -96,11 +98,7 @@ def last_accepted(batch: Batch, sampled: jax.Array, inputs: dict[str, jax.Array]
     accepted = preceding == 0
     for number in range(1, most + 1):
         accepted |= (preceding == number) & is_right & jnp.roll(accepted, 1)
-    rows = jnp.where(
-        accepted & (jnp.arange(len(places), dtype=jnp.int32) < inputs["num_sampled"]),
-        batch.ragged.token_rows[places],
-        len(batch.ragged.kv_lens),
-    )
+    rows = jnp.where(accepted & is_sampled, batch.ragged.token_rows[places], len(batch.ragged.kv_lens))
     return jnp.zeros(len(batch.ragged.kv_lens), jnp.int32).at[rows].max(places, mode="drop")
 
 

@@ -83,7 +83,7 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         drafter_cache = state.drafter_cache
         if drafter_cache is not None:
             drafts, drafter_cache = draft_tokens(
-                model, batch, hidden, tapped, sampled.token_ids, drafter_cache, inputs, shape
+                model, batch, hidden, tapped, sampled.token_ids, rows.valid, drafter_cache, inputs, shape
             )
             sampled = replace(sampled, drafts=drafts)
         return sampled, DeviceState(

@@ -7,10 +7,10 @@ may be a part of the model's. Checkpoints are those of its authors and of the li
 Axis letters: T tokens, R rows, D hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ NAMES: Names = {
     "layers.*.mlp.down": f"{LAYER}.mlp.down_proj",
 }
 RENAMED = {"midlayer.": "layers.0.", "model.midlayer.": "layers.0.", "model.": ""}
-_INTEGERS = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
+_INTEGERS: Mapping[str, np.dtype[Any]] = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
 _OWN_KEYS = (
     "draft_vocab_size", "target_hidden_size", "norm_before_residual", "eagle_config", "num_hidden_layers",
     "eagle_aux_hidden_state_layer_ids", "speculators_*", "transformer_layer_config", "has_no_defaults_at_init",

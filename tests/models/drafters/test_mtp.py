@@ -1,0 +1,112 @@
+"""Layers that predict further tokens, compared with transformers' `generate(use_mtp=True)`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers.modeling_layers
+from safetensors.torch import load_file, save_file
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
+
+from jaxllm.engine.features import speculation
+from jaxllm.errors import ConfigError
+from jaxllm.speculation import device_drafts
+from tests.e2e.driving import make_engine, request, run
+
+LATENT = {
+    "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
+EXPERTS = {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, {**LATENT, **EXPERTS, "n_group": 2, "topk_group": 1}),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, {**EXPERTS, "n_group": 1, "head_dim": 16, "use_qk_norm": True}),
+}
+LAYERS, SIZE = 3, 64
+PROMPT = list(range(5, 25))
+
+
+def save_mtp(folder: Path, kind: str) -> Any:
+    """A checkpoint whose layer after the last predicts a further token; returns transformers' model of it."""
+    torch.manual_seed(0)
+    make_config, make_model, own = KINDS[kind]
+    options = {
+        "vocab_size": 512, "hidden_size": SIZE, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "n_shared_experts": 1, "max_position_embeddings": 512, "num_mtp_layers": 1,
+        "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False, **own,
+    }  # fmt: skip
+    # The further layer is made as one layer more of the same model.
+    longer = make_model(make_config(num_hidden_layers=LAYERS + 1, **options)).float()
+    with torch.no_grad():
+        for parameter in longer.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    longer.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    prefix = f"model.layers.{LAYERS}."
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{prefix}{name}.weight"] = torch.rand(SIZE) + 0.5
+    tensors[f"{prefix}eh_proj.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.1
+    config = make_config(num_hidden_layers=LAYERS, architectures=[make_model.__name__], **options)
+    config.save_pretrained(folder)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    model = make_model.from_pretrained(folder, dtype=torch.float32)
+    # Which layers those are it tells by the number that the published checkpoint has.
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}\..*"]
+    return model
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_drafts_and_tokens_of_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_mtp(tmp_path, kind)
+    wanted: dict[int, torch.Tensor] = {}
+    forward = transformers.modeling_layers.MtpModel.forward
+
+    def noting(self: Any, *args: Any, **options: Any) -> Any:
+        found = forward(self, *args, **options)
+        wanted[options["full_input_ids"].shape[1]] = found[1][0, 0]
+        return found
+
+    monkeypatch.setattr(transformers.modeling_layers.MtpModel, "forward", noting)
+    output = model.generate(torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, use_mtp=True, eos_token_id=-1)
+
+    made: dict[int, list[int]] = {}
+    take = device_drafts.DeviceDrafts.take
+
+    def keeping(self: Any, table: Any, slots: Any, places: Any, drafts: Any) -> None:
+        made.update(zip(places.tolist(), drafts.tolist(), strict=True))
+        take(self, table, slots, places, drafts)
+
+    monkeypatch.setattr(device_drafts.DeviceDrafts, "take", keeping)
+    monkeypatch.setattr(speculation, "choose_amounts", lambda counts, *_: counts)
+    engine = make_engine(
+        model=str(tmp_path), dtype="float32", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=16,
+        speculative_config={"method": "mtp", "num_speculative_tokens": 3},
+    )  # fmt: skip
+    try:
+        answer = run(engine, [request("a", PROMPT, temperature=0, max_tokens=24, ignore_eos=True)])["a"]
+        assert answer.token_ids == output[0, len(PROMPT) :].tolist()
+        # With one layer transformers makes one draft; both may have made none where the last one was right.
+        both = sorted(set(made) & set(wanted))
+        assert len(both) > 15
+        missing = [float(wanted[place].max() - wanted[place][made[place][0]]) for place in both]
+        # Zero, but for two tokens that are as likely.
+        assert max(missing) < 1e-3
+        assert sum(each == 0 for each in missing) >= len(missing) - 1
+        assert engine.stats().drafts.num_draft_tokens > 40
+    finally:
+        engine.close()
+
+
+def test_a_checkpoint_without_such_a_layer() -> None:
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no layer that predicts further tokens"):
+        make_engine(spec_method="mtp")
+
+
+def test_a_checkpoint_that_lacks_its_tensors(tmp_path: Path) -> None:
+    save_mtp(tmp_path, "glm4_moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"model.layers.{LAYERS}.eh_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.layers\.3\.eh_proj"):
+        make_engine(model=str(tmp_path), dtype="float32", max_model_len=64, spec_method="mtp")
