@@ -7,7 +7,6 @@ requests. A request that cannot get a page makes the last in order give up its o
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Protocol
 
 import numpy as np
 
@@ -17,34 +16,19 @@ from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.admission import Admission
+from jaxllm.scheduler.drafts import Drafts, DraftSource
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.groups import SequenceGroups
 from jaxllm.scheduler.holds import HoldReason, Holds
 from jaxllm.scheduler.in_flight import InFlightSteps
-from jaxllm.scheduler.pages import PageTables, ranges
+from jaxllm.scheduler.pages import PageTables
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
 from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.table import RequestTable
-
-
-class DraftSource(Protocol):
-    """Proposes drafts for the decodes of a step."""
-
-    def propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
-        """Drafts for some of `slots` (int32 [n]): how many each has, int32 [n], and these, slot after slot.
-
-        They follow the tokens that are counted as computed. Slot i can use `room[i]` of them. The step has `num_tokens`
-        tokens without them, and must stay within the budget. None: no drafts.
-        """
-
-    @property
-    def lookahead(self) -> int:
-        """Places after the tokens of a step that the device writes to while it makes drafts."""
-
 
 STEPS_BETWEEN_SHORT = 1
 """At least so many steps of the whole budget come between two short ones."""
@@ -124,7 +108,7 @@ class Scheduler:
             max_chunk=self._max_chunk,
             snapshots=self._snapshots,
         )
-        self._drafts: DraftSource | None = None
+        self._drafts: Drafts | None = None
         self._arrivals = 0
         self._num_steps, self._last_short = 0, -STEPS_BETWEEN_SHORT - 1
         self._stages = stages
@@ -132,7 +116,7 @@ class Scheduler:
 
     def use_drafts(self, source: DraftSource) -> None:
         """Let decodes bring drafts from this source."""
-        self._drafts = source
+        self._drafts = Drafts(self.table, self._page_tables, source)
 
     @property
     def num_waiting(self) -> int:
@@ -279,10 +263,8 @@ class Scheduler:
         if not len(slots):
             return None
         plan = self._plan(slots, counts, num_decodes, admitted, made_room + preempted)
-        if self._drafts is not None and plan.num_decodes:
-            self._add_drafts(plan)
-        if self._drafts is not None and self._drafts.lookahead:
-            self._reserve(plan, self._drafts.lookahead)
+        if self._drafts is not None:
+            self._drafts.add_to(plan)
         return plan
 
     def _admit_owners(self, slots: Int32Array, num_decodes: int) -> tuple[list[Request], list[int], int]:
@@ -416,38 +398,6 @@ class Scheduler:
             self._snapshots.scheduled(plan, ends)
         self._under_way.plans.append(plan)
         return plan
-
-    def _add_drafts(self, plan: StepPlan) -> None:
-        """Let decodes of a step compute guesses at what follows them as well, after those that do not."""
-        assert self._drafts is not None
-        table, decodes = self.table, plan.slots[: plan.num_decodes]
-        room = table.max_total[decodes] - plan.starts[: plan.num_decodes] - 2
-        proposed = self._drafts.propose(decodes, room, plan.num_tokens)
-        if proposed is None:
-            return
-        num_drafts, draft_ids = proposed
-        rows = np.flatnonzero(num_drafts).astype(np.int32)
-        if not self._page_tables.grow(decodes[rows], num_drafts[rows]):
-            return
-        counts = np.zeros(plan.num_rows, np.int32)
-        counts[: plan.num_decodes] = num_drafts
-        places, columns = ranges(decodes[rows], plan.starts[rows] + 1, plan.starts[rows] + 1 + num_drafts[rows])
-        table.token_ids[places, columns] = draft_ids
-        order = np.concatenate([np.flatnonzero(num_drafts == 0), rows, np.arange(plan.num_decodes, plan.num_rows)])
-        plan.put_in_order(order)
-        plan.num_new_tokens = plan.num_new_tokens + counts[order]
-        plan.num_drafts, plan.draft_ids = counts[order], draft_ids
-        plan.num_decodes -= len(rows)
-        plan.num_tokens += len(draft_ids)
-
-    def _reserve(self, plan: StepPlan, lookahead: int) -> None:
-        """Have pages for what the device writes after the tokens of rows that sample, if there are some."""
-        slots, counts = plan.slots[plan.samples], np.full(int(plan.samples.sum()), lookahead, np.int32)
-        if plan.num_drafts is not None:
-            counts += plan.num_drafts[plan.samples]
-        room = self.table.max_total[slots] - self.table.num_computed[slots]
-        # Without these pages some drafts are worse, and nothing else is.
-        self._page_tables.grow(slots, np.clip(room, 0, counts).astype(np.int32))
 
     def _owners(self, slots: Int32Array) -> list[Request]:
         owners = self.table.requests

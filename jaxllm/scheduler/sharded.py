@@ -13,9 +13,10 @@ from jaxllm.errors import RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import FinishReason, Request
+from jaxllm.scheduler.drafts import DraftSource
 from jaxllm.scheduler.holds import HoldReason
 from jaxllm.scheduler.plan import StepPlan
-from jaxllm.scheduler.scheduler import DraftSource, Scheduler
+from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.table import RequestTable
 
 WAITING_WEIGHT = 4
