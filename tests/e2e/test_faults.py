@@ -1,6 +1,6 @@
 """An exception in host code for one request ends that request, whatever it was doing; all others get their tokens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import product
 from typing import Any
 
@@ -78,10 +78,11 @@ def undisturbed(engine: Engine, prompts: list[list[int]]) -> dict[str, Answer]:
     return answers
 
 
-def every_kind(prompts: list[list[int]]) -> list[Request]:
+def every_kind(prompts: list[list[int]], names: Collection[str] = KINDS) -> list[Request]:
     return [
         request(name, prompts[index][:100], max_tokens=12, **params)
         for index, (name, params) in enumerate(KINDS.items(), start=1)
+        if name in names
     ]
 
 
@@ -117,8 +118,10 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-def same_but(faults: set[str], found: dict[str, Answer], expected: dict[str, Answer]) -> None:
-    for name in KINDS.keys() - faults:
+def same_but(
+    faults: set[str], found: dict[str, Answer], expected: dict[str, Answer], names: Collection[str] = KINDS
+) -> None:
+    for name in set(names) - faults:
         assert found[name].token_ids == expected[name].token_ids, name
         assert found[name].finish_reason == expected[name].finish_reason, name
         beams = [None if each.sequences is None else [one.token_ids for one in each.sequences]
@@ -126,6 +129,14 @@ def same_but(faults: set[str], found: dict[str, Answer], expected: dict[str, Ans
         assert beams[0] == beams[1], name
         assert len(found[name].logprobs) == len(expected[name].logprobs), name
         assert len(found[name].prompt_logprobs or ()) == len(expected[name].prompt_logprobs or ()), name
+
+
+def nothing_is_left(engine: Engine, prompts: list[list[int]], undisturbed: dict[str, Answer], names: set[str]) -> None:
+    """Requests of these kinds have their tokens when they are made once more, alongside a plain one."""
+    names = {"greedy", *names}
+    answers, faults = drive(engine, every_kind(prompts, names))
+    assert not faults, "something was left behind"
+    same_but(set(), answers, undisturbed, names)
 
 
 def failing(
@@ -151,11 +162,15 @@ def nth(count: int) -> Callable[..., bool]:
     return lambda *args, **kwargs: next(calls) == count
 
 
+MOMENTS = ((1, False), (6, True), (1, True), (6, False))
+"""At its first or sixth call, before or after its work. Three in a row have all of these."""
+
+
 def failures() -> Iterator[Any]:
-    """Each hook of each feature, at its first or sixth call, before or after its work: every pair of two of these."""
-    for place, (feature, hook) in enumerate(product(OF, HOOKS)):
-        few = ((1, False), (6, True)) if place % 2 else ((1, True), (6, False))
-        for count, behind in thinned(few, (case for case in product((1, 6), (False, True)) if case not in few)):
+    """Each hook of each feature at one of the moments: each feature at all of them, each hook at three."""
+    for (own, feature), (place, hook) in product(enumerate(OF), enumerate(HOOKS)):
+        first = MOMENTS[(own + place) % len(MOMENTS)]
+        for count, behind in thinned([first], (moment for moment in MOMENTS if moment != first)):
             name = f"{feature.__name__}-{hook}-{count}-{'after' if behind else 'before'} its work"
             yield pytest.param(feature, hook, count, behind, id=name)
 
@@ -177,9 +192,7 @@ def test_a_hook_that_fails_ends_requests_of_its_feature_only(
     assert faults <= OF[feature]
     assert times[0] == 1 or count > 1, "the hook was never called"
     same_but(faults, answers, undisturbed)
-    answers, faults = drive(engine, every_kind(prompts))
-    assert not faults, "something was left behind"
-    same_but(set(), answers, undisturbed)
+    nothing_is_left(engine, prompts, undisturbed, OF[feature])
 
 
 def test_a_hook_that_fails_when_it_has_ended_a_request(
@@ -305,9 +318,7 @@ def test_work_for_one_request_that_fails_ends_that_one(
     # What is only forgotten has ended already.
     assert faults == (set() if name == "forget" else {target})
     same_but(faults, answers, undisturbed)
-    answers, faults = drive(engine, every_kind(prompts))
-    assert not faults, "something was left behind"
-    same_but(set(), answers, undisturbed)
+    nothing_is_left(engine, prompts, undisturbed, {target})
 
 
 def test_log_probabilities_of_an_output(
