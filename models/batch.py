@@ -10,7 +10,7 @@ from jax.tree_util import register_dataclass
 from jaxllm.models.forward_context import ForwardContext
 from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
-from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, StateRows
+from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, DraftRows, StateRows
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
@@ -29,7 +29,8 @@ class Batch:
     `slots` int32 [R] say where the states of each row lie, for layers that keep some. Without them nothing is kept.
     `given` are embeddings of tokens that have no id. `rotary_positions` int32 [T] are the positions by which queries
     and keys rotate, where these are not their places in the cache (`ragged.positions`). `adapters` are the slots of the
-    tokens' adapters, where the model has slots.
+    tokens' adapters, where the model has slots. `drafts` are those of the rows, where layers keep states and rows may
+    have some.
     """
 
     token_ids: jax.Array
@@ -38,6 +39,7 @@ class Batch:
     given: GivenEmbeddings | None = None
     rotary_positions: jax.Array | None = None
     adapters: TokenSlots | None = None
+    drafts: DraftRows | None = None
 
     @property
     def context(self) -> ForwardContext:
@@ -53,7 +55,7 @@ class Batch:
         is_row = lengths > 0
         # Out of range, and not clipped into it: what padding would write is dropped.
         slots = jnp.where(is_row, self.slots, OUT_OF_RANGE)
-        return StateRows(slots, lengths == starts[1:] - starts[:-1])
+        return StateRows(slots, lengths == starts[1:] - starts[:-1], self.drafts)
 
 
 class LayerPaging(NamedTuple):

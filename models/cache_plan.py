@@ -35,10 +35,11 @@ full attention keeps the size of heads that is its default."""
 
 @dataclass(frozen=True)
 class StateGroup:
-    """The state that each of `count` recurrent layers keeps of a request."""
+    """The state that each of `count` recurrent layers keeps of a request, and the inputs of each of its drafts."""
 
     arrays: tuple[StateArray, ...]
     count: int
+    draft_inputs: tuple[StateArray, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def plan_cache(
     """
     shares = _shares(layers, (1,) * len(layers) if sizes is None else sizes)
     windows, tables, places, parts, depth = _plan_pages(layers, shares, by_window=by_window)
-    kept = [None if layer.recurrence is None else layer.recurrence.states for layer in layers]
+    blocks = [layer.recurrence for layer in layers]
+    kept = [None if block is None else (block.states, block.draft_inputs) for block in blocks]
     kinds = list(dict.fromkeys(arrays for arrays in kept if arrays is not None))
     counts = [0] * len(kinds)
     groups = [None if arrays is None else kinds.index(arrays) for arrays in kept]
@@ -90,7 +92,7 @@ def plan_cache(
         if group is not None:
             places[layer] = counts[group]
             counts[group] += 1
-    states = tuple(StateGroup(arrays, count) for arrays, count in zip(kinds, counts, strict=True))
+    states = tuple(StateGroup(arrays, count, inputs) for (arrays, inputs), count in zip(kinds, counts, strict=True))
     return CachePlan(
         tuple(windows), tuple(tables), tuple(places), depth, tuple(groups), states, tuple(shares), tuple(parts)
     )

@@ -33,6 +33,11 @@ class RecurrentPlan:
         raise NotImplementedError
 
     @property
+    def draft_inputs(self) -> tuple[StateArray, ...]:
+        """What is kept of a token that may turn out to be wrong, from which its part of the state can be made."""
+        raise NotImplementedError
+
+    @property
     def split_sizes(self) -> tuple[int, ...]:
         """Sizes that devices share among them: their number must divide each of these."""
         raise NotImplementedError

@@ -23,6 +23,11 @@ class ShortConvolutionPlan(RecurrentPlan):
         return (StateArray(shape=(self.width - 1, self.channels), axes=(None, "mlp"), dtype=None),)
 
     @property
+    def draft_inputs(self) -> tuple[StateArray, ...]:
+        """The input of the convolution."""
+        return (StateArray(shape=(self.channels,), axes=("mlp",), dtype=None),)
+
+    @property
     def split_sizes(self) -> tuple[int, ...]:
         """Devices share the channels."""
         return (self.channels,)
@@ -64,6 +69,17 @@ class GatedDeltaPlan(RecurrentPlan):
         return (
             StateArray(shape=(self.width - 1, 2 * self.keys + self.values), axes=(None, "heads"), dtype=None),
             StateArray(shape=(self.value_heads, self.key_size, self.value_size), axes=("heads", None, None)),
+        )
+
+    @property
+    def draft_inputs(self) -> tuple[StateArray, ...]:
+        """The input of the convolution; key, value, decay and rate."""
+        return (
+            StateArray(shape=(2 * self.keys + self.values,), axes=("heads",), dtype=None),
+            StateArray(shape=(self.key_heads, self.key_size), axes=("heads", None)),
+            StateArray(shape=(self.value_heads, self.value_size), axes=("heads", None), dtype=None),
+            StateArray(shape=(self.value_heads,), axes=("heads",)),
+            StateArray(shape=(self.value_heads,), axes=("heads",)),
         )
 
     @property
@@ -119,6 +135,19 @@ class StateSpacePlan(RecurrentPlan):
         )
 
     @property
+    def draft_inputs(self) -> tuple[StateArray, ...]:
+        """The inputs of the convolution; what is written, decays, and B."""
+        # A device has the groups of its heads: all have the same one, or none has another's.
+        of_groups = None if self.groups == 1 else "heads"
+        return (
+            StateArray(shape=(self.inner,), axes=("heads",), dtype=None),
+            StateArray(shape=(2 * self.shared,), axes=(None,), dtype=None),
+            StateArray(shape=(self.heads, self.head_size), axes=("heads", None)),
+            StateArray(shape=(self.heads,), axes=("heads",)),
+            StateArray(shape=(self.groups, self.state_size), axes=(of_groups, None), dtype=None),
+        )
+
+    @property
     def split_sizes(self) -> tuple[int, ...]:
         """Devices share the heads, and all have the same groups or none has another's."""
         return (self.heads,) if self.groups == 1 else (self.heads, self.groups)
@@ -152,6 +181,16 @@ class SelectiveScanPlan(RecurrentPlan):
         return (
             StateArray(shape=(self.width - 1, self.channels), axes=(None, "heads"), dtype=None),
             StateArray(shape=(self.state_size, self.channels), axes=(None, "heads")),
+        )
+
+    @property
+    def draft_inputs(self) -> tuple[StateArray, ...]:
+        """The input of the convolution; step sizes, what is written, and B."""
+        return (
+            StateArray(shape=(self.channels,), axes=("heads",), dtype=None),
+            StateArray(shape=(self.channels,), axes=("heads",)),
+            StateArray(shape=(self.channels,), axes=("heads",)),
+            StateArray(shape=(self.state_size,), axes=(None,)),
         )
 
     @property

@@ -180,11 +180,6 @@ def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None
             f"speculative_config: not supported with pipeline_parallel_size={stages}, where several steps are under "
             "way at once; omit it"
         )
-    if any(layer.recurrence is not None for layer in model.layers):
-        raise ConfigError(
-            f"speculative_config: not supported for {model.architecture}, whose recurrent layers cannot take back a "
-            "token; omit it"
-        )
 
 
 def _drafter(config: EngineConfig, workload: Workload, dtype: str) -> "tuple[DrafterPlan | None, Path | None]":

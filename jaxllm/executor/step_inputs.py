@@ -63,6 +63,13 @@ class StepShape:
     """Most drafts of a row, each of which is sampled after as well."""
     drafter: "DrafterPlan | None" = None
     """What on the device makes drafts of the tokens after those of a step, if anything does."""
+    keeps_states: bool = False
+    """Whether there are recurrent layers."""
+
+    @property
+    def replays_drafts(self) -> bool:
+        """Whether a step begins with the drafts of the one before it that were right."""
+        return self.keeps_states and self.max_drafts > 0
 
     @property
     def rows_at_once(self) -> int:
@@ -178,6 +185,18 @@ class HostStep:
         """How many drafts of its row are before each token to sample: int32 [n]."""
         return draft_places(self.plan)
 
+    @property
+    def num_drafts(self) -> Int32Array:
+        """Drafts of each row: int32 [n]."""
+        plan = self.plan
+        return np.zeros(plan.num_rows, np.int32) if plan.num_drafts is None else plan.num_drafts
+
+    @property
+    def num_replayed(self) -> Int32Array:
+        """Drafts of each row's last step that its states begin with: int32 [n]."""
+        plan = self.plan
+        return np.zeros(plan.num_rows, np.int32) if plan.num_replayed is None else plan.num_replayed
+
 
 @dataclass(frozen=True)
 class StepInput:
@@ -212,6 +231,8 @@ STEP_INPUTS: Final = (
     StepInput("next_ids", ("R",), is_present=lambda shape: shape.drafter is not None),
     StepInput("next_pages", ("R",), is_present=lambda shape: shape.drafter is not None),
     StepInput("draft_steps", (), is_present=lambda shape: shape.drafter is not None),
+    StepInput("num_replayed", ("R",), is_present=lambda shape: shape.replays_drafts),
+    StepInput("num_drafts", ("R",), is_present=lambda shape: shape.replays_drafts),
     StepInput("sampling_ints", ("ints", "N")),
     StepInput("sampling_floats", ("floats", "N"), np.float32),
 )

@@ -26,6 +26,7 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
 from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE
+from jaxllm.pallas_kernels.recurrence import DraftRows
 
 Merge = Callable[[Any, Any], CausalLM]
 """Makes a model of its parameters and the arrays of its adapter slots."""
@@ -74,7 +75,9 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
             given = GivenEmbeddings(state.hidden[: bucket.tokens], known == FROM_EMBEDDINGS)
             token_ids = jnp.maximum(token_ids, 0)
         slots = inputs["slots"] if state.kv_cache.states else None
-        batch = Batch(token_ids, ragged, slots, given, adapters=_token_adapters(inputs, ragged, shape))
+        adapters = _token_adapters(inputs, ragged, shape)
+        drafts = DraftRows.of(inputs["num_replayed"], inputs["num_drafts"]) if shape.replays_drafts else None
+        batch = Batch(token_ids, ragged, slots, given, adapters=adapters, drafts=drafts)
         hidden, kv_cache, tapped = model.run(batch, state.kv_cache, *received)
 
         num_sampled = max_over_shards(inputs["num_sampled"])
@@ -82,10 +85,10 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         sampled, sampling = sample_in_blocks(model, hidden[places], rows, state.sampling, num_sampled, shape)
         drafter_cache = state.drafter_cache
         if drafter_cache is not None:
-            drafts, drafter_cache = draft_tokens(
+            guesses, drafter_cache = draft_tokens(
                 model, batch, hidden, tapped, sampled.token_ids, rows.valid, drafter_cache, inputs, shape
             )
-            sampled = replace(sampled, drafts=drafts)
+            sampled = replace(sampled, drafts=guesses)
         return sampled, DeviceState(
             kv_cache=kv_cache,
             sampling=sampling,

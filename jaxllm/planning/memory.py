@@ -57,6 +57,8 @@ class MemoryUse:
     """One page of the KV cache."""
     slot: int = 0
     """States of one request."""
+    drafts: int = 0
+    """What recurrent layers keep of the drafts of all requests."""
 
     def cache_budget(self, largest: CompiledStep | None) -> int:
         """The memory left for KV cache and states of requests besides the largest step, negative where nothing is."""
@@ -78,6 +80,7 @@ def estimate_memory(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUs
         state=bytes_on_device(programs.state) - bytes_on_device(cache) + adapter_bytes(resolved),
         page=bytes_on_device(cache.pages) // PROVISIONAL_PAGES,
         slot=bytes_on_device(cache.states) // resolved.num_state_slots,
+        drafts=bytes_on_device(cache.draft_inputs),
     )
 
 
@@ -103,13 +106,14 @@ def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     state = laid_out(programs, others) + adapter_bytes(resolved)
     page = laid_out(programs, cache.pages) // PROVISIONAL_PAGES
     slot = laid_out(programs, cache.states) // resolved.num_state_slots
+    drafts = laid_out(programs, cache.draft_inputs)
     utilization = resolved.config.cache.gpu_memory_utilization
     if resolved.platform == "cpu":
         # Here the KV cache has a share of its own, from which nothing else is taken.
         usable = weights + state + cpu_free_bytes(utilization)
-        return MemoryUse(memory_limit(resolved, target), usable, weights, state, page, slot)
+        return MemoryUse(memory_limit(resolved, target), usable, weights, state, page, slot, drafts)
     limit = memory_limit(resolved, target)
-    return MemoryUse(limit, usable_bytes(limit, resolved.platform, utilization), weights, state, page, slot)
+    return MemoryUse(limit, usable_bytes(limit, resolved.platform, utilization), weights, state, page, slot, drafts)
 
 
 def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:

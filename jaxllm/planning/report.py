@@ -22,7 +22,7 @@ from jaxllm.planning.target import TargetDevices
 class DeviceMemory(msgspec.Struct, frozen=True):
     """Bytes on each device. `total` is what it has, `free` what is left of it; `kv_cache` is 0 where nothing fits.
 
-    `recurrent` are states of recurrent layers, of running requests and in snapshots.
+    `recurrent` are states of recurrent layers, of running requests and in snapshots, and inputs of drafts.
     """
 
     total: int
@@ -181,7 +181,7 @@ def _compile(
 
 def _parts(memory: MemoryUse, largest: CompiledStep | None, pages: int, slots: int) -> DeviceMemory:
     temporaries, code = (0, 0) if largest is None else (largest.temporary_bytes, largest.code_bytes)
-    cache, recurrent = pages * memory.page, slots * memory.slot
+    cache, recurrent = pages * memory.page, slots * memory.slot + memory.drafts
     taken = memory.weights + memory.state + temporaries + code + cache + recurrent
     free = memory.limit - taken
     return DeviceMemory(memory.limit, memory.weights, cache, memory.state, temporaries, code, free, recurrent)

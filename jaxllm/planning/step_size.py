@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxllm.bundle.manifest import read_manifest
 from jaxllm.errors import CapacityError
-from jaxllm.executor.memory.capacity import count_pages, slot_bytes
+from jaxllm.executor.memory.capacity import count_pages, draft_bytes, slot_bytes
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.step_size import usual_step_sizes
 from jaxllm.planning.memory import MemoryUse, estimate_memory
@@ -60,7 +60,7 @@ def _fits(resolved: ResolvedConfig, memory: MemoryUse) -> bool:
     left = memory.usable - memory.weights - taken
     if taken > STEP_SHARE * (memory.usable - memory.weights):
         return False
-    if slot_bytes(resolved) * resolved.max_num_seqs > STATES_SHARE * left:
+    if (slot_bytes(resolved) + draft_bytes(resolved)) * resolved.max_num_seqs > STATES_SHARE * left:
         return False
     try:
         count_pages(resolved, left)

@@ -7,6 +7,7 @@ import numpy as np
 from jaxllm.kv.pages import Int32Array
 from jaxllm.scheduler.pages import PageTables, ranges
 from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.table import RequestTable
 
 
@@ -28,8 +29,10 @@ class DraftSource(Protocol):
 class Drafts:
     """Puts the drafts of one source into plans, with the pages that they need."""
 
-    def __init__(self, table: RequestTable, page_tables: PageTables, source: DraftSource) -> None:
-        self._table, self._page_tables, self._source = table, page_tables, source
+    def __init__(
+        self, table: RequestTable, page_tables: PageTables, snapshots: StateSnapshots | None, source: DraftSource
+    ) -> None:
+        self._table, self._page_tables, self._snapshots, self._source = table, page_tables, snapshots, source
 
     def add_to(self, plan: StepPlan) -> None:
         """Let decodes of a step bring drafts, and have pages for what the device writes while it makes others."""
@@ -42,6 +45,8 @@ class Drafts:
         """Let decodes compute guesses at what follows them as well, after those that do not."""
         table, decodes = self._table, plan.slots[: plan.num_decodes]
         room = table.max_total[decodes] - plan.starts[: plan.num_decodes] - 2
+        if self._snapshots is not None:
+            room = self._snapshots.cut_drafts(decodes, room)
         proposed = self._source.propose(decodes, room, plan.num_tokens)
         if proposed is None:
             return

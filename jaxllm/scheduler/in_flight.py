@@ -82,7 +82,10 @@ class InFlightSteps:
         accepted = counts[rows] - 1
         plan.num_new_tokens[rows] -= plan.num_drafts[rows] - accepted
         live = plan.samples[rows]
-        self._table.num_computed[plan.slots[rows[live]]] += accepted[live]
+        slots = plan.slots[rows[live]]
+        self._table.num_computed[slots] += accepted[live]
+        if self._table.groups.has_states:
+            self._table.num_replayed[slots] = accepted[live]
 
     def _void_later(self, plan: StepPlan, row: int) -> None:
         """Take back what steps under way sample for this row's request: its next tokens are known."""

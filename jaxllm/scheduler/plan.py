@@ -30,6 +30,9 @@ class StepPlan:
     `Scheduler.update` takes those off `num_new_tokens` that were not accepted. None: no row has any. `draft_steps` is
     how many drafts the device makes of what follows this step, of each row that samples.
 
+    num_replayed: int32 [n], how many drafts of each row's last step were accepted: recurrent states begin with these.
+    None: of no row.
+
     For groups of sequences: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
     whose rows of the page table have changed. `grouped`, int [g], is filled in by `Scheduler.update`: rows that
     sampled for a group, whose tokens nobody takes.
@@ -56,6 +59,7 @@ class StepPlan:
     num_drafts: Int32Array | None = None
     draft_ids: Int32Array | None = None
     draft_steps: int = 0
+    num_replayed: Int32Array | None = None
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
     grouped: npt.NDArray[np.intp] | None = None
@@ -73,6 +77,8 @@ class StepPlan:
         self.slots, self.num_new_tokens, self.starts = self.slots[rows], self.num_new_tokens[rows], self.starts[rows]
         self.samples, self.generations = self.samples[rows], self.generations[rows]
         self.requests = [self.requests[row] for row in rows.tolist()]
+        if self.num_replayed is not None:
+            self.num_replayed = self.num_replayed[rows]
 
     @property
     def most_tokens(self) -> int:

@@ -116,7 +116,7 @@ class Scheduler:
 
     def use_drafts(self, source: DraftSource) -> None:
         """Let decodes bring drafts from this source."""
-        self._drafts = Drafts(self.table, self._page_tables, source)
+        self._drafts = Drafts(self.table, self._page_tables, self._snapshots, source)
 
     @property
     def num_waiting(self) -> int:
@@ -392,6 +392,9 @@ class Scheduler:
             preempted=preempted,
             generations=table.generation[slots],
         )
+        if self._drafts is not None and table.groups.has_states:
+            plan.num_replayed = table.num_replayed[slots]
+            table.num_replayed[slots] = 0
         if self._groups.running:
             self._groups.tell(plan)
         if self._snapshots is not None:

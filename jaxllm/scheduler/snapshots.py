@@ -33,7 +33,10 @@ Copies = list[tuple[int, int]]
 class _Taken(NamedTuple):
     """A snapshot that a step makes of one of its rows."""
 
-    row: int
+    owner: int
+    """The slot of the row."""
+    end: int
+    """Tokens that are computed then."""
     slot: int
     spare: bool
 
@@ -78,6 +81,16 @@ class StateSnapshots:
         within: Int32Array = np.where(left > 0, np.minimum(counts, left), counts)
         return within
 
+    def cut_drafts(self, slots: Int32Array, counts: Int32Array) -> Int32Array:
+        """How many drafts each of `slots` may have after what is scheduled, int32 [n].
+
+        A state is kept before the drafts of its step. So none reaches the next end: the token there must be one of
+        which it is known that it is right.
+        """
+        left = self._table.cuts[slots] - self._table.num_computed[slots] - 1
+        within: Int32Array = np.where(self._table.cuts[slots] > 0, np.minimum(counts, left), counts)
+        return within
+
     def scheduled(self, plan: StepPlan, ends: Int32Array) -> None:
         """Say what the plan copies; its rows compute up to `ends`, int32 [n]."""
         plan.states_before += self._restored
@@ -93,7 +106,7 @@ class StateSnapshots:
                 continue
             found = self._pool.take()
             if found is not None:
-                taken.append(_Taken(row, found, spare))
+                taken.append(_Taken(slot, end, found, spare))
                 plan.states_behind.append((slot, found))
         if taken:
             self._under_way.append((plan, taken))
@@ -105,9 +118,9 @@ class StateSnapshots:
         """
         while self._under_way and self._under_way[0][0] not in later:
             made, taken = self._under_way.popleft()
-            for row, slot, spare in taken:
+            for owner, end, slot, spare in taken:
+                row = int(np.flatnonzero(plan.slots == owner)[0]) if made is plan else 0
                 if made is plan and live[row]:
-                    end = int(plan.starts[row] + plan.num_new_tokens[row])
                     self._pool.publish(plan.requests[row].page_hashes[end // self._size - 1], slot, spare=spare)
                 else:
                     # Its request is gone, or the step was left out because all were.

@@ -52,16 +52,19 @@ class GatedDeltaNet(nnx.Module):
         plan, forward = self.plan, context.forward
         gate, rate, decay = self.gates.split(self.gating(x, forward))
         before = read_states(states[:1], plan, context, x.dtype)[0]
-        mixed, after = self.convolution(self.input(x, forward), before, context.ragged.query_start)
+        mixed, after, inputs = self.convolution(self.input(x, forward), before, states[2:3], context)
         query, key, value = self._heads(find_activation(plan.activation)(mixed))
         decay = -jnp.exp(self.a_log[...]) * jax.nn.softplus(decay.astype(jnp.float32) + self.dt_bias[...])
         rate = jax.nn.sigmoid(rate.astype(jnp.float32))
         arrays = (query, key, value, decay, rate)
-        out, held = by_heads(self._kernel, arrays, states[1:], plan.states[1], context, self.options.mesh)
+        kept = (plan.states[1], *plan.draft_inputs[1:])
+        own = (*states[1:2], *states[3:])
+        out, held = by_heads(self._kernel, arrays, own, kept, context, self.options.mesh)
         out = self.norm(out).reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
-        return self.output(out.astype(x.dtype), forward), (*write_states(states[:1], (after,), context), *held)
+        new = write_states(states[:1], (after,), context)
+        return self.output(out.astype(x.dtype), forward), (*new, *held[:1], *inputs, *held[1:])
 
-    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
+    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, States]:
         return gated_delta(GatedDeltaInputs(*arrays), states, platform=self.options.platform)
 
     def _heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -51,7 +51,7 @@ class SelectiveScanMixer(nnx.Module):
         plan, forward = self.plan, context.forward
         own, gate = self.parts.split(self.input(x, forward))
         before = read_states(states[:1], plan, context, x.dtype)[0]
-        own, after = self.convolution(own, before, context.ragged.query_start)
+        own, after, inputs = self.convolution(own, before, states[2:3], context)
         own = find_activation(plan.activation)(own)
         selected = self.selection(own, forward)
         step, write, read = jnp.split(selected, (plan.rank, plan.rank + plan.state_size), axis=-1)
@@ -60,15 +60,16 @@ class SelectiveScanMixer(nnx.Module):
         out, held = by_heads(
             self._kernel,
             (wide, rate),
-            states[1:],
-            plan.states[1],
+            (*states[1:2], *states[3:]),
+            (plan.states[1], *plan.draft_inputs[1:]),
             context,
             self.options.mesh,
             shared=(self.write_norm(write), self.read_norm(read)),
             weights=(-jnp.exp(self.a_log[...]),),
         )
         out = (out + wide * self.skip[...]) * jax.nn.silu(gate.astype(jnp.float32))
-        return self.output(out.astype(x.dtype), forward), (*write_states(states[:1], (after,), context), *held)
+        new = write_states(states[:1], (after,), context)
+        return self.output(out.astype(x.dtype), forward), (*new, *held[:1], *inputs, *held[1:])
 
-    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
+    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, States]:
         return selective_scan(SelectiveScanInputs(*arrays), states, platform=self.options.platform)

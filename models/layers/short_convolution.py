@@ -11,7 +11,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, merged, parameter
-from jaxllm.models.layers.states import read_states, write_states
+from jaxllm.models.layers.states import read_states, take_in_drafts, write_states
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.recurrent_plan import ShortConvolutionPlan
 from jaxllm.models.sharding import model_parallel, sharding
@@ -32,13 +32,20 @@ class Convolution(nnx.Module):
         axis: str | None = "mlp",
         rows: Rows | Merged = AS_THEY_ARE,
     ) -> None:
+        self.platform = options.platform
         self.weight = parameter((channels, 1, width), dtype, sharding(options.mesh, axis, None, None), rows)
         self.bias = parameter((channels,), dtype, sharding(options.mesh, axis), rows) if bias else None
 
-    def __call__(self, x: jax.Array, states: jax.Array, query_start: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `causal_convolution`."""
-        bias = None if self.bias is None else self.bias[...]
-        return causal_convolution(x, states, self.weight[...][:, 0], bias, query_start)
+    def __call__(
+        self, x: jax.Array, states: jax.Array, inputs: States, context: LayerContext
+    ) -> tuple[jax.Array, jax.Array, States]:
+        """See `causal_convolution`; `inputs` is the array for those of drafts, if there is one, and comes last."""
+        bias, rows = None if self.bias is None else self.bias[...], context.states
+        states, inputs = take_in_drafts(states, x, inputs, context, self.platform)
+        num_drafts = None if rows is None or rows.drafts is None else rows.drafts.num_drafts
+        starts = context.ragged.query_start
+        out, after = causal_convolution(x, states, self.weight[...][:, 0], bias, starts, num_drafts)
+        return out, after, inputs
 
 
 class ShortConvolution(nnx.Module):
@@ -58,6 +65,7 @@ class ShortConvolution(nnx.Module):
     def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; see `RecurrentBlock`."""
         b, c, gated = self.parts.split(self.input(x, context.forward))
-        (before,) = read_states(states, self.plan, context, x.dtype)
-        convolved, after = self.convolution(b * gated, before, context.ragged.query_start)
-        return self.output(c * convolved, context.forward), write_states(states, (after,), context)
+        (before,) = read_states(states[:1], self.plan, context, x.dtype)
+        convolved, after, inputs = self.convolution(b * gated, before, states[1:], context)
+        new = write_states(states[:1], (after,), context)
+        return self.output(c * convolved, context.forward), (*new, *inputs)

@@ -48,32 +48,33 @@ class StateSpaceMixer(nnx.Module):
 
     def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; see `RecurrentBlock`."""
-        plan, forward, starts = self.plan, context.forward, context.ragged.query_start
+        plan, forward = self.plan, context.forward
         own, gate, step = self._scaled(self.own.split(self.input(x, forward)), (1, 0, 4))
         before = read_states(states[:2], plan, context, x.dtype)
-        own, after_own = self.x_taps(own, before[0], starts)
+        own, after_own, own_inputs = self.x_taps(own, before[0], states[3:4], context)
         shared = self.shared_input(x, forward)
         if plan.multipliers[2:4] != (1.0, 1.0):
             shared = jnp.concatenate(self._scaled(self.shared.split(shared), (2, 3)), axis=-1)
-        shared, after_shared = self.shared_taps(shared, before[1], starts)
+        shared, after_shared, shared_inputs = self.shared_taps(shared, before[1], states[4:5], context)
         own, shared = (find_activation(plan.activation)(each) for each in (own, shared))
         own = own.reshape(len(x), -1, plan.head_size)
         write, read = (each.reshape(len(x), plan.groups, -1) for each in self.shared.split(shared))
         rate = jnp.clip(jax.nn.softplus(step.astype(jnp.float32) + self.dt_bias[...]), *plan.limits)
         arrays = (own, rate, rate * -jnp.exp(self.a_log[...]))
-        kept, mesh = plan.states[2], self.options.mesh
-        out, held = by_heads(self._kernel, arrays, states[2:], kept, context, mesh, shared=(write, read))
+        kept, mesh = (plan.states[2], *plan.draft_inputs[2:]), self.options.mesh
+        held = (*states[2:3], *states[5:])
+        out, held = by_heads(self._kernel, arrays, held, kept, context, mesh, shared=(write, read))
         out = out + own.astype(jnp.float32) * self.skip[...][:, None]
         out = self.norm(out.reshape(gate.shape), gate).astype(x.dtype)
         new = write_states(states[:2], (after_own, after_shared), context)
-        return self.output(out, forward), (*new, *held)
+        return self.output(out, forward), (*new, *held[:1], *own_inputs, *shared_inputs, *held[1:])
 
     def _scaled(self, parts: tuple[jax.Array, ...], places: tuple[int, ...]) -> tuple[jax.Array, ...]:
         """Parts of a product, each times one of the plan's multipliers."""
         factors = [self.plan.multipliers[place] for place in places]
         return tuple(part if by == 1.0 else part * by for part, by in zip(parts, factors, strict=True))
 
-    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
+    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, States]:
         """`state_space` of the heads of one device, with the groups of these."""
         own, rate, decay, write, read = arrays
         heads, of_group = own.shape[1], self.plan.heads // self.plan.groups

@@ -12,7 +12,13 @@ class CausalConvolution(Protocol):
     """The protocol of every implementation: `causal_convolution` without the choice."""
 
     def __call__(
-        self, x: jax.Array, states: jax.Array, weight: jax.Array, bias: jax.Array | None, query_start: jax.Array
+        self,
+        x: jax.Array,
+        states: jax.Array,
+        weight: jax.Array,
+        bias: jax.Array | None,
+        query_start: jax.Array,
+        num_drafts: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """See `causal_convolution`."""
         ...
@@ -31,6 +37,7 @@ def causal_convolution(
     weight: jax.Array,
     bias: jax.Array | None,
     query_start: jax.Array,
+    num_drafts: jax.Array | None = None,
     *,
     implementation: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
@@ -44,6 +51,7 @@ def causal_convolution(
         weight: [D, X], the last column is that of the token itself.
         bias: [D], or None.
         query_start: int32 [R + 1], first token of each row; what is after the last row is padding.
+        num_drafts: int32 [R], how many last tokens of each row its new state is without; None: no row has any.
         implementation: a name in `IMPLEMENTATIONS`.
 
     Returns:
@@ -53,4 +61,4 @@ def causal_convolution(
     Raises:
         KeyError: no implementation of that name.
     """
-    return IMPLEMENTATIONS[implementation](x, states, weight, bias, query_start)
+    return IMPLEMENTATIONS[implementation](x, states, weight, bias, query_start, num_drafts)

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 
 
 def reference_causal_convolution(
-    x: jax.Array, states: jax.Array, weight: jax.Array, bias: jax.Array | None, query_start: jax.Array
+    x: jax.Array,
+    states: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    query_start: jax.Array,
+    num_drafts: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `causal_convolution`. A loop over the rows, for concrete `query_start`."""
     reach = weight.shape[1] - 1
@@ -15,7 +20,8 @@ def reference_causal_convolution(
         for token in range(first, end):
             window = seen[token - first : token - first + reach + 1].astype(jnp.float32)
             out = out.at[token].set((window * weight.T.astype(jnp.float32)).sum(0))
-        after.append(seen[len(seen) - reach :])
+        last = len(seen) - (0 if num_drafts is None else int(num_drafts[row]))
+        after.append(seen[last - reach : last])
     if bias is not None:
         out = out + bias.astype(jnp.float32)
     return out.astype(x.dtype), jnp.stack(after)

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 
 
 def xla_causal_convolution(
-    x: jax.Array, states: jax.Array, weight: jax.Array, bias: jax.Array | None, query_start: jax.Array
+    x: jax.Array,
+    states: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    query_start: jax.Array,
+    num_drafts: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `causal_convolution`."""
     tokens, reach = x.shape[0], weight.shape[1] - 1
@@ -23,14 +28,17 @@ def xla_causal_convolution(
         out = out + before.astype(jnp.float32) * wide[:, reach - back]
     if bias is not None:
         out = out + bias.astype(jnp.float32)
-    return out.astype(x.dtype), _next_states(x, states, query_start)
+    lengths = query_start[1:] - query_start[:-1]
+    return out.astype(x.dtype), _next_states(
+        x, states, query_start, lengths if num_drafts is None else lengths - num_drafts
+    )
 
 
-def _next_states(x: jax.Array, states: jax.Array, query_start: jax.Array) -> jax.Array:
-    """The rows' states after the tokens `x`."""
+def _next_states(x: jax.Array, states: jax.Array, query_start: jax.Array, lengths: jax.Array) -> jax.Array:
+    """The rows' states after the first `lengths` (int32 [R]) of their tokens `x`."""
     reach = states.shape[1]
     entry = jnp.arange(reach, dtype=jnp.int32)
-    lengths = (query_start[1:] - query_start[:-1])[:, None]
+    lengths = lengths[:, None]
     # Entry i is token `length - reach + i` of those that are new, or, before them, entry `length + i` of the old ones.
     place = lengths - reach + entry
     new = x.at[jnp.clip(query_start[:-1, None] + place, 0, len(x) - 1)].get(mode="promise_in_bounds")

@@ -18,7 +18,7 @@ IMPLEMENTATIONS: Mapping[str, RecurrentOperation[GatedDeltaInputs]] = {
 
 def gated_delta(
     inputs: GatedDeltaInputs, states: LayerStates, *, platform: str = "cpu", implementation: str = "xla"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Linear attention whose state forgets, and corrects what it holds for a key (arXiv 2412.06464).
 
     For each token S = exp(decay) S; S = S + key (rate (value - S' key))'; out = S' query.

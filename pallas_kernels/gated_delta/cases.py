@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
     tokens: GatedDeltaInputs
     states: LayerStates
 
-    def call(self, implementation: str) -> tuple[jax.Array, jax.Array]:
+    def call(self, implementation: str) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Outputs and states."""
         return gated_delta(self.tokens, self.states, implementation=implementation)
 

@@ -10,7 +10,7 @@ from jaxllm.pallas_kernels.recurrence.reference import reference_rows
 
 def reference_gated_delta(
     inputs: GatedDeltaInputs, states: LayerStates, *, platform: str = "cpu"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `gated_delta`."""
     times, dtype = inputs.value.shape[1] // inputs.key.shape[1], inputs.value.dtype
 

@@ -18,6 +18,14 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element
 
 
 class _GatedDelta:
+    def kept(self, inputs: GatedDeltaInputs) -> tuple[jax.Array, ...]:
+        """See `Recurrence`."""
+        return inputs[1:]
+
+    def restored(self, kept: tuple[jax.Array, ...]) -> GatedDeltaInputs:
+        """See `Recurrence`."""
+        return GatedDeltaInputs(kept[0], *kept)
+
     def step(self, inputs: GatedDeltaInputs, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
         query, key, value, decay, rate = inputs.repeat_for_value_heads()
@@ -80,7 +88,7 @@ def _inverse(system: jax.Array) -> jax.Array:
 
 def xla_gated_delta(
     inputs: GatedDeltaInputs, states: LayerStates, *, platform: str = "cpu"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `gated_delta`."""
     out = jax.ShapeDtypeStruct(inputs.value.shape, inputs.value.dtype)
     return run_rows(_GatedDelta(), inputs, out, states, platform=platform)

@@ -5,6 +5,6 @@ is not imported here: every model needs to know `StateRows`, and few have such l
 """
 
 from jaxllm.pallas_kernels.recurrence.api import LayerStates, RecurrentOperation
-from jaxllm.pallas_kernels.recurrence.rows import StateRows
+from jaxllm.pallas_kernels.recurrence.rows import DraftRows, StateRows
 
-__all__ = ["LayerStates", "RecurrentOperation", "StateRows"]
+__all__ = ["DraftRows", "LayerStates", "RecurrentOperation", "StateRows"]

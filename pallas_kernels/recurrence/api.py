@@ -21,6 +21,8 @@ class LayerStates(NamedTuple):
     """Where those of each row lie."""
     batch: RaggedBatch
     """Which tokens are whose; its pages are not used."""
+    inputs: tuple[jax.Array, ...] = ()
+    """[L, slots, K, ...] each, those inputs of the last K drafts of requests that change states; updated as well."""
 
 
 class RecurrentOperation(Protocol[Inputs_contra]):
@@ -28,8 +30,8 @@ class RecurrentOperation(Protocol[Inputs_contra]):
 
     def __call__(
         self, inputs: Inputs_contra, states: LayerStates, *, platform: str = "cpu"
-    ) -> tuple[jax.Array, jax.Array]:
-        """Outputs [T, ...], and the states [L, slots, ...] after this step's tokens.
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Outputs [T, ...], the states [L, slots, ...] after this step's tokens but for drafts, and `inputs`.
 
         `platform` is JAX's name of what is compiled for. Outputs of padding are finite but meaningless.
         """

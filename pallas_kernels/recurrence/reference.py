@@ -16,9 +16,10 @@ def reference_rows(
     token: Token,
     inputs: tuple[jax.Array, ...],
     held: LayerStates,
-) -> tuple[jax.Array, jax.Array]:
-    """Outputs float32 [T, ...], zero for padding, and the states: see `run_rows`."""
-    states, layer, rows, batch = held
+) -> tuple[jax.Array, tuple[jax.Array]]:
+    """Outputs float32 [T, ...], zero for padding, and the states: see `run_rows`. No row has drafts."""
+    states, layer, rows, batch, inputs_of_drafts = held
+    assert not inputs_of_drafts
     wide = [each.astype(jnp.float32) for each in inputs]
 
     def scanned(own: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -29,4 +30,4 @@ def reference_rows(
 
     own = rows.read(states, layer).astype(jnp.float32)
     own, out = lax.scan(scanned, own, jnp.arange(len(wide[0]), dtype=jnp.int32))
-    return out, rows.write(states, layer, own)
+    return out, (rows.write(states, layer, own),)

@@ -18,7 +18,7 @@ IMPLEMENTATIONS: Mapping[str, RecurrentOperation[SelectiveScanInputs]] = {
 
 def selective_scan(
     inputs: SelectiveScanInputs, states: LayerStates, *, platform: str = "cpu", implementation: str = "xla"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Mamba's recurrence (arXiv 2312.00752).
 
     For each token S = exp(rate log_decay) S + write (rate x)'; out = S' read.

@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     tokens: SelectiveScanInputs
     states: LayerStates
 
-    def call(self, implementation: str) -> tuple[jax.Array, jax.Array]:
+    def call(self, implementation: str) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Outputs and states."""
         return selective_scan(self.tokens, self.states, implementation=implementation)
 

@@ -10,7 +10,7 @@ from jaxllm.pallas_kernels.selective_scan.inputs import SelectiveScanInputs
 
 def reference_selective_scan(
     inputs: SelectiveScanInputs, states: LayerStates, *, platform: str = "cpu"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `selective_scan`."""
 
     log_decay = inputs.log_decay.T

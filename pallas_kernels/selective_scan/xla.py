@@ -33,6 +33,15 @@ class _SelectiveScan:
     log_decay: jax.Array
     """float32 [B, D]"""
 
+    def kept(self, inputs: _Tokens) -> tuple[jax.Array, ...]:
+        """See `Recurrence`."""
+        return inputs[:3]
+
+    def restored(self, kept: tuple[jax.Array, ...]) -> _Tokens:
+        """See `Recurrence`."""
+        rate, written, write = kept
+        return _Tokens(rate, written, write, write)
+
     def step(self, inputs: _Tokens, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
         if len(states) > 1:
@@ -62,7 +71,7 @@ class _SelectiveScan:
 
 def xla_selective_scan(
     inputs: SelectiveScanInputs, states: LayerStates, *, platform: str = "cpu"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `selective_scan`."""
     x, rate, write, read, log_decay = inputs
     wide = (each.astype(jnp.float32) for each in (rate * x, write, read))

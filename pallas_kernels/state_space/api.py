@@ -18,7 +18,7 @@ IMPLEMENTATIONS: Mapping[str, RecurrentOperation[StateSpaceInputs]] = {
 
 def state_space(
     inputs: StateSpaceInputs, states: LayerStates, *, platform: str = "cpu", implementation: str = "xla"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Mamba-2's recurrence, state space duality (arXiv 2405.21060).
 
     For each token S = exp(decay) S + rate x write'; out = S read.

@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
     tokens: StateSpaceInputs
     states: LayerStates
 
-    def call(self, implementation: str) -> tuple[jax.Array, jax.Array]:
+    def call(self, implementation: str) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Outputs and states."""
         return state_space(self.tokens, self.states, implementation=implementation)
 

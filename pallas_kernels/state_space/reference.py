@@ -10,7 +10,7 @@ from jaxllm.pallas_kernels.state_space.inputs import StateSpaceInputs
 
 def reference_state_space(
     inputs: StateSpaceInputs, states: LayerStates, *, platform: str = "cpu"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `state_space`."""
     times = inputs.x.shape[1] // inputs.write.shape[1]
 

@@ -24,6 +24,17 @@ class _Tokens(NamedTuple):
 
 
 class _StateSpace:
+    def kept(self, inputs: _Tokens) -> tuple[jax.Array, ...]:
+        """See `Recurrence`. Heads have one axis in them."""
+        count, size = len(inputs.decay), inputs.written.shape[-1]
+        return inputs.written.reshape(count, -1, size), inputs.decay.reshape(count, -1), inputs.write
+
+    def restored(self, kept: tuple[jax.Array, ...]) -> _Tokens:
+        """See `Recurrence`."""
+        written, decay, write = kept
+        groups = write.shape[:2]
+        return _Tokens(written.reshape(*groups, -1, written.shape[-1]), decay.reshape(*groups, -1), write, write)
+
     def step(self, inputs: _Tokens, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
         written, decay, write, read = (each.astype(jnp.float32) for each in inputs)
@@ -59,7 +70,7 @@ class _StateSpace:
 
 def xla_state_space(
     inputs: StateSpaceInputs, states: LayerStates, *, platform: str = "cpu"
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `state_space`."""
     x, rate, decay, write, read = inputs
     tokens, heads, size = x.shape

@@ -52,6 +52,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         adapters=resolved.adapters,
         max_drafts=resolved.max_drafts,
         drafter=resolved.drafter,
+        keeps_states=bool(resolved.cache_plan.states),
     )
     stage = resolved.stage
     of_last = stage is None or stage.is_last
@@ -152,6 +153,7 @@ def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepSh
             array,
             axes=resolved.cache.axes,
             page_dtype=resolved.cache.dtype,
+            drafts=(resolved.max_num_seqs, resolved.max_drafts),
         ),
         page_table=array((shards * resolved.max_num_seqs, shape.num_tables * shape.table_width), jnp.int32, "shards"),
     )

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxllm.executor.memory.memory import pages_held, plan_pages, steady
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.adapter_slots import split_adapters
+from jaxllm.models.plan import StateArray
 from jaxllm.models.sharding import RULES
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ def count_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
         max_num_seqs=resolved.max_num_seqs,
         free_bytes=free_bytes,
         memories=_memories(resolved),
-        state_bytes=slot_bytes(resolved) * resolved.num_state_slots,
+        state_bytes=state_bytes(resolved),
     )
 
 
@@ -79,15 +81,32 @@ def adapter_bytes(resolved: ResolvedConfig) -> int:
     return sum(math.prod(shape) * each.dtype.itemsize for shape, each in zip(own, whole, strict=True))
 
 
+def state_bytes(resolved: ResolvedConfig) -> int:
+    """Bytes of each memory that states take, those of snapshots and the inputs of drafts included, without padding."""
+    return slot_bytes(resolved) * resolved.num_state_slots + draft_bytes(resolved) * resolved.max_num_seqs
+
+
 def slot_bytes(resolved: ResolvedConfig) -> int:
     """Bytes of each memory that the states of one request take, without padding."""
+    return sum(_array_bytes(resolved, group.arrays, group.count) for group in resolved.cache_plan.states)
+
+
+def draft_bytes(resolved: ResolvedConfig) -> int:
+    """Bytes of each memory that recurrent layers keep of a request's drafts, without padding."""
+    if not resolved.max_drafts:
+        return 0
+    groups = resolved.cache_plan.states
+    return sum(_array_bytes(resolved, group.draft_inputs, group.count * resolved.max_drafts) for group in groups)
+
+
+def _array_bytes(resolved: ResolvedConfig, arrays: Iterable[StateArray], count: int) -> int:
+    """Bytes of each memory that so many of each of these arrays take."""
     devices, shares = resolved.num_devices, _memories(resolved)
     total = 0
-    for group in resolved.cache_plan.states:
-        for array in group.arrays:
-            size = math.prod(array.shape) * np.dtype(jnp.dtype(array.dtype or resolved.dtype)).itemsize
-            is_split = any(axis is not None and RULES[axis] is not None for axis in array.axes)
-            total += group.count * (size if is_split else size * devices) // shares
+    for array in arrays:
+        size = math.prod(array.shape) * np.dtype(jnp.dtype(array.dtype or resolved.dtype)).itemsize
+        is_split = any(axis is not None and RULES[axis] is not None for axis in array.axes)
+        total += count * (size if is_split else size * devices) // shares
     return total
 
 
@@ -135,7 +154,7 @@ def shortened(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
 
 def _held(resolved: ResolvedConfig, free_bytes: int) -> int:
     """Tokens in a KV cache of so many bytes on each device."""
-    states = slot_bytes(resolved) * resolved.num_state_slots
+    states = state_bytes(resolved)
     pages = pages_held(resolved.cache, resolved.config.cache, free_bytes, _memories(resolved), states)
     return resolved.cache_groups.longest(max(pages - 1, 0))
 

@@ -1,0 +1,114 @@
+"""Recurrent layers cannot take back a token, but drafts change none that requests get: of no family, nor in any way."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.engine.engine import Engine
+from jaxllm.requests.request import Request
+from tests.e2e.driving import Answer, make_engine, request, run
+from tests.e2e.test_speculation import script, tokens
+from tests.models.every_family import FAMILIES
+from tests.models.test_recurrent_families import CASES
+
+NAMES = (*CASES, "lfm2", "lfm2_moe")
+FAST = ("mamba2", "qwen3_next")
+PAGE, NUM_REQUESTS = 4, 6
+OPTIONS: dict[str, Any] = {
+    "block_size": PAGE, "max_num_seqs": NUM_REQUESTS, "max_num_batched_tokens": 128, "max_model_len": 160,
+    "dtype": "float32", "num_gpu_blocks_override": 400, "max_state_snapshots": 64,
+    "mamba_block_size": 12,
+}  # fmt: skip
+DRAFTS: dict[str, Any] = {"spec_method": "ngram", "num_speculative_tokens": 5}
+
+
+def requests() -> list[Request]:
+    """Prompts that fit one step together: all that follows are decodes."""
+    rng = np.random.default_rng(0)
+    lengths = (1, 9, 23, 40, 30, 17)
+    kinds: list[dict[str, Any]] = [{"temperature": 0, "logprobs": 2}, {"temperature": 1.0, "logprobs": 1}]
+    kinds.append({"temperature": 0.8, "presence_penalty": 0.5})
+    shared = rng.integers(3, 60, 40).tolist()
+    prompts = [[*shared[: length // 2], *rng.integers(3, 60, length - length // 2).tolist()] for length in lengths]
+    return [
+        request(index, prompt, **kinds[index % 3], seed=index, max_tokens=40, ignore_eos=True)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def logprobs(answer: Answer) -> list[float]:
+    return [each.logprob for each in answer.logprobs]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in NAMES],
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp(request.param)
+    FAMILIES[request.param].save(made, max_position_embeddings=256)
+    return made
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> Iterator[dict[str, Answer]]:
+    """Without drafts."""
+    engine = make_engine(model=str(folder), **OPTIONS, enable_prefix_caching=False)
+    yield run(engine, requests())
+    engine.close()
+
+
+def make(folder: Path, **options: Any) -> Engine:
+    return make_engine(model=str(folder), **{**OPTIONS, **DRAFTS, **options})
+
+
+def check_continued(engine: Engine, answers: dict[str, Answer]) -> None:
+    """Requests that go on where others have ended begin with snapshots that steps with drafts have made."""
+    greedy = [each for each in requests() if not each.params.temperature]
+    longer = [[*each.prompt_token_ids.tolist(), *answers[each.request_id].token_ids[:30]] for each in greedy]
+    found = run(engine, [request(index, prompt, temperature=0, max_tokens=9) for index, prompt in enumerate(longer)])
+    for answer, each, prompt in zip(found.values(), greedy, longer, strict=True):
+        assert answer.token_ids == answers[each.request_id].token_ids[30:39]
+        assert answer.num_cached_tokens == (len(prompt) - 1) // 12 * 12
+
+
+def test_all_that_requests_get_is_the_same(
+    folder: Path, answers: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len({token for answer in answers.values() for token in answer.token_ids}) > 20
+    engine = make(folder)
+    try:
+        for kind in ("right", "wrong", "mixed"):
+            before = engine.stats().drafts
+            script(engine, answers, kind, monkeypatch)
+            found = run(engine, requests())
+            assert tokens(found) == tokens(answers)
+            for name, answer in answers.items():
+                # XLA multiplies other numbers of rows in other ways: a product's last bits are not the same.
+                assert np.allclose(logprobs(found[name]), logprobs(answer), atol=1e-4)
+            drafts = engine.stats().drafts.since(before)
+            assert drafts.num_draft_tokens > 100
+            rate = drafts.num_accepted_tokens / drafts.num_draft_tokens
+            assert {"right": rate > 0.8, "wrong": rate < 0.1, "mixed": 0.3 < rate < 0.9}[kind]
+            check_continued(engine, answers)
+            engine.reset_prefix_cache()
+    finally:
+        engine.close()
+
+
+def test_with_preemption_chunks_and_snapshots(
+    folder: Path, answers: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(folder, num_gpu_blocks_override=48, max_num_batched_tokens=24, max_state_snapshots=8)
+    try:
+        script(engine, answers, "mixed", monkeypatch)
+        for _ in range(3):
+            assert tokens(run(engine, requests())) == tokens(answers)
+        assert engine.scheduler.num_preemptions > 1
+        assert engine.pages.prefix_hits > 20
+        assert engine.stats().drafts.num_accepted_tokens > 100
+    finally:
+        engine.close()
