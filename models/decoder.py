@@ -86,6 +86,7 @@ class Decoder(nnx.Module):
                 for plan in self.layers.plans
                 if plan.recurrence is None
             ),
+            1 + self.options.most_drafts,
         )
 
 

@@ -44,6 +44,8 @@ class ForwardOptions:
     `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
     these are not all. With `adapters` every linear layer of the model's layers has slots for adapters.
     `drafter` is the plan of what guesses at further tokens alongside the model.
+    these are not all. With `adapters` every linear layer of the model's layers has slots for adapters. Decodes have
+    up to `most_drafts` drafts after them.
     """
 
     platform: str = "cpu"
@@ -63,3 +65,4 @@ class ForwardOptions:
     stage: Stage | None = None
     adapters: AdapterShape | None = None
     drafter: "DrafterPlan | None" = None
+    most_drafts: int = 0

@@ -10,6 +10,7 @@ LONG_SLOW = (
     "benchmarks/test_soak.py",
     "pallas_kernels/paged_attention/tpu/test_compile.py",
     "pallas_kernels/paged_attention/tpu/test_numerics.py",
+    "pallas_kernels/paged_attention/tpu/test_short_rows.py",
     "pallas_kernels/paged_attention/gpu/test_numerics.py",
     "jaxllm/executor/test_tpu_step.py",
     "jaxllm/executor/test_tpu_groups.py",

@@ -48,6 +48,7 @@ class Case:
         page_size: Tokens per page (C).
         rows: Per row (new tokens, tokens in the cache once they are written); rows with one new token first.
         kv_dtype: Of the cache.
+        most_short: New tokens of a row that the decode kernel computes together, at most.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Case:
     page_size: int
     rows: tuple[tuple[int, int], ...]
     kv_dtype: str = "bfloat16"
+    most_short: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -114,6 +116,12 @@ def prefill_case(model: str, rows: int, new: int, length: int, page_size: int) -
     return Case(f"{model}/{kind}/page{page_size}", MODELS[model], page_size, ((new, length),) * rows)
 
 
+def drafts_case(model: str, rows: int, new: int, length: int, page_size: int, most_short: int = 4) -> Case:
+    """Decodes with drafts: `new` tokens in each row, where the decode kernel takes up to `most_short`."""
+    name = f"{model}/drafts-{rows}x{new}of{most_short}-over-{length - new}/page{page_size}"
+    return Case(name, MODELS[model], page_size, ((new, length),) * rows, most_short=most_short)
+
+
 def narrow(case: Case, name: str) -> Case:
     """The same with a cache in 8 bits, which `NARROW` names."""
     return replace(case, name=f"{case.name}/{name}", kv_dtype=NARROW[name])
@@ -140,6 +148,13 @@ CASES = {
         decode_case("llama-3-8b", 8, 8192, 16),
         decode_case("llama-3-8b", 8, 8192, 64),
         decode_case("llama-3-8b", 256, 1024, 64),
+        decode_case("llama-3-8b", 8, 1024, 64),
+        drafts_case("llama-3-8b", 8, 4, 1024, 64),
+        drafts_case("llama-3-8b", 8, 4, 8192, 64),
+        drafts_case("llama-3-8b", 8, 1, 8192, 64),
+        drafts_case("llama-3-8b", 64, 1, 1024, 64),
+        prefill_case("llama-3-8b", 8, 4, 1024, 64),
+        prefill_case("llama-3-8b", 8, 4, 8192, 64),
         _ragged("llama-3-8b", 64),
         prefill_case("llama-3-8b", 1, 2048, 2048, 64),
         prefill_case("llama-3-8b", 4, 512, 8192, 64),

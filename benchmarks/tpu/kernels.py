@@ -65,7 +65,7 @@ def jaxllm_call(case: Case, pages: int | None = None, **blocks: Any) -> Call:
     )
     counts = (case.num_tokens, int((news == 1).sum()), len(case.rows))
     arrays = (positions, rows, starts, lengths, case.page_table(), *counts)
-    batch = tpu_prepare(RaggedBatch(*(jnp.asarray(array, jnp.int32) for array in arrays)))
+    batch = tpu_prepare(RaggedBatch(*(jnp.asarray(array, jnp.int32) for array in arrays)), case.most_short)
     fields, structure = jax.tree.flatten(jax.tree.map(np.asarray, batch))
 
     def call(q: Any, k: Any, v: Any, cache: Any, layer: Any, *fields: Any) -> Any:

@@ -97,6 +97,7 @@ class ResolvedConfig:
             kv_cache=self.kv_cache,
             stage=self.stage,
             drafter=self.drafter,
+            most_drafts=self.max_drafts,
         )
 
     @property

@@ -24,6 +24,8 @@ class Heads:
     kv_dtype: str
     windows: frozenset[int]
     """Sliding windows that are known when compiled; 0 is none."""
+    most_short: int = 1
+    """Tokens of rows that are expected to have few: of decodes with drafts. 1: there are none."""
 
 
 @dataclass(frozen=True)

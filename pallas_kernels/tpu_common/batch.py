@@ -1,6 +1,6 @@
 """The values of a batch that TPU kernels share in every layer."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,36 @@ class TpuBatch(RaggedBatch):
     table: jax.Array
     """int32 [R, 1, W]: the page table as rows that a DMA can fetch one by one."""
     order: jax.Array
-    """int32 [R]: the rows with tokens that are not decodes, first."""
+    """int32 [R]: the rows with tokens that are not short, first."""
     counts: jax.Array
-    """int32 [2]: decodes, and other rows with tokens."""
+    """int32 [2]: short rows, which come first, and other rows with tokens."""
+    most_short: int = field(metadata={"static": True})
+    """Tokens of a short row at most. With 1, these are the decodes."""
 
 
-def tpu_prepare(batch: RaggedBatch) -> TpuBatch:
-    """`batch` with what is the same in every layer; one that has it already is returned as it is."""
+def tpu_prepare(batch: RaggedBatch, most_short: int = 1) -> TpuBatch:
+    """`batch` with what is the same in every layer; one that has it already is returned as it is.
+
+    The rows before the first with more than `most_short` tokens are short: decodes, and those of a few tokens.
+    """
     if isinstance(batch, TpuBatch):
         return batch
-    order, others = _others(batch)
+    short = batch.num_decodes
+    if most_short > 1:
+        lengths = batch.query_start[1:] - batch.query_start[:-1]
+        is_short = (lengths > 0) & (lengths <= most_short)
+        short = jnp.sum(jnp.cumprod(is_short, dtype=jnp.int32), dtype=jnp.int32)
+    order, others = _others(batch, short)
     given = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    counts = jnp.stack([batch.num_decodes, others])
-    return TpuBatch(**given, table=batch.page_table[:, None], order=order, counts=counts)
+    counts = jnp.stack([short, others])
+    return TpuBatch(**given, table=batch.page_table[:, None], order=order, counts=counts, most_short=most_short)
 
 
-def _others(batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
-    """The rows with tokens that are not decodes, first in an array [R], and their number."""
+def _others(batch: RaggedBatch, short: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The rows with tokens after the first `short` ones, first in an array [R], and their number."""
     rows = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
     lengths = batch.query_start[1:] - batch.query_start[:-1]
-    chosen = (rows >= batch.num_decodes) & (rows < batch.num_requests) & (lengths > 0)
+    chosen = (rows >= short) & (rows < batch.num_requests) & (lengths > 0)
     # Comparisons of all with all: for so few numbers XLA is faster at them than at sums of prefixes and scatters.
     rank = jnp.sum(chosen & (rows < rows[:, None]), axis=1, dtype=jnp.int32)
     order = jnp.sum(jnp.where(chosen & (rank == rows[:, None]), rows, 0), axis=1, dtype=jnp.int32)

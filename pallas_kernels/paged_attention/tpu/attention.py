@@ -29,6 +29,9 @@ from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E
 from jaxllm.pallas_kernels.tpu_common.target import target
 
+MOST_SHORT = 8
+"""Tokens of a row at most that the decode kernel computes together."""
+
 
 def tpu_paged_attention(
     q: jax.Array,
@@ -93,9 +96,10 @@ def tpu_paged_attention(
     )
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
-    kernel = Options(dims, limit_slots(blocks, prepared.table.shape[2]), *switches)
+    short = min(prepared.most_short, q.shape[0])
+    kernel = Options(dims, limit_slots(blocks, prepared.table.shape[2]), *switches, short)
     per_head = _per_head(shared, dims, options.alibi_slopes, options.sinks)
-    heads = _pad_sublanes(per_head, dims)
+    heads = _pad_sublanes(per_head, dims, short)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
     if q.shape[0] > 1:
         blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
@@ -115,11 +119,11 @@ def _per_head(shared: SharedRows, dims: Dims, slopes: jax.Array | None, sinks: j
     return jnp.pad(both, ((0, 0), (0, 0), (0, dims.group_rows - dims.group)))
 
 
-def _pad_sublanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
-    """[2, K, rows, 128]: a whole number of groups that fills whole tiles."""
+def _pad_sublanes(per_head: jax.Array | None, dims: Dims, tokens: int) -> jax.Array:
+    """[2, K, rows, 128]: a whole number of groups that fills whole tiles, for so many tokens at least."""
     if per_head is None:
         return jnp.zeros((2, 1, 8, LANES), jnp.float32)
-    rows = math.lcm(dims.group_rows, 8)
+    rows = math.lcm(tokens * dims.group_rows, 8)
     both = jnp.tile(per_head, (1, 1, rows // dims.group_rows))
     return jnp.broadcast_to(both[..., None], (*both.shape, LANES))
 
@@ -135,6 +139,6 @@ def _pad_lanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
 BACKEND = Backend(
     tpu_paged_attention,
     tpu_cache_shape,
-    lambda batch, heads: tpu_prepare(batch),
+    lambda batch, heads: tpu_prepare(batch, min(heads.most_short, MOST_SHORT)),
     page_size=lambda shape, head_size: shape[4],
 )

@@ -77,9 +77,12 @@ def whole_queries(queries: int, dims: Dims) -> int:
     return -(-queries // unit) * unit
 
 
-def vmem_bytes(blocks: Blocks, dims: Dims) -> int:
-    """The room that a kernel may use in VMEM: its buffers, and room for the values in flight."""
-    rows = blocks.queries * dims.group_rows
+def vmem_bytes(blocks: Blocks, dims: Dims, tokens: int = 1) -> int:
+    """The room that a kernel may use in VMEM: its buffers, and room for the values in flight.
+
+    A row of the decode kernel has up to so many `tokens`.
+    """
+    rows = blocks.queries * tokens * dims.group_rows
     kv = blocks.slots * blocks.keys * dims.token_bytes
     q = max(2, row_slots(blocks, 1) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4
     state = dims.num_kv_heads * max(rows, 8) * LANES * 4 * (2 + dims.folds)

@@ -62,6 +62,8 @@ class Options:
     interpret: bool = False
     checks: bool = False
     """Compiled with checks of bounds and semaphores, see `compiler_params`."""
+    tokens: int = 1
+    """Tokens of a row at most (decode)."""
 
     @property
     def heads_together(self) -> int:
@@ -90,13 +92,13 @@ class Scalars(NamedTuple):
     window: Ref
     """int32 [1], 0: none."""
     counts: Ref
-    """int32 [2]: decodes, and other rows with tokens."""
+    """int32 [2]: short rows, and other rows with tokens."""
     factors: Ref
     """float32 [2]: what queries and what values are multiplied with."""
     kv_lens: Ref
     query_start: Ref
     order: Ref
-    """int32 [R]: the rows with tokens that are not decodes, first."""
+    """int32 [R]: the rows with tokens that are not short, first."""
 
 
 def row_slots(blocks: Blocks, width: int) -> int:

@@ -1,10 +1,13 @@
-"""The decode kernel: every row brings one token. Bound by the bandwidth of memory, so no DMA engine may idle.
+"""The decode kernel: every row brings one token, or a few. Bound by the bandwidth of memory, so no DMA engine may idle.
 
 Rows are cut into blocks of keys, which are fetched, and those into chunks, which are computed. A producer runs ahead of
 the computation, from block to block and from row to row, so that the first pages of the next rows arrive while the
 present one is computed. The computation takes the next few chunks at a time, whatever rows they belong to: what one of
 them waits for is hidden by the others. A row's own new key and value come from the step's arrays, the others from its
 pages, so nothing is read that was not there before.
+
+Where rows may have a few tokens (`Options.tokens`), as decodes with drafts have, those of a row are computed together:
+its keys are read once, and its queries are rows of one product, as if the heads of a group were so many times as many.
 """
 
 from collections.abc import Callable
@@ -56,7 +59,7 @@ class Memory(NamedTuple):
     kv: Ref
     """VMEM [slots, J, S, packing, 128]."""
     q: Ref
-    """VMEM [row slots, K * F, words, packing, 128]."""
+    """VMEM [row slots, K * F, (tokens,) words, packing, 128]."""
     results: Ref
     """As `q`: what the results of rows are as far as their keys were seen."""
     run: SoftmaxState
@@ -102,7 +105,7 @@ class _Decode:
         fetch = lax.fori_loop(0, lead, lambda _, fetch: self.produce(fetch), block)
         lax.while_loop(lambda at: at[0].left > 0, lambda at: self.some(*at), (place, block, fetch))
         tail = jnp.maximum(self.rows - self.row_slots, 0)
-        lax.fori_loop(tail, self.rows, lambda row, _: self.out_copy(row).wait(), None)
+        lax.fori_loop(tail, self.rows, lambda row, _: self.wait_out(row), None)
         _run_when(self.rows > 0, self.wait_writes)
 
     # Copies
@@ -111,29 +114,50 @@ class _Decode:
         memory, slot = self.memory, rem(row, self.row_slots)
         return pltpu.make_async_copy(memory.table.at[row], memory.table_rows.at[slot], memory.table_sems.at[slot])
 
-    def q_copy(self, row: Any) -> Any:
-        memory, slot = self.memory, rem(row, self.row_slots)
-        return pltpu.make_async_copy(memory.out.at[row], memory.q.at[slot], memory.q_sems.at[slot])
+    def for_tokens(self, row: Any, do: Callable[[Any], None]) -> None:
+        """For the number of each token of a row, from 0 on."""
+        if self.options.tokens == 1:
+            do(0)
+        else:
+            lax.fori_loop(0, self.places.num_tokens(row), lambda index, _: do(index), None)
 
-    def out_copy(self, row: Any) -> Any:
-        memory, slot = self.memory, rem(row, self.row_slots)
-        return pltpu.make_async_copy(memory.results.at[slot], memory.out.at[row], memory.out_sems.at[slot])
+    def token(self, row: Any, index: Any) -> Any:
+        """The number of a row's token in the step."""
+        return row if self.options.tokens == 1 else self.places.first_token(row) + index
 
-    def new_copy(self, row: Any, slot: Any, place: Any) -> Any:
+    def in_slot(self, buffer: Ref, slot: Any, index: Any) -> Ref:
+        """A token's queries or results in VMEM."""
+        return buffer.at[slot] if self.options.tokens == 1 else buffer.at[slot, :, index]
+
+    def q_copy(self, row: Any, index: Any) -> Any:
+        memory, slot = self.memory, rem(row, self.row_slots)
+        source, target = memory.out.at[self.token(row, index)], self.in_slot(memory.q, slot, index)
+        return pltpu.make_async_copy(source, target, memory.q_sems.at[slot])
+
+    def out_copy(self, row: Any, index: Any) -> Any:
+        memory, slot = self.memory, rem(row, self.row_slots)
+        source, target = self.in_slot(memory.results, slot, index), memory.out.at[self.token(row, index)]
+        return pltpu.make_async_copy(source, target, memory.out_sems.at[slot])
+
+    def wait_out(self, row: Any) -> None:
+        """Wait until a row's results are where its queries were."""
+        self.for_tokens(row, lambda index: self.out_copy(row, index).wait())
+
+    def new_copy(self, token: Any, slot: Any, place: Any) -> Any:
         memory = self.memory
         target = new_tokens(memory.kv, self.options).at[slot, :, place]
-        return pltpu.make_async_copy(memory.new.at[row], target, memory.kv_sems.at[slot])
+        return pltpu.make_async_copy(memory.new.at[token], target, memory.kv_sems.at[slot])
 
-    def write_copy(self, row: Any, position: Any) -> Any:
-        """The new token, from the step's arrays to its page. No read touches its place in the page."""
+    def write_copy(self, row: Any, token: Any, position: Any) -> Any:
+        """A new token, from the step's arrays to its page. No read touches its place in the page."""
         memory, page_size, slot = self.memory, self.options.dims.page_size, rem(row, self.row_slots)
         page = memory.table_rows[slot, 0, div(position, page_size)]
         target = new_tokens(memory.cache, self.options).at[self.layer, page, :, rem(position, page_size)]
-        return pltpu.make_async_copy(memory.new.at[row], target, memory.write_sem)
+        return pltpu.make_async_copy(memory.new.at[token], target, memory.write_sem)
 
     def wait_writes(self) -> None:
         """Wait until all new tokens are in their pages; a wait only counts bytes."""
-        tokens = self.memory.new.at[pl.ds(0, self.rows)]
+        tokens = self.memory.new.at[pl.ds(0, self.places.first_token(self.rows))]
         pltpu.make_async_copy(tokens, tokens, self.memory.write_sem).wait()
 
     # Producer
@@ -149,9 +173,9 @@ class _Decode:
         _run_when(block.number == self.places.first_block(row), lambda: self.start_row(row))
 
         base, (begin, end) = block.number * keys, self.places.resident_keys(block)
-        position = self.scalars.kv_lens[row] - 1
+        position = self.places.first_position(row)
         # Before the pages, which leave the scalar unit no time to wait for its own loads.
-        _run_when(position < base + keys, lambda: self.start_token(row, slot, position))
+        self.for_tokens(row, lambda index: self.start_if_within(row, index, slot, base))
         start_pages(
             memory.cache.at[self.layer],
             memory.table_rows.at[rem(row, self.row_slots), 0],
@@ -161,16 +185,24 @@ class _Decode:
             self.options,
         )
 
-    def start_token(self, row: Any, slot: Any, position: Any) -> None:
-        """The copies of the row's own key and value."""
-        self.new_copy(row, slot, rem(position, self.options.blocks.keys)).start()
-        self.write_copy(row, position).start()
+    def start_if_within(self, row: Any, index: Any, slot: Any, base: Any) -> None:
+        """Start the copies of a new token of the row, if it is in the block of keys from `base` on."""
+        end, position = base + self.options.blocks.keys, self.places.first_position(row)
+        if self.options.tokens > 1:
+            position = position + index
+        within = position < end if self.options.tokens == 1 else (position >= base) & (position < end)
+        _run_when(within, lambda: self.start_token(row, self.token(row, index), slot, position))
+
+    def start_token(self, row: Any, token: Any, slot: Any, position: Any) -> None:
+        """The copies of a new key and value of the row."""
+        self.new_copy(token, slot, rem(position, self.options.blocks.keys)).start()
+        self.write_copy(row, token, position).start()
 
     def start_row(self, row: Any) -> None:
         """The copies of a row that are not keys: its queries, and the page table of a row to come."""
         self.table_copy(row).wait()
-        _run_when(row >= self.row_slots, lambda: self.out_copy(row - self.row_slots).wait())
-        self.q_copy(row).start()
+        _run_when(row >= self.row_slots, lambda: self.wait_out(row - self.row_slots))
+        self.for_tokens(row, lambda index: self.q_copy(row, index).start())
         _run_when(row + self.ahead < self.rows, lambda: self.table_copy(row + self.ahead).start())
 
     # Consumer
@@ -190,15 +222,26 @@ class _Decode:
         self.attend(places)
         for done in places:
             ends = (done.left > 0) & (done.left <= self.options.blocks.chunk)
-            _run_when(ends, self.out_copy(done.row).start)
+            _run_when(ends, self.out_start(done.row))
         return place, block, fetch
+
+    def out_start(self, row: Any) -> Callable[[], None]:
+        """Starts the copies of a row's results."""
+        if self.options.tokens == 1:
+            start: Callable[[], None] = self.out_copy(row, 0).start
+            return start
+        return lambda: self.for_tokens(row, lambda index: self.out_copy(row, index).start())
+
+    def wait_queries(self, row: Any) -> None:
+        """Wait for a row's queries."""
+        self.for_tokens(row, lambda index: self.q_copy(row, index).wait())
 
     def arrive(self, block: Block) -> Block:
         """Wait for a block of keys, and for a row's queries with its first; returns the next block."""
         memory, slot = self.memory, rem(block.step, self.options.blocks.slots)
         begin, end = self.places.resident_keys(block)
         arrived = memory.kv.at[slot, :, pl.ds(0, end - begin)]
-        _run_when(block.number == self.places.first_block(block.row), lambda: self.q_copy(block.row).wait())
+        _run_when(block.number == self.places.first_block(block.row), lambda: self.wait_queries(block.row))
         pltpu.make_async_copy(arrived, arrived, memory.kv_sems.at[slot]).wait()
         self.clear_ends(block, slot, end)
         return self.places.next_block(block)
@@ -253,9 +296,17 @@ class _Decode:
         options, blocks, row = self.options, self.options.blocks, place.row
         slot, q_slot = rem(place.step, blocks.slots), rem(row, self.row_slots)
         start = pl.multiple_of(rem(place.chunk, blocks.keys // blocks.chunk) * blocks.chunk, blocks.chunk)
-        low, high = self.places.first_key(row) - place.chunk * blocks.chunk, place.left - 1
-        rows = options.dims.group_rows
+        first, high = self.places.first_key(row) - place.chunk * blocks.chunk, place.left - 1
+        rows, low = options.tokens * options.dims.group_rows, first
         index = lax.broadcasted_iota(jnp.int32, (rows, blocks.chunk), 1)
+        if options.tokens > 1:
+            # Each token sees one key more than the one before it.
+            number = lax.broadcasted_iota(jnp.int32, (rows, blocks.chunk), 0)
+            begins = [token * options.dims.group_rows for token in range(1, options.tokens)]
+            token = sum((number >= begin).astype(jnp.int32) for begin in begins)
+            high = high - (self.places.num_tokens(row) - 1) + token
+            if options.has_window:
+                low = self.window_ends(row) + token - place.chunk * blocks.chunk
         visible = (index <= high) & (index >= low) if options.has_window else index <= high
         distance = (index - high).astype(jnp.float32) if options.has_slopes else None
 
@@ -268,11 +319,17 @@ class _Decode:
                 scores = scores + self.memory.heads[0, head][:rows, :1] * LOG2_E * distance
             return jnp.where(visible, scores, MASKED), values
 
-        return Chunk((low >= 0) & (place.left > 0), scored)
+        return Chunk((first >= 0) & (place.left > 0), scored)
+
+    def window_ends(self, row: Any) -> Any:
+        """First key that the window of a row's first token leaves, perhaps negative."""
+        window = self.scalars.window[0]
+        return jnp.where(window > 0, self.places.first_position(row) - window + 1, -self.options.tokens)
 
     def attended(self, head: Any, state: State) -> jax.Array:
         """The result of a head as far as keys were seen."""
-        sink = self.memory.heads[1, head][: self.options.dims.group_rows] if self.options.has_sinks else None
+        rows = self.options.tokens * self.options.dims.group_rows
+        sink = self.memory.heads[1, head][:rows] if self.options.has_sinks else None
         return attended(state, self.scalars.factors[1], sink)
 
 
@@ -297,7 +354,8 @@ def decode(
     """Results in place of the queries of all decodes, and the cache with their tokens; shapes as in `Memory`."""
     dims, blocks = options.dims, options.blocks
     slots = row_slots(blocks, table.shape[2])
-    rows = dims.group_rows
+    rows = options.tokens * dims.group_rows
+    queries = q.shape[1:] if options.tokens == 1 else (q.shape[1], options.tokens, *q.shape[2:])
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
         lambda *refs: decode_kernel(*refs, options=options),
@@ -309,7 +367,7 @@ def decode(
             scratch_shapes=[
                 pltpu.SMEM((slots, *table.shape[1:]), jnp.int32),
                 pltpu.VMEM((blocks.slots, dims.packs, blocks.keys, *cache.shape[4:]), cache.dtype),
-                *[pltpu.VMEM((slots, *q.shape[1:]), q.dtype)] * 2,
+                *[pltpu.VMEM((slots, *queries), q.dtype)] * 2,
                 *[pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32)] * 2,
                 pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32),
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
@@ -319,7 +377,7 @@ def decode(
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
         input_output_aliases={10: 0, 11: 1},
-        compiler_params=compiler_params(vmem_bytes(blocks, dims), checks=options.checks),
+        compiler_params=compiler_params(vmem_bytes(blocks, dims, options.tokens), checks=options.checks),
         interpret=interpret,
         name="paged_attention_decode",
     )(*scalars, table, new, heads, q, cache)

@@ -40,9 +40,23 @@ class Places:
         self.scalars, self.options = scalars, options
         self.rows = scalars.counts[0]
 
+    def num_tokens(self, row: Any) -> Any:
+        """Tokens of a row in this step."""
+        if self.options.tokens == 1:
+            return 1
+        return self.scalars.query_start[row + 1] - self.scalars.query_start[row]
+
+    def first_token(self, row: Any) -> Any:
+        """A row's first token in this step."""
+        return row if self.options.tokens == 1 else self.scalars.query_start[row]
+
+    def first_position(self, row: Any) -> Any:
+        """Position of a row's first token in this step."""
+        return self.scalars.kv_lens[row] - self.num_tokens(row)
+
     def first_key(self, row: Any) -> Any:
         """First key that a row sees."""
-        return window_begin(self.scalars, self.scalars.kv_lens[row] - 1, self.options)
+        return window_begin(self.scalars, self.first_position(row), self.options)
 
     def first_block(self, row: Any) -> Any:
         """First block that a row needs."""

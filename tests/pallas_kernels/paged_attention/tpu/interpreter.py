@@ -16,6 +16,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu import attention
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import whole_queries
 from jaxllm.pallas_kernels.paged_attention.tpu.canonical import dims_of, from_canonical, to_canonical
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
+from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
 from tests.quick import QUICK
 
 DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=6), Blocks(keys=256, chunk=128, slots=2, queries=32)
@@ -23,7 +24,11 @@ DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=6), Blocks(keys=256, chunk=1
 
 
 def interpret(
-    inputs: Inputs, monkeypatch: pytest.MonkeyPatch, decode: Blocks = DECODE, prefill: Blocks = PREFILL
+    inputs: Inputs,
+    monkeypatch: pytest.MonkeyPatch,
+    decode: Blocks = DECODE,
+    prefill: Blocks = PREFILL,
+    most_short: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Result and canonical cache of a case; fails where a race was found."""
     prefill = replace(prefill, queries=whole_queries(prefill.queries, dims_of(inputs.case)))
@@ -36,7 +41,12 @@ def interpret(
     monkeypatch.setattr(attention, "BACKEND", Backend(function))
 
     def run(inputs: Inputs, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
-        packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, inputs.case))
+        packed = replace(
+            inputs,
+            kv_cache=from_canonical(inputs.kv_cache, inputs.case),
+            batch=tpu_prepare(inputs.step, most_short),
+            case=replace(inputs.case, chunk=0),
+        )
         out, cache = packed.call("tpu", layer)
         return out, to_canonical(cache, inputs.case)
 
