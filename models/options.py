@@ -43,9 +43,8 @@ class ForwardOptions:
     With `cache_groups` layers with different windows have page tables of their own, see `jaxllm.models.cache_plan`.
     `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
     these are not all. With `adapters` every linear layer of the model's layers has slots for adapters.
-    `drafter` is the plan of what guesses at further tokens alongside the model.
-    these are not all. With `adapters` every linear layer of the model's layers has slots for adapters. Decodes have
-    up to `most_drafts` drafts after them.
+    `drafter` is the plan of what guesses at further tokens alongside the model. Decodes have up to `most_drafts` drafts
+    after them.
     """
 
     platform: str = "cpu"
