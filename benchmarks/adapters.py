@@ -5,7 +5,7 @@
 Two engines run the reference model with random weights: one without slots for adapters, one with as many as there are
 adapters. Each variant decodes a batch for some steps, then comes the next one. Of each: the least and the median time
 of a step, and its tokens/s compared with those of the engine without slots. The least times of two variants are
-comparable on a machine with other work, and medians of pairs in turn are.
+comparable on a machine with other work, and medians of alternating pairs are.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for each in every:
                 times[each.name].append(decode(each, options.rows, options.steps))
     first = times[every[0].name]
-    print(f"{'':28} {'least ms':>9} {'median ms':>10} {'tokens/s by least':>18} {'by medians in turn':>19}")
+    print(f"{'':28} {'least ms':>9} {'median ms':>10} {'tokens/s by least':>18} {'by alternating runs':>19}")
     for name, turns in times.items():
         least, median = min(map(min, turns)), statistics.median(map(statistics.median, turns))
         by_least = min(map(min, first)) / least

@@ -1,4 +1,4 @@
-"""Compares with the last accepted run: counters that no machine changes, and ratios of times taken in turn."""
+"""Compares with the last accepted run: counters that no machine changes, and ratios of times of alternating runs."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Jaxllm against vLLM for CPU on this machine: the same workloads in turn, medians and ratios."""
+"""Jaxllm against vLLM for CPU on this machine: the same workloads, alternating; medians and ratios."""
 
 import argparse
 import json
@@ -102,7 +102,7 @@ def started(engine: str, python: Path, options: dict[str, Any], cache: Path) -> 
 def compare(
     model: str, workloads: Sequence[Workload], pythons: dict[str, Path], runs: int, machine: Machine
 ) -> Iterator[dict[str, Any]]:
-    """Rows of figures: one per start and one per workload, the engines in turn."""
+    """Rows of figures: one per start and one per workload, the engines alternating."""
     with tempfile.TemporaryDirectory(prefix="jaxllm-compare-") as scratch:
         folder = Path(scratch)
         config = _write_model(folder / "model", model)

@@ -87,7 +87,7 @@ class Pair:
 
 
 def compare(settings: Settings, scratch: Path) -> dict[str, Any]:
-    """Throughput of many requests and TTFT of one, with and without the server; medians over rounds in turn."""
+    """Throughput of many requests and TTFT of one, with and without the server; medians over alternating rounds."""
     pair = Pair(scratch, settings)
     with pair.server:
         rounds: dict[str, list[dict[str, float]]] = {}

@@ -1,4 +1,4 @@
-"""Speculative decoding against none on this machine: the same loads in turn, medians and ratios.
+"""Speculative decoding against none on this machine: the same loads, alternating; medians and ratios.
 
 The model has 125 million parameters and the cost of any such model, but its next token follows from the last one
 alone: attention and MLPs add zeros, and the output layer is a permutation of the embeddings. So it is known how much of

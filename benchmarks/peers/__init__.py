@@ -1,1 +1,1 @@
-"""vLLM in an environment of its own, and both engines as workers that run the same workloads in turn."""
+"""vLLM in an environment of its own, and both engines as workers that alternate on the same workloads."""
