@@ -79,9 +79,9 @@ def run_alone() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_processes_of_four_devices_have_the_tokens_of_one() -> None:
+def test_two_processes_of_two_devices_have_the_tokens_of_one() -> None:
     """Preempted, with cached prefixes, synchronously, with grammars, penalties, log-probabilities and beams."""
-    many, one = run_together(2, 8), run_alone()
+    many, one = run_together(2, 4), run_alone()
     assert min(one["preemptions"], many["preemptions"]) > 0
     assert min(one["prefix_hits"], many["prefix_hits"]) > 0
     assert many["preempted"] == one["preempted"]
@@ -90,7 +90,7 @@ def test_two_processes_of_four_devices_have_the_tokens_of_one() -> None:
     for ours, theirs in zip(many["logprobs"], one["logprobs"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-3)
     assert many["compilations"] == 0
-    assert set(many["shares"]) == {1 / 8}, "a device holds more than its part"
+    assert set(many["shares"]) == {1 / 4}, "a device holds more than its part"
 
 
 @pytest.mark.slow
