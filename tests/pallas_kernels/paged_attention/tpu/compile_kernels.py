@@ -1,6 +1,6 @@
 """Compiles paged attention for a chip that is not there and prints a line of JSON per case: run by a test.
 
-python -m tests.pallas_kernels.paged_attention.tpu.compile_kernels CHIP IMPLEMENTATION [CASE ...]
+python -m tests.pallas_kernels.paged_attention.tpu.compile_kernels CHIP IMPLEMENTATION CASE [CASE ...]
 """
 
 import json
@@ -78,13 +78,13 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compile the cases named by the arguments, or all, for the chip and with the implementation."""
+    """Compile the cases named by the arguments for the chip and with the implementation."""
     chip, implementation, names = CHIPS[sys.argv[1]], sys.argv[2], sys.argv[3:]
     options: dict[str, Any] = dict(chip.topology_options)
     topology = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology, **options)
     mesh = Mesh(np.array(topology.devices[:1]), ("model",))
     with jax.set_mesh(mesh):
-        for name in names or SHAPES:
+        for name in names:
             print(json.dumps(compile_case(name, mesh, implementation)), flush=True)  # noqa: T201
 
 

@@ -7,28 +7,38 @@ import sys
 
 import pytest
 
+from tests.thinned import thinned
+
 ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "JAX_PLATFORMS": "cpu"}
 
-
-USUAL = ("llama-3-8b", "llama-3-70b-tp8-int8", "llama-3.2-1b")
-"""On chips other than the one that gets all: a plain cache, one of 8 bits, and two heads to a row of lanes."""
-
-CHIPS = {"v4": USUAL[:1], "v5e": USUAL, "v5p": USUAL[:1], "v6e": (), "tpu7x": USUAL}
+CASES = {
+    ("v6e", "tpu"): thinned(
+        ("llama-3-8b", "qwen3-32b", "gpt-oss-20b", "gemma-2-2b", "small-float32"),
+        ("llama-3-70b-tp8", "llama-3-70b-tp8-int8", "qwen3-0.6b", "llama-3.2-1b"),
+    ),
+    ("v5e", "tpu"): thinned(("llama-3-8b", "llama-3-70b-tp8-int8"), ("llama-3.2-1b",)),
+    ("tpu7x", "tpu"): thinned(("llama-3-8b", "llama-3.2-1b"), ("llama-3-70b-tp8-int8",)),
+    ("v4", "tpu"): ("llama-3-8b",),
+    ("v5p", "tpu"): ("llama-3-8b",),
+    # Not `small-float32`: half of a float32 cache of two heads of 80, padded to 128, is copied.
+    ("v6e", "xla"): thinned(
+        ("llama-3-8b", "gpt-oss-20b"),
+        ("llama-3-70b-tp8", "llama-3-70b-tp8-int8", "qwen3-0.6b", "qwen3-32b", "llama-3.2-1b", "gemma-2-2b"),
+    ),
+}
+"""On each chip a plain case; every kind of heads, of scores and of cache on one of them."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("chip", "implementation"), [*((chip, "tpu") for chip in CHIPS), ("v6e", "xla")])
+@pytest.mark.parametrize(("chip", "implementation"), CASES)
 def test_compiles_without_a_copy_of_the_cache(chip: str, implementation: str) -> None:
     module = "tests.pallas_kernels.paged_attention.tpu.compile_kernels"
     environment = {**os.environ, **ENVIRONMENT, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    command = [sys.executable, "-m", module, chip, implementation, *CHIPS[chip]]
+    command = [sys.executable, "-m", module, chip, implementation, *CASES[chip, implementation]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(results) == (len(CHIPS[chip]) or 9)
-    if implementation == "xla":
-        # Half of a float32 cache of two heads of 80, padded to 128, is copied; the kernel copies nothing.
-        results = [result for result in results if result["case"] != "small-float32"]
+    assert [result["case"] for result in results] == list(CASES[chip, implementation])
     for result in results:
         assert result["aliased"] >= result["cache"], result
         assert result["temporaries"] < 0.05 * result["cache"], result

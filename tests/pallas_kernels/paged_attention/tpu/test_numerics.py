@@ -6,14 +6,15 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from tests.pallas_kernels.paged_attention.covering import READ_BY_CHIPS, covering
+from tests.pallas_kernels.paged_attention.covering import READ_BY_CHIPS, joined
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, without_writing
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
+from tests.thinned import thinned
 
 FAST = ("decodes", "every_score", "int8_traced")
 """The cases that run with every test run; the others that run are slow tests."""
 
-OTHERS = tuple(case for case in covering(READ_BY_CHIPS) if case.name not in FAST)
+OTHERS = tuple(case for case in joined(READ_BY_CHIPS) if case.name not in FAST)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_scales_by_token_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", thinned(["bfloat16"], ["float32"]))
 def test_layers_read_what_an_earlier_one_has_written(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("read_again", ((1, 5), (1, 33), (7, 0), (3, 29)), head_size=128, window=40, dtype=dtype)
     inputs = cached_inputs(case)

@@ -10,13 +10,14 @@ from jaxllm.pallas_kernels.paged_attention.cases import Case
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
+from tests.thinned import thinned
 
 _ONE_HEAD: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1}
 _HALVES = Blocks(keys=256, chunk=256, slots=2, queries=256)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [12, 60, 400])
+@pytest.mark.parametrize("factor", thinned([12, 400], [60]))
 def test_weights_that_leave_the_range_are_mended(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores up to some 40, 200 and 1300: sums are scaled, or weights of several chunks overflow and vanish."""
     case = Case("large_scores", ((1, 300), (100, 250), (64, 0)), **_ONE_HEAD)
@@ -36,7 +37,9 @@ def test_slopes_over_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [{}, {"alibi": True, "sinks": True}, {"window": 270}, {"window": 100}], ids=str)
+@pytest.mark.parametrize(
+    "extra", thinned([{"alibi": True, "sinks": True}, {"window": 270}], [{}, {"window": 100}]), ids=str
+)
 def test_blocks_on_the_diagonal(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the start of a chunk, in the midst of one, and shorter than a block."""
     rows = ((300, 0), (280, 256), (270, 100), (20, 256))

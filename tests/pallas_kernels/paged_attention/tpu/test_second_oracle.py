@@ -9,8 +9,9 @@ from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
+from tests.thinned import thinned
 
-NAMES = ("mixed", "head_128", "soft_cap", "window")
+NAMES = thinned(("head_128", "soft_cap_window"), ("mixed", "soft_cap", "window"))
 
 
 @pytest.mark.slow
