@@ -93,7 +93,7 @@ async def conversations(llm: AsyncLLM, count: int, turns: int) -> tuple[float, f
 
 
 async def child(given: dict[str, Any]) -> dict[str, Any]:
-    """What one process measures."""
+    """Measurements of one process."""
     llm = await AsyncLLM.start(EngineConfig.from_options(given["options"]), log_level="error")
     try:
         if given["what"] == "throughput":
@@ -120,7 +120,7 @@ def _run(model: Path, size: int, routing: str, **given: Any) -> dict[str, Any]:
 
 
 def routing_microseconds(routing: str, length: int, engines: int = 4, requests: int = 2000) -> float:
-    """What choosing an engine takes for a prompt of this length."""
+    """Time to choose an engine for a prompt of this length."""
     router = Router(routing)  # type: ignore[arg-type]
     prompts = [np.random.default_rng(seed).integers(3, 1000, length).astype(np.int32) for seed in range(50)]
     start = time.perf_counter()

@@ -42,7 +42,7 @@ Function = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What this GPU reaches in the simplest use of it: the measure of everything else."""
+    """Peak rates of this GPU in the simplest use of it: the measure of everything else."""
 
     bandwidth: float
     """Bytes per second, read and written, of a copy of 2 GB."""

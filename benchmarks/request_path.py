@@ -50,7 +50,7 @@ class CallPath:
         self._queued = False
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
-        """What `sys.setprofile` calls."""
+        """Called by `sys.setprofile`."""
         name = frame.f_code.co_filename
         if self.on and event == "call" and name.startswith(FOLDERS):
             file = str(Path(name).resolve().relative_to(ROOT))

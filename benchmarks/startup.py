@@ -63,7 +63,7 @@ WORK = {
 """What JAX reports of itself, added up over threads, by the name shown."""
 
 SMALL = {"jaxllm --help": ["-m", "jaxllm.serving.cli.main", "--help"], "import jaxllm": ["-c", "import jaxllm"]}
-"""What must be quick whatever else happens."""
+"""Commands that must be quick whatever else happens."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _tokens(results: Sequence[Any]) -> int:
 
 
 def demo_backend() -> Backend:
-    """What an engine on `demo` compiles with."""
+    """The compiler that an engine on `demo` uses."""
     return make_backend("llguidance", Vocabulary(Path(find_model("demo", None, None)), 1536, (0,)))
 
 

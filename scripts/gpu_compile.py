@@ -67,7 +67,7 @@ FEW_SPILLS = {"gpu": 0, "triton": 88}
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What ptxas says of a kernel."""
+    """The report of ptxas on a kernel."""
 
     name: str
     registers: int

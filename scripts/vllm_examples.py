@@ -62,7 +62,7 @@ class Replacer(ast.NodeTransformer):
 
 
 class Result(NamedTuple):
-    """What became of one example."""
+    """The outcome of one example."""
 
     path: str
     verdict: str

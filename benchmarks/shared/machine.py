@@ -1,4 +1,4 @@
-"""What this machine's processors and memory can do at most, measured: what speed on CPU is held to."""
+"""Peak rates of this machine's processors and memory, measured: the bounds for speed on CPU."""
 
 import os
 import time

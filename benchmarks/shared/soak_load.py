@@ -1,4 +1,4 @@
-"""What a soak asks of a server: everything that clients do, well and badly, in a random order."""
+"""The load of a soak: everything that clients do, well and badly, in a random order."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ class UnexpectedAnswerError(Exception):
 
 @dataclass
 class Tally:
-    """What has become of the requests: by workload, how many ended as they should; and what went wrong how often."""
+    """Outcomes of the requests: by workload, how many ended as they should; and what went wrong how often."""
 
     done: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,7 @@ class Requests:
         _expect(seen, "no call")
 
     async def bad_input(self) -> None:
-        """What is refused."""
+        """A request that must be refused."""
         path, data = self._rng.choice(BAD)
         headers = {"Content-Type": "application/json"}
         async with self._session.post(path, data=data, headers=headers) as response:
@@ -182,7 +182,7 @@ class Requests:
 
 
 FAILURES = (UnexpectedAnswerError, aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError)
-"""What a workload raises when the server does not do as it should."""
+"""Raised by a workload when the server does not do as it should."""
 
 TEXTS = ("What is 17 + 25?", "Where does she live,", "Tell me a story of", "Give me a JSON object for", "Who is 🙂")
 SCHEMAS: tuple[dict[str, Any], ...] = (

@@ -11,7 +11,7 @@ from jaxllm.serving.server.server import run_server
 STEP_MS = "JAXLLM_STAND_IN_STEP_MS"
 """Name of the environment variable with the length of the engine's step, in milliseconds."""
 MODULE = "benchmarks.shared.stand_in_engine"
-"""What the engine process runs."""
+"""The program of the engine process."""
 
 
 def main() -> int:

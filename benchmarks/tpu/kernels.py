@@ -21,7 +21,7 @@ LAYERS = 2
 
 @dataclass(frozen=True)
 class Call:
-    """What to compile.
+    """A kernel to compile.
 
     Attributes:
         function: Takes `arguments`.

@@ -1,4 +1,4 @@
-"""What a Pallas kernel is given: the values of those operands that can be known without a device."""
+"""Operands of a Pallas kernel: the values of those that can be known without a device."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

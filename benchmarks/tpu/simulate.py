@@ -32,7 +32,7 @@ _LONGEST = 200_000_000
 
 @dataclass(frozen=True)
 class Memory:
-    """What the DMA model assumes.
+    """Assumptions of the DMA model.
 
     Attributes:
         bytes_per_cycle: Bandwidth of device memory over the clock of the core.
@@ -47,7 +47,7 @@ class Memory:
 
 @dataclass
 class Run:
-    """What happened.
+    """Counts of a simulated run.
 
     Attributes:
         visits: How often each bundle was executed.

@@ -38,11 +38,11 @@ class Worker:
         return float(self._ask({**_describe(case), "kernel": kernel, "blocks": asdict(blocks)})["microseconds"])
 
     def blocks_in_use(self, case: Case, kernel: str) -> Blocks:
-        """What the kernel takes now: tuned blocks of the chip, or its own choice."""
+        """Blocks that the kernel takes now: tuned ones of the chip, or its own choice."""
         return Blocks(**self._ask({**_describe(case), "kernel": kernel})["blocks"])
 
     def device_kind(self) -> str:
-        """What the worker's device calls itself."""
+        """The name that the worker's device reports."""
         return str(self._ask({})["device_kind"])
 
     def close(self) -> None:

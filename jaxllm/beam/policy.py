@@ -39,7 +39,7 @@ class Link:
     place: int
     """Its index among `beside`."""
     beside: Candidates
-    """What it was chosen from."""
+    """The candidates it was chosen from."""
     length: int
     """Tokens up to this one."""
 

@@ -1,4 +1,4 @@
-"""What an engine is made of, from its configuration."""
+"""Makes the parts of an engine from its configuration."""
 
 from typing import TYPE_CHECKING, Any
 

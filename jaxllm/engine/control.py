@@ -1,4 +1,4 @@
-"""What an operator or a trainer does with an engine: let it pause and sleep, and give it other weights."""
+"""Control of an engine by an operator or a trainer: pause, sleep, and replace its weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from jaxllm.executor.weights.store import WeightStore
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of requests when an engine pauses: they end, or go on to their ends first, or go on later."""
+"""Requests of an engine that pauses are aborted, finish first, or resume later."""
 TAGS = ("weights", "kv_cache", "scheduling")
-"""What wakes up, under vLLM's names."""
+"""Parts of an engine that wake up, under vLLM's names."""
 
 
 class EngineControl(AdapterControl):
@@ -251,7 +251,7 @@ class EngineControl(AdapterControl):
         return store.version
 
     def _use_new_weights(self) -> None:
-        """What depends on the weights is made of the new ones: factors of adapters with magnitudes."""
+        """Recompute from the new weights whatever depends on them: factors of adapters with magnitudes."""
         self._engine.runner.calls.forget_weights()
         shape = self._resolved.adapters
         if self._engine.adapters is not None and shape is not None and shape.has_vectors:
@@ -290,7 +290,7 @@ class EngineControl(AdapterControl):
     # State
 
     def stats(self) -> dict[str, Any]:
-        """What `StepStats` says of it."""
+        """Its fields of `StepStats`."""
         return {
             "sleep_level": self._level,
             "is_paused": self.is_paused() or self._is_updating or self._asleep == {"scheduling"},

@@ -250,7 +250,7 @@ class Engine(StepLoop[Dispatched]):
             self._under_way.clear()
 
     def stats(self) -> StepStats:
-        """What the last step did, and how things stand now."""
+        """Counts of the last step, and the current load."""
         scheduler, pages = self.scheduler, self.pages
         return replace(
             self._step,

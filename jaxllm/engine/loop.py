@@ -1,4 +1,4 @@
-"""What every engine does: it keeps the device busy with steps, and says how that goes."""
+"""The loop of every engine: it keeps the device busy with steps, and reports statistics."""
 
 import time
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Step = TypeVar("Step")
 
 
 class StepRunner(Protocol):
-    """What an engine's steps run on. A protocol, since the runners of generation and of pooling share nothing else."""
+    """Runs an engine's steps. A protocol, since the runners of generation and of pooling share nothing else."""
 
     def close(self) -> None:
         """Free the device memory."""
@@ -43,7 +43,7 @@ class StepLoop(ABC, Generic[Step]):
         self._step, self._step_seconds = StepStats(), 0.0
         self._last_end = 0.0
         self.on_close: list[Callable[[], None]] = []
-        """What is to be done once the device memory is free."""
+        """Called once the device memory is free."""
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch. Returns one output for each request that has something new."""

@@ -1,4 +1,4 @@
-"""What an engine says of its load after a step."""
+"""The load of an engine after a step."""
 
 from collections.abc import Collection
 from functools import reduce

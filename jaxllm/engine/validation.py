@@ -33,7 +33,7 @@ def check_adapter(lora: LoRARequest | None, max_loras: int) -> None:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What a request may ask of this engine."""
+    """Limits on the requests of an engine."""
 
     vocab_size: int
     max_model_len: int
@@ -48,7 +48,7 @@ class RequestLimits:
 
     @property
     def structured_outputs_backend(self) -> str:
-        """What follows grammars."""
+        """The backend that enforces grammars."""
         return self.engine.structured_outputs_backend if self.engine is not None else DEFAULT_BACKEND
 
     def check(self, request: Request) -> None:

@@ -77,7 +77,7 @@ def _memory_share(share: float) -> Iterator[None]:
 
 
 def growth_hint() -> str:
-    """What to add to an error where JAX's pool on a GPU grows: a large array may fit into none of its pieces."""
+    """Advice for errors where JAX's pool on a GPU grows: a large array may fit into none of its pieces."""
     grows = os.environ.get(PREALLOCATE, "").lower() in ("false", "0")
     return f"; with {PREALLOCATE}=false, JAX allocates memory piece by piece: unset it" if grows else ""
 
@@ -132,5 +132,5 @@ def _explain_memory(wanted: float, device: jax.Device, *, was_started: bool) -> 
 
 
 def _first_line(error: Exception) -> str:
-    """What JAX says, without its own advice."""
+    """JAX's message without its own advice."""
     return str(error).strip().splitlines()[0].partition(" (set JAX_PLATFORMS")[0]

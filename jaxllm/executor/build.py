@@ -183,7 +183,7 @@ def _calls(executables: Executables, parameters: tuple[jax.Array, ...], group: "
 
 
 def _shared_identity(resolved: ResolvedConfig, programs: ProgramSet[DeviceState], pages: int) -> dict[str, Any]:
-    """What must be the same in all processes of an engine. Their processors may differ."""
+    """Options that must agree in all processes of an engine. Their processors may differ."""
     model = resolved.config.model
     found = engine_identity(resolved, programs, pages) | {"seed": model.seed, "load_format": model.load_format}
     return {name: value for name, value in found.items() if name not in (CPU_FEATURES, MEASURED_BLOCKS)}

@@ -1,4 +1,4 @@
-"""What engines of one stage and of several build alike: parts of a start, from memory to what is made."""
+"""Parts of a start that engines of one stage and of several share, from memory to the runner."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -128,7 +128,7 @@ class ProgramRecord:
         return map_over_data_shards(program) if self.is_per_shard else program
 
     def arguments(self, holder: Holder) -> tuple[Any, ...]:
-        """What it reads and updates, from where it is."""
+        """The arrays it reads and updates, taken from their holder."""
         return self._arguments(holder)
 
     def take_results(self, holder: Any, outputs: Any) -> Any:

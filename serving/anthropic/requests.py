@@ -181,7 +181,7 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     max_tokens: AtLeastOne
     """Most tokens to generate, of thinking too."""
     system: _System | None = None
-    """What is said before."""
+    """The messages so far."""
     stop_sequences: list[Text] | None = None
     """Strings that end the text; they are not part of it."""
     tools: _Tools | None = None
@@ -241,7 +241,7 @@ class CountTokensRequest(Body, kw_only=True):
     messages: _Messages
     """The conversation so far."""
     system: _System | None = None
-    """What is said before."""
+    """The messages so far."""
     tools: _Tools | None = None
     """Tools that the model may call."""
     tool_choice: MessagesToolChoice | None = None

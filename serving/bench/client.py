@@ -46,7 +46,7 @@ class LoadResult:
 
 
 def backend_of(path: str) -> str:
-    """What is spoken at an endpoint, as its path says."""
+    """The protocol of an endpoint, known from its path."""
     if path.endswith("/chat/completions"):
         return "openai-chat"
     return "openai-embeddings" if path.endswith("/embeddings") else "openai"

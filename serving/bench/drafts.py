@@ -38,7 +38,7 @@ def read_draft_counters(base_url: str, headers: Mapping[str, str], tls: ssl.SSLC
 
 
 def draft_figures(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
-    """What happened in between; empty where nothing was drafted."""
+    """The difference of two states; empty where nothing was drafted."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
     drafts, tokens = grown.get("num_drafts", 0.0), grown.get("num_draft_tokens", 0.0)
     accepted = grown.get("num_accepted_tokens", 0.0)

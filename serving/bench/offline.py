@@ -17,7 +17,7 @@ from jaxllm.serving.llm.llm import LLM
 
 
 def batch(llm: LLM, options: LatencyOptions, seed: int) -> Callable[[], None]:
-    """What runs one batch of random prompts. Raises `ConfigError` where they are too long for the model."""
+    """A function that runs one batch of random prompts. Raises `ConfigError` where they are too long for the model."""
     info = llm.llm_engine.engine.info
     check_length(info.max_model_len, options.input_len, options.output_len)
     rng = np.random.default_rng(seed)

@@ -18,7 +18,7 @@ METRICS = {
     "client_queue_time": ("Client Queue Time", "Client-side Queueing"),
     "e2el_including_client_queue": ("E2EL incl. Client Queue", "Queue-inclusive End-to-end Latency"),
 }
-"""What can be summarised: its short name and its heading. In milliseconds in results, in seconds in answers."""
+"""Headings of measures that can be summarised, by short name. Milliseconds in results, seconds in answers."""
 OF_STREAMS = ("ttft", "tpot", "itl", "e2el")
 OF_EMBEDDINGS = ("e2el",)
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")

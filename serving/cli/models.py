@@ -72,7 +72,7 @@ def _known(architecture: str, family: "Family") -> Known:
 
 
 def _quantised() -> list[str]:
-    """What can be said of all of them."""
+    """Quantization methods and formats, which work with all of them."""
     from jaxllm.models.quantization.online import METHODS
     from jaxllm.models.quantization.registry import FORMATS
 

@@ -1,4 +1,4 @@
-"""What pods are surrounded by: an address, an account, who may talk to them, how they are watched and scaled."""
+"""The surroundings of pods: a Service, an account, network policies, monitoring and autoscaling."""
 
 from jaxllm.serving.deploy.container import Object
 from jaxllm.serving.deploy.installation import PORT, Installation

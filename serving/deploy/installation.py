@@ -1,4 +1,4 @@
-"""What is to be brought up: everything that manifests differ by, and names that they share."""
+"""An installation: everything that manifests differ by, and names that they share."""
 
 import re
 from dataclasses import dataclass

@@ -49,7 +49,7 @@ def object_patch(old: Object, new: Object) -> Object | None:
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Object:
-    """What to merge into `old`: removed keys are null."""
+    """A patch to merge into `old`: removed keys are null."""
     found: Object = dict.fromkeys(old.keys() - new.keys())
     for key, value in new.items():
         before = old.get(key)

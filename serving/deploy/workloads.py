@@ -1,4 +1,4 @@
-"""What runs the pods: a Deployment on single hosts, a LeaderWorkerSet where several hosts are one engine; and Jobs."""
+"""Workloads of the pods: Deployments on single hosts, LeaderWorkerSets where several hosts are one engine, and Jobs."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def scaled_object(installation: Installation) -> Object:
 
 
 def serving_labels(installation: Installation) -> dict[str, str]:
-    """What the pods that answer are found by: of several hosts the first."""
+    """Labels of the pods that answer: of several hosts the first."""
     first = {"leaderworkerset.sigs.k8s.io/worker-index": "0"} if installation.hardware.hosts > 1 else {}
     return {**installation.labels, **first}
 

@@ -34,7 +34,7 @@ class ServedAdapters:
         return None if served is None else served.request
 
     def get(self, name: str) -> ServedAdapter | None:
-        """What is known of an adapter."""
+        """The adapter of this name, None if there is none."""
         return self._adapters.get(name)
 
     @property

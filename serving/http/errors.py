@@ -38,7 +38,7 @@ CLIENT_GONE = 499
 """The status that nginx logs for a client that left before the answer; nobody receives it."""
 _LATER = (429, 503)
 _EXTRA_ARGS = "vllm_xargs"
-"""What the interfaces call `extra_args`, as vLLM does."""
+"""The name of `extra_args` in the interfaces, as in vLLM."""
 
 DOCUMENTED = {
     400: "The request is wrong; param names the field.",

@@ -1,4 +1,4 @@
-"""What a response and its requests in the engine are called, and which model and engine shall answer."""
+"""Names of a response and of its requests in the engine, and which model and engine shall answer."""
 
 import re
 import time
@@ -48,7 +48,7 @@ def identify(request: Request, server: ServerState, body: Named, prefix: str, nu
 
 
 def client_visible_ids(engine_id: str) -> tuple[str, ...]:
-    """What clients may call a request of the engine: the `id` of its answer, and that without its prefix."""
+    """Names by which clients may refer to a request: the `id` of its answer, and that without its prefix."""
     name = re.sub(r"-[0-9a-f]{8}(-\d+)?$", "", engine_id)
     return name, name.partition("-")[2]
 

@@ -41,7 +41,7 @@ class EventWriter(Protocol):
         """Events for news of one prompt."""
 
     def end(self) -> bytes:
-        """What comes when all is generated."""
+        """Sent when all is generated."""
 
 
 class EventStream(Response):

@@ -233,7 +233,7 @@ class LLMEngine(TextEngine[TextRequest]):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What a function of the worker returns, see `LLM.collective_rpc`; here it has no extension."""
+        """Call a function of the worker, see `LLM.collective_rpc`; here it has no extension."""
         del timeout
         return [call(worker_of(self.engine, None), method, args, kwargs or {})]
 

@@ -66,7 +66,7 @@ def check_new_config(overrides: Mapping[str, Any]) -> None:
 
 
 def call(worker: Worker, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a method of this name, or a function of the worker, returns. Raises `RequestError` for an unknown name."""
+    """Call a method of this name, or a function of the worker. Raises `RequestError` for an unknown name."""
     if callable(method):
         return method(worker, *args, **kwargs)
     found = getattr(worker, method, None)

@@ -40,7 +40,7 @@ class PooledText:
     children: list[PoolingRequest]
     arrival_time: float = 0.0
     reservation: Reservation | None = None
-    """What its owner's quota holds for it."""
+    """Its share of the owner's quota."""
 
 
 class PoolingInputs:

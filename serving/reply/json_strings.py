@@ -32,7 +32,7 @@ class JsonStrings:
         self._source = source
         self._make = make
         self.held = list[str]()
-        """What was read, where no parts are made of it."""
+        """The text that was read, where no parts are made of it."""
         self._stops = stops
         self._all_stops = (*stops, *outside)
         self._firsts = frozenset(stop[0] for stop in self._all_stops)

@@ -152,7 +152,7 @@ class _JsonText(JsonStrings):
 
     @property
     def _first(self) -> _Next:
-        """What an item of this level begins with."""
+        """How an item of this level begins."""
         return _Next.VALUE if self._levels and self._levels[-1] == "[" else _Next.KEY
 
     def _open(self, bracket: str) -> None:

@@ -94,7 +94,7 @@ class Fold:
 
     @property
     def reply(self) -> Reply:
-        """What the parts so far make."""
+        """The reply that the parts so far make."""
         return Reply(
             content="".join(self._content) if self._content else None,
             reasoning="".join(self._reasoning) if self._reasoning else None,

@@ -33,7 +33,7 @@ _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
 
 
 class Measured(msgspec.Struct):
-    """What was measured of an engine's requests so far: by name, counts, and of histograms the counts and the sum."""
+    """Measurements of an engine's requests so far: by name, counts, and of histograms the counts and the sum."""
 
     counters: dict[str, int]
     finished: dict[str, int]
@@ -44,7 +44,7 @@ class Measured(msgspec.Struct):
 
 
 class EngineState(msgspec.Struct):
-    """What an engine has told: its state after the last step, and what was counted of its steps."""
+    """Reports of an engine: its state after the last step, and counts of its steps."""
 
     stats: StepStats
     measured: Measured
@@ -70,12 +70,12 @@ class EngineMetrics:
         self.histograms = new_histograms(info.max_model_len)
         self.steps = StepTimes()
         self.stage_seconds: list[float] = []
-        """What each of several stages has worked."""
+        """Seconds that each of several stages has worked."""
         self.accepted_by_place: list[int] = []
         """Accepted drafts by their place after a known token."""
 
     def measured(self) -> Measured:
-        """What was measured of requests so far, for `add` in another process."""
+        """Measurements of requests so far, for `add` in another process."""
         return Measured(
             {name: count for name, count in self.counters.items() if name not in OF_ENGINE},
             dict(self.finished),
@@ -83,7 +83,7 @@ class EngineMetrics:
         )
 
     def state(self) -> EngineState:
-        """What the engine has told, for another process."""
+        """The engine's reports, for another process."""
         return EngineState(
             self.stats,
             Measured(

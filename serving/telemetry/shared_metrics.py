@@ -48,7 +48,7 @@ class SharedMetrics:
             self._last = data
 
     def own(self) -> Published | None:
-        """What was said last in this place, perhaps by a process that is gone."""
+        """The last values published in this slot, perhaps by a process that is gone."""
         return self._decode(self._index, Published)
 
     def others(self) -> list[Published]:

@@ -66,7 +66,7 @@ class IncrementalDecoder:
         return piece
 
     def flush(self) -> str:
-        """What is still held back when the sequence ends: incomplete bytes, shown as U+FFFD."""
+        """Text still held back when the sequence ends: incomplete bytes, shown as U+FFFD."""
         held = self._held()
         self._held_from = len(self.token_ids)
         return self._tokenizer.decode(held, skip_special_tokens=self._skip) if held else ""

@@ -58,7 +58,7 @@ class TextRequest:
     """Special tokens that stay in the text although others are skipped."""
     progress: RequestProgress = field(default_factory=RequestProgress)
     reservation: "Reservation | None" = None
-    """What its owner's quota holds for it."""
+    """Its share of the owner's quota."""
 
 
 MOST_CHARACTERS_PER_TOKEN = 16

@@ -87,6 +87,6 @@ class StopStrings:
         return text[:keep]
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
+        """Text that was held back and did not become a stop string."""
         held, self._held, self._state = self._held, "", 0
         return held

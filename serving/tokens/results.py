@@ -73,7 +73,7 @@ def _alternatives(token: GivenTokenLogprob) -> list[tuple[int, float]]:
 
 
 def result_of(tokenizer: Tokenizer, request: TextRequest, given: GivenTokens) -> RequestOutput:
-    """What the request would have brought, with text; for threads."""
+    """The result of the request, with text; for threads."""
     state = RequestState(request)
     details = None if given.usage is None else given.usage.prompt_tokens_details
     state.num_cached_tokens = 0 if details is None else details.cached_tokens or 0

@@ -1,1 +1,1 @@
-"""What some requests need of a step beyond one sampled token after another: grammars, beams, log-probabilities."""
+"""Features of a step beyond sampling one token after another: grammars, beams, log-probabilities."""

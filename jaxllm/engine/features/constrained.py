@@ -1,4 +1,4 @@
-"""What the engine does for requests whose tokens are limited, or chosen from logits that processors have changed."""
+"""Constrained decoding: requests whose tokens are limited, or chosen from logits that processors have changed."""
 
 from dataclasses import dataclass, field
 from itertools import chain
@@ -35,7 +35,7 @@ class Refuse(Protocol):
 
 @dataclass
 class Tail:
-    """What follows a sampled token without a choice."""
+    """Tokens that must follow a sampled one."""
 
     token_ids: list[int] = field(default_factory=list)
     complete: bool = False
@@ -43,7 +43,7 @@ class Tail:
     problem: str | None = None
     """Why the request cannot go on."""
     parameter: str = "structured_outputs"
-    """What is at fault then."""
+    """The parameter that is at fault then."""
 
 
 class ConstrainedDecoding(StepFeature):

@@ -25,7 +25,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.requests: dict[Request, None] = {}
-        """What was recorded since the last `take`, in order."""
+        """Requests recorded since the last `take`, in order."""
 
     def guard(self, request: Request) -> "Guard":
         """A context in which an exception is this request's fault, and is not raised."""
@@ -46,7 +46,7 @@ class Faults:
         return found
 
     def map_requests(self, requests: Sequence[Request], work: Callable[[Request], Result]) -> list[Result | None]:
-        """What `work` returns for each request; None where it failed, which is recorded."""
+        """Apply `work` to each request; None where it failed, which is recorded."""
         results: list[Result | None] = [None] * len(requests)
         for index, request in enumerate(requests):
             with self.guard(request):

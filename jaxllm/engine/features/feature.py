@@ -1,4 +1,4 @@
-"""What an engine tells the features that take part in its steps."""
+"""The hooks by which features take part in an engine's steps."""
 
 from typing import ClassVar
 

@@ -113,7 +113,7 @@ class Features:
             feature.close()
 
     def _call(self, feature: StepFeature, concerned: StepPlan | Iterable[Request], hook: Any, *arguments: Any) -> Any:
-        """What a hook returns; None where it failed, which is then the fault of the requests `concerned`."""
+        """Call a hook; None where it failed, which then ends the requests `concerned`."""
         try:
             return hook(*arguments)
         except BaseException as error:

@@ -161,7 +161,7 @@ def noticing_hits() -> Iterator[list[str]]:
 
 
 def _surroundings() -> dict[str, Any]:
-    """What an engine's identity leaves to the operator of a bundle: settings of JAX and of compilers."""
+    """Settings of JAX and of compilers, which an engine's identity leaves to the operator of a bundle."""
     settings = {
         name: str(value) for name, value in jax.config.values.items() if not any(part in name for part in _NOT_IN_CODE)
     }

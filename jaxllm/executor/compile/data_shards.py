@@ -32,7 +32,7 @@ def _shardings(arguments: Any) -> Any:
 
 
 def _data_spec(sharding: NamedSharding) -> PartitionSpec:
-    """What of a sharding is over the data axis."""
+    """The part of a sharding over the data axis."""
     return PartitionSpec(
         *(DATA if DATA in (axes if isinstance(axes, tuple) else (axes,)) else None for axes in sharding.spec)
     )

@@ -109,7 +109,7 @@ for Llama-3.1-70B over 8 devices (decision 031)."""
 
 
 def compiler_options(programs: ProgramSet[Any], options: CompileOptions) -> dict[str, Any]:
-    """What differs from XLA's defaults, which are its highest level."""
+    """Options that differ from XLA's defaults, which are its highest level."""
     platform = platform_of(programs.mesh)
     if platform == "gpu":
         return dict(_ON_GPU)

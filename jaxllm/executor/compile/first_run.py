@@ -17,7 +17,7 @@ from jaxllm.executor.compile.executables import Executables
 T = TypeVar("T")
 
 LONGEST_SECONDS = 300.0
-"""What takes longer hangs: the largest steps take seconds, and so does connecting the devices of a mesh."""
+"""A step that takes longer hangs: the largest steps take seconds, and so does connecting the devices of a mesh."""
 _WITHOUT_ATTENTION = "--attention-backend xla avoids jaxllm's own attention kernels"
 """The hint where it may be any kernel."""
 

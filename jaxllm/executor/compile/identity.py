@@ -1,4 +1,4 @@
-"""What an engine's executables depend on, as plain data: two engines with the same may use the same executables."""
+"""The identity of an engine's executables, as plain data: engines with the same identity may share them."""
 
 import dataclasses
 import hashlib

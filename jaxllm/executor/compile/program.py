@@ -42,7 +42,7 @@ class Program:
 
     @property
     def platform(self) -> str:
-        """What it is compiled for."""
+        """The platform it is compiled for."""
         return platform_of(self.mesh)
 
     def lower(self) -> jax.stages.Lowered:
@@ -95,7 +95,7 @@ class ProgramSet(Generic[State]):
     buckets: Buckets
     """The shapes of the engine's steps."""
     shape: Any
-    """What all steps have in common, a dataclass."""
+    """The shape that all steps share, a dataclass."""
     parameters: Shapes
     state: State
     """Shapes of what else stays on the device; None where nothing does."""

@@ -1,4 +1,4 @@
-"""What each operation declares of its kernels: see `jaxllm.executor.kernels.select`."""
+"""The declaration of an operation's kernels: see `jaxllm.executor.kernels.select`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_type import KVCacheType
 
 Shape = TypeVar("Shape")
-"""What the choice of an operation's kernel depends on, apart from the device."""
+"""Properties of the model that decide which kernel an operation gets, apart from the device."""
 
 
 @dataclass(frozen=True)

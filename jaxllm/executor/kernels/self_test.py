@@ -41,20 +41,20 @@ class SelfTest(Generic[Case]):
 
     operation: Operation
     title: str
-    """What messages call the operation."""
+    """The operation's name in messages."""
     kernels: tuple[str, ...]
     """The implementations that are tested."""
     cases: Callable[[ResolvedConfig], Sequence[Case]]
-    """What is computed. Their `repr` is part of the key of a cached pass. None if the model has nothing that the kernel
-    takes: then 'xla' serves, without a warning."""
+    """The cases to compute. Their `repr` is part of the key of a cached pass. None if the model has nothing that the
+    kernel takes: then 'xla' serves, without a warning."""
     find_problem: Callable[[Case, ResolvedConfig, Callable[..., Any]], str | None]
-    """What is wrong with one case, in a few words; exceptions of the kernel count as problems."""
+    """The problem of one case in a few words, None if there is none; exceptions of the kernel count as problems."""
     run: Callable[..., Any]
-    """What computes a case: the third argument of `find_problem`."""
+    """Computes a case: the third argument of `find_problem`."""
     alternatives: Callable[[ResolvedConfig], Iterator[ResolvedConfig]] = lambda resolved: iter(())
-    """What else may serve where a kernel is wrong, to be tested before 'xla' is taken."""
+    """Configurations to test where a kernel is wrong, before falling back to 'xla'."""
     advice: str = ""
-    """What a warning adds."""
+    """Appended to the warning."""
 
 
 def verify_kernel(test: SelfTest[Case], resolved: ResolvedConfig) -> ResolvedConfig:
@@ -87,7 +87,7 @@ def verify_kernel(test: SelfTest[Case], resolved: ResolvedConfig) -> ResolvedCon
 
 
 def _cached_problem(test: SelfTest[Case], resolved: ResolvedConfig) -> str | None:
-    """What the test finds wrong; None where an earlier start with the same key found nothing.
+    """The problem that the test finds; None where an earlier start with the same key found nothing.
 
     It is traced with the engine's precision of products.
     """
@@ -116,7 +116,7 @@ def _cached_problem(test: SelfTest[Case], resolved: ResolvedConfig) -> str | Non
 
 
 def _problem(test: SelfTest[Case], case: Case, resolved: ResolvedConfig) -> str | None:
-    """What is wrong with one case, an exception in one line."""
+    """The problem of one case; an exception counts, in one line."""
     try:
         return test.find_problem(case, resolved, test.run)
     except Exception as error:  # noqa: BLE001  Whatever compilers and drivers raise: the engine can do without.

@@ -1,1 +1,1 @@
-"""What fits into the devices' memory."""
+"""Plans the devices' memory."""

@@ -1,4 +1,4 @@
-"""What a configuration's arrays and KV pages take of its devices' memory."""
+"""Device memory that a configuration's arrays and KV pages take."""
 
 import logging
 import math

@@ -207,7 +207,7 @@ def steady(size: int, platform: str) -> int:
 
 
 def usable_bytes(limit: int, platform: str, utilization: float) -> int:
-    """What an engine may take of an accelerator that reports `limit` bytes.
+    """Bytes that an engine may take of an accelerator that reports `limit` bytes.
 
     On a GPU `limit` is the share that JAX was given at start (`jaxllm.executor.backend`), and not taken again.
     """

@@ -25,7 +25,7 @@ from jaxllm.executor.weights.load import LoadWeights, open_engine_weights
 def build_stages(
     resolved: ResolvedConfig, progress: Progress, wait_for_kernels: Callable[[], None], cache: Path | None
 ) -> Built:
-    """What `build_runner` needs of an engine in stages. Raises like that."""
+    """The parts that `build_runner` needs of an engine in stages. Raises as that does."""
     bundle, load_weights = None, open_engine_weights(resolved)
     loaded: list[Parameters] = []
     if resolved.config.compile.executables is not None:

@@ -30,7 +30,7 @@ class StageClock:
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """What each stage has worked so far."""
+        """Seconds that each stage has worked so far."""
         return tuple(self._seconds)
 
     def watch(self, step: Sequence[Any], begun: float) -> None:

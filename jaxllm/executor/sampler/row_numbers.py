@@ -23,7 +23,7 @@ class RowNumber:
     neutral: float
     """The value that changes nothing; that of padding."""
     value: Callable[[SamplingParams], float]
-    """What a request asks for, in the range of float32."""
+    """The request's number, in the range of float32."""
     greedy_uses_it: bool = True
     """Whether it can change what a greedy request gets; if not, such requests have the neutral value."""
 

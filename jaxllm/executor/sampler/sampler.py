@@ -90,7 +90,7 @@ def sample(
 
 
 def _choice(rows: SamplingRows) -> Choice:
-    """What rows ask for; those that do not count ask for nothing that takes time."""
+    """The rows' parameters; rows that do not count ask for nothing that takes time."""
     temperature = jnp.where(rows.valid, rows.temperature, 0.0)
     return Choice(temperature, rows.top_k, rows.top_p, rows.min_p, uniforms(rows.seed, rows.step))
 

@@ -76,7 +76,7 @@ class OneOf:
     drop_others: bool = False
 
     def kind_of(self, value: Mapping[str, Any]) -> type[Body] | None:
-        """What the object is; None: none of them."""
+        """The kind of the object; None if it is none of them."""
         name = value.get("type")
         if name is None:
             name = self.default(value)

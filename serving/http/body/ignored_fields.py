@@ -147,7 +147,7 @@ class IgnoredFields:
 
 
 def ignored_by(scope: Scope, policy: FieldPolicy) -> IgnoredFields:
-    """What becomes known to be ignored of a request; `http.operation` names it in the response."""
+    """Collects the ignored fields of a request; `http.operation` names them in the response."""
     ignored: IgnoredFields = scope.setdefault(IGNORED, IgnoredFields(policy))
     return ignored
 

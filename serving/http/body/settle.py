@@ -31,7 +31,7 @@ class Inside:
     items: "Inside | None" = None
 
     def kind_of(self, value: Mapping[str, Any]) -> type[Body] | None:
-        """What an object is; None: it is not known."""
+        """The kind of an object; None if it is unknown."""
         return self.body if self.one_of is None else self.one_of.kind_of(value)
 
     def drops(self, item: Any) -> bool:

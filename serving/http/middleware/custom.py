@@ -1,4 +1,4 @@
-"""What the operator brings, named by its place in a module."""
+"""The operator's own middleware, named by its place in a module."""
 
 import importlib
 import inspect
@@ -40,7 +40,7 @@ def load_router(path: str) -> "APIRouter":
 
 
 def _load(option: str, path: str) -> Any:
-    """What `path` names, the value of an option. Raises `ConfigError`."""
+    """The object that `path` names, the value of an option. Raises `ConfigError`."""
     module, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     try:
         return reduce(getattr, attribute.split("."), importlib.import_module(module))

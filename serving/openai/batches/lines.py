@@ -41,7 +41,7 @@ class BatchAnswer(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What must be known of a body before it is sent."""
+    """Fields of a body that must be known before it is sent."""
 
     stream: bool | None = None
 

@@ -1,4 +1,4 @@
-"""What a chat request means for its prompt, its sampling and the reading of its answers: its tools, and reasoning."""
+"""The plan of a chat request: its prompt, its sampling, and how answers are read for tools and reasoning."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -12,7 +12,7 @@ Texts = str | Annotated[list[str], at_most(MOST_DOCUMENTS, minItems=1)]
 
 
 class ScoredRequest(PooledRequest, kw_only=True):
-    """What requests for scores share."""
+    """Fields that requests for scores share."""
 
     use_activation: bool | None = None
     """Turn scores into probabilities; default true. Only of a model that reads both texts together."""

@@ -36,7 +36,7 @@ FIELDS = {
     "tool_choice.allowed_tools": "tool_choice",
     "continue_final_message": "input",
 }
-"""What the fields of a chat request are called here."""
+"""Names here of a chat request's fields."""
 
 _UNFINISHED = ("in_progress", "incomplete")
 _PARTS = {

@@ -64,7 +64,7 @@ class ReasoningFormat(Protocol):
 
     @property
     def start(self) -> str:
-        """What the prompt of a model that may reason ends with, so that it does; empty: it always does."""
+        """The end of a prompt that makes a model reason; empty if it always does."""
 
     def begins_inside(self, prompt: str) -> bool | None:
         """Whether the model goes on inside reasoning after this prompt; None: it may begin with it."""

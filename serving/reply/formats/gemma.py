@@ -21,7 +21,7 @@ _DEEPEST = 64
 
 
 class _NoValueError(Exception):
-    """What was read is no value."""
+    """The text that was read is no value."""
 
 
 class _EndOfTextError(_NoValueError):

@@ -22,9 +22,9 @@ class JsonTags:
     separator: str = ", "
     closing: str = ""
     before: str = ""
-    """What is written before each call that is forced."""
+    """Written before each call that is forced."""
     after: str = ""
-    """What is written after it."""
+    """Written after it."""
     keys: CallKeys = CALL_KEYS
     tokens: tuple[str, ...] = ()
     """Markers, where they are other than the tags."""

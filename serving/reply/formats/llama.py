@@ -15,7 +15,7 @@ _LEAD = (*_BEGINS[1:], *(f"{_FENCE}{language}" for language in ("json", "python"
 """The text that may precede the first of several calls."""
 _BETWEEN = (",", ";", "]", "}", _MARK)
 _OUTSIDE = ("; {", ";{", *(f'{{{space}"name"' for space in ("", " ", "\n", "\n  ", "\n    ")), _FENCE, _MARK)
-"""What ends a call that is not closed; a brace that ends one stands where no value may begin."""
+"""Ends a call that is not closed; a brace that ends one stands where no value may begin."""
 
 
 class Llama3Json:

@@ -24,7 +24,7 @@ class Pythonic:
     leading: bool = True
     """Whether a reply may begin with calls of any function, without the mark; of those that are known it may always."""
     bracket: str = "["
-    """What is before the first call; empty: calls have lines of their own."""
+    """Text before the first call; empty if calls have lines of their own."""
     forces_reasoning: bool = False
     new_id = staticmethod(new_call_id)
 

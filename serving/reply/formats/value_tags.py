@@ -42,12 +42,12 @@ class ValueTags:
     separator: str = "\n"
     closing: str = ""
     before: str = ""
-    """What is written before `head`."""
+    """Written before `head`."""
     after: str = ""
-    """What is written after `tail`."""
+    """Written after `tail`."""
     space: str = "\n"
     padding: str = ""
-    """What is written around a value, and is none of it."""
+    """Written around a value, and no part of it."""
     attributes: bool = False
     """Whether names are values of attributes, in quotes."""
     typed: tuple[str, str] | None = None
@@ -144,7 +144,7 @@ class ValueTags:
 
     @property
     def _no_text(self) -> tuple[str, ...]:
-        """What would end a value otherwise than its own end."""
+        """Texts that end a value other than its own end."""
         return tuple(dict.fromkeys(end for end in self.value_ends if end != self.behind_value))
 
     @cached_property

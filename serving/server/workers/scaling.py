@@ -24,7 +24,7 @@ class WorkerScaling:
         self._waiting: dict[Worker, asyncio.Future[Resized]] = {}
 
     def take(self, worker: Worker, message: FromWorker) -> None:
-        """What a process says of this: it was asked to scale, or has done its part."""
+        """A process's message: it was asked to scale, or has done its part."""
         match message:
             case Scale(size, seconds):
                 self._task = asyncio.create_task(self._answer(worker, size, seconds))

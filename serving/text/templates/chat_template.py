@@ -32,7 +32,7 @@ class ChatTemplate:
 
     @cached_property
     def source(self) -> TemplateFacts:
-        """What the source says."""
+        """Facts from the source."""
         # Jinja is imported when it is needed, as in `rendering.apply`.
         from jaxllm.serving.text.templates.source import read_source
 
@@ -40,7 +40,7 @@ class ChatTemplate:
 
     @cached_property
     def trials(self) -> TemplateTrials:
-        """What trial renderings say."""
+        """Facts from trial renderings."""
         return TemplateTrials(self.render, self.source)
 
     def render(

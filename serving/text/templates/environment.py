@@ -114,7 +114,7 @@ def _tick(context: BudgetContext, units: int) -> bool:
 
 @pass_context
 def _written(context: BudgetContext, value: Any) -> Any:
-    """What stands in the output."""
+    """Charge a value that is written to the output."""
     if isinstance(value, str):
         context.budget.spend(len(value))
     else:

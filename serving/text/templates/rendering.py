@@ -19,7 +19,7 @@ OWN: Final = frozenset(
         "tokenize",
     )
 )
-"""What a conversation says itself, so that no further variable may have the name."""
+"""Variables that a conversation sets itself, so that no further one may have the name."""
 _ITEM: Final = 8
 
 

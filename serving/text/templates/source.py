@@ -1,4 +1,4 @@
-"""What the source of a chat template says about it: which values it compares with, which fields it reads."""
+"""Reads the source of a chat template: which values it compares with, which fields it reads."""
 
 from collections.abc import Iterator
 

@@ -92,7 +92,7 @@ class TemplateTrials:
         return self._taken[key]
 
     def joiner(self, role: str) -> str:
-        """What the template writes between two parts of a content."""
+        """Text that the template writes between two parts of a content."""
         for place in _places(role, calls=False):
             prompt = self._try(place(Form.PARTS, self._base))
             if prompt is not None and _shows(prompt):

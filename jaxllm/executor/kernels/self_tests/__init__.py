@@ -1,1 +1,1 @@
-"""What the self-test of each operation computes, and how far its kernel may be off."""
+"""Cases and tolerances of each operation's self-test."""

@@ -49,7 +49,7 @@ def _multiply(inputs: QuantizedInputs, backend: str, dtype: str) -> jax.Array:
 
 
 def _find_problem(case: QuantizedCase, resolved: ResolvedConfig, run: Callable[..., jax.Array]) -> str | None:
-    """What is wrong compared with NumPy."""
+    """The difference from NumPy in words, None if it is small."""
     inputs, dtype = make_inputs(case), resolved.dtype
     inputs = replace(inputs, x=inputs.x.astype(jnp.dtype(dtype)).astype(np.float32))
     found = np.asarray(run(inputs, resolved.backend("linear"), dtype), np.float64)

@@ -83,7 +83,7 @@ def _find_problem(case: Case | WeightType, resolved: ResolvedConfig, run: Callab
 
 
 def _quantized_problem(kind: WeightType, backend: str, dtype: str, run: Callable[..., jax.Array]) -> str | None:
-    """What is wrong compared with NumPy, where weights are quantised."""
+    """The difference from NumPy in words, None if it is small; for quantised weights."""
     rng, groups, (out_size, in_size) = np.random.default_rng(0), len(_SIZES), _shape(kind)
     matrix = random_matrix((groups * out_size, in_size), kind, rng)
     layout = choose_quantized_layout((out_size, in_size), kind, groups=groups, backend=backend)

@@ -29,7 +29,7 @@ def _run(logits: jax.Array, choice: Choice, implementation: str) -> jax.Array:
 
 
 def _find_problem(case: SamplingCase, resolved: ResolvedConfig, run: Callable[..., jax.Array]) -> str | None:
-    """What is wrong compared with XLA on the CPU."""
+    """The difference from XLA on the CPU in words, None if there is none."""
     inputs = make_inputs(case.vocab_size)
     found = np.asarray(run(*inputs, resolved.backend("sampling")))
     cpu = jax.local_devices(backend="cpu")[0]

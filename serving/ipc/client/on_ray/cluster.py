@@ -49,7 +49,7 @@ def connect() -> Any:
 
 
 def bundles_of(config: EngineConfig, ray: Any) -> list[dict[str, float]]:
-    """What each process of an engine asks of the cluster to which `ray` is connected. Raises `ConfigError`.
+    """Resources that each process of an engine asks of the cluster to which `ray` is connected. Raises `ConfigError`.
 
     Resources whose names end in -head, which only the first host of a TPU slice has, are asked for the first process.
     """
@@ -82,7 +82,7 @@ def processes_of(config: EngineConfig) -> int:
 
 
 def resources_of(config: EngineConfig, ray: Any) -> dict[str, float]:
-    """What a process of an engine asks of the cluster to which `ray` is connected. Raises `ConfigError`."""
+    """Resources that a process of an engine asks of the cluster to which `ray` is connected. Raises `ConfigError`."""
     given = config.ray.ray_resources
     if given is not None:
         return {name: _amount(name, value) for name, value in given.items()}
