@@ -37,8 +37,14 @@ def check(runs: Runs, devices: str, *, shards: int = 1, share: float) -> None:
     assert set(many["kept_shares"]) == {share / shards}, "a device holds more than its part"
 
 
-def test_two_devices(run_python: RunPython) -> None:
-    check(run(run_python, "1", "2"), "2", share=1 / 2)
+@pytest.fixture(scope="module")
+def one_and_two(run_python: RunPython) -> Runs:
+    """Engines of one and of two devices, in one process."""
+    return run(run_python, "1", "2")
+
+
+def test_two_devices(one_and_two: Runs) -> None:
+    check(one_and_two, "2", share=1 / 2)
 
 
 MESHES: dict[str, Any] = dict(
@@ -56,9 +62,9 @@ MESHES: dict[str, Any] = dict(
 
 
 @pytest.fixture(scope="module")
-def runs(run_python: RunPython) -> Runs:
-    """In one process: all are compared with the same engine of one device."""
-    return run(run_python, "1", *MESHES)
+def runs(run_python: RunPython, one_and_two: Runs) -> Runs:
+    """All others, in one process: they are compared with the same engine of one device."""
+    return {**one_and_two, **run(run_python, *MESHES)}
 
 
 @pytest.mark.slow

@@ -51,8 +51,9 @@ def _covering(cases: Sequence[Case], there: set[tuple[str, object]]) -> list[Cas
 
 _BELONG_TOGETHER = (
     ("num_heads", "num_kv_heads"), ("window", "chunk", "unseen_are_null", "prefix"),
-    ("dtype", "kv_dtype", "k_scale", "v_scale", "scale_bytes"),
-    *((name,) for name in ("head_size", "page_size", "padding_tokens", "padding_rows", "soft_cap", "sinks", "alibi")),
+    # Kernels support some sizes of heads for some types only.
+    ("dtype", "kv_dtype", "k_scale", "v_scale", "scale_bytes", "head_size"),
+    *((name,) for name in ("page_size", "padding_tokens", "padding_rows", "soft_cap", "sinks", "alibi")),
     ("traced",),
 )  # fmt: skip
 

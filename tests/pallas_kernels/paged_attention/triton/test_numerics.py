@@ -13,12 +13,11 @@ from jaxllm.pallas_kernels.paged_attention.cases import CASES, LONG_CASES, Case,
 from jaxllm.pallas_kernels.paged_attention.gpu import batch
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, abstract_inputs
 from jaxllm.pallas_kernels.paged_attention.triton import attention
-from tests.pallas_kernels.paged_attention.covering import covering
+from tests.pallas_kernels.paged_attention.covering import joined
 from tests.pallas_kernels.paged_attention.oracle import Result, cached_inputs, check
 from tests.quick import QUICK
 
 TAKEN = tuple(case for case in CASES if case.cache_dtype.itemsize > 1)
-FAST = covering(TAKEN)
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +31,14 @@ def run(inputs: Inputs) -> Result:
     return compiled(inputs)
 
 
-@pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", joined(TAKEN), ids=lambda case: case.name)
 def test_matches_numpy(case: Case) -> None:
     check(case, *run(cached_inputs(case)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [case for case in (*TAKEN, *LONG_CASES) if case not in FAST], ids=lambda case: case.name
-)
-def test_every_other_case_matches_numpy(case: Case) -> None:
+@pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.name)
+def test_long_contexts(case: Case) -> None:
     check(case, *run(cached_inputs(case)))
 
 
