@@ -3,7 +3,7 @@
 The model has 125 million parameters and the cost of any such model, but its next token follows from the last one
 alone: attention and MLPs add zeros, and the output layer is a permutation of the embeddings. So it is known how much of
 a text repeats: `copy` goes through one cycle of tokens again and again, `edit` leaves it at times, and `random` draws
-tokens that nobody can guess.
+tokens that nobody can guess. With `--hybrid`, three of four layers have a gated delta net in place of attention.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.shared.hybrid_layers import CONFIG, hybrid_layer
 from benchmarks.shared.reference_model import (
     FEED_FORWARD,
     HEAD_SIZE,
@@ -57,9 +58,9 @@ LOADS = tuple(
 )
 
 
-def write_chain_model(folder: Path) -> Path:
+def write_chain_model(folder: Path, *, hybrid: bool = False) -> Path:
     """Write a model whose most likely next token is that of a cycle of `CYCLE` tokens, for every token."""
-    write_reference_model(folder, layers=LAYERS, vocab_size=VOCAB_SIZE)
+    write_reference_model(folder, layers=LAYERS, vocab_size=VOCAB_SIZE, **(CONFIG if hybrid else {}))
     rng = np.random.default_rng(0)
 
     def weight(*shape: int, scale: float = 0.02) -> np.ndarray:
@@ -75,9 +76,12 @@ def write_chain_model(folder: Path) -> Path:
     tensors: dict[str, Any] = {
         "model.embed_tokens.weight": embedding.astype(ml_dtypes.bfloat16),
         "lm_head.weight": output.astype(ml_dtypes.bfloat16),
-        "model.norm.weight": ones,
+        "model.norm.weight": weight(HIDDEN, scale=0) if hybrid else ones,
     }
     for layer in range(LAYERS):
+        if hybrid:
+            tensors |= hybrid_layer(layer, weight)
+            continue
         prefix = f"model.layers.{layer}"
         for name, rows in (("q", QUERY_HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             tensors[f"{prefix}.self_attn.{name}_proj.weight"] = weight(rows * HEAD_SIZE, HIDDEN)
@@ -110,12 +114,12 @@ def run(engine: Engine, load: Load, output_tokens: int, seed: int) -> tuple[floa
 
 
 def compare(
-    loads: Sequence[Load], *, dtype: str, tokens: int, output_tokens: int, runs: int
+    loads: Sequence[Load], *, dtype: str, tokens: int, output_tokens: int, runs: int, hybrid: bool = False
 ) -> Iterator[dict[str, Any]]:
     """A row for each load."""
     with tempfile.TemporaryDirectory(prefix="jaxllm-speculation-") as folder:
         options: dict[str, Any] = {
-            "model": str(write_chain_model(Path(folder) / "model")),
+            "model": str(write_chain_model(Path(folder) / "model", hybrid=hybrid)),
             "dtype": dtype,
             "max_model_len": 1024,
             "max_num_seqs": 64,
@@ -157,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench speculation", description=__doc__.splitlines()[0])
     parser.add_argument("--load", nargs="+", choices=sorted({load.name for load in LOADS}), help="default: all")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64], help="at a time")
+    parser.add_argument("--hybrid", action="store_true", help="a model with recurrent layers, in float32")
     parser.add_argument("--dtype", default="bfloat16", help="type of the model")
     parser.add_argument("--tokens", type=int, default=7, help="most drafts of a request in a step")
     parser.add_argument("--output-tokens", type=int, default=200, help="tokens of each request")
@@ -164,7 +169,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     loads = [load for load in LOADS if (not asked.load or load.name in asked.load) and load.requests in asked.requests]
     for row in compare(
-        loads, dtype=asked.dtype, tokens=asked.tokens, output_tokens=asked.output_tokens, runs=asked.runs
+        loads,
+        dtype="float32" if asked.hybrid else asked.dtype,
+        tokens=asked.tokens,
+        output_tokens=asked.output_tokens,
+        runs=asked.runs,
+        hybrid=asked.hybrid,
     ):
         print(json.dumps(row), flush=True)
     return 0

@@ -29,8 +29,12 @@ SLICES = {
     "tpu7x-8": ("tpu7x", "2x2x1", 8),
 }
 """Chip, topology and devices; a TPU7x has two devices per chip."""
-STEPS = {"64x64": (64, 64), "8192x256": (8192, 256)}
-"""Tokens and rows: 64 requests decode, and a prompt of 8,192 tokens where 256 requests may run."""
+STEPS = {"64x64": (64, 64), "8192x256": (8192, 256), "8x8": (8, 8), "32x32": (32, 32)}
+"""Tokens and rows: 64 requests decode, and a prompt of 8,192 tokens where 256 requests may run.
+
+8 requests decode, and do so with 3 drafts each (`--drafts 3`).
+"""
+USUAL = ("64x64", "8192x256")
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -87,8 +91,11 @@ def config_of(model: str) -> dict[str, Any]:
     }
 
 
-def compile_one(where: str, model: str, step: str, adapters: int = 0) -> Row:
-    """Compile one step in this process, with so many slots for adapters."""
+def compile_one(where: str, model: str, step: str, adapters: int = 0, drafts: int = 0) -> Row:
+    """Compile one step in this process, with so many slots for adapters.
+
+    With `drafts` its tokens are those of decodes with so many. Attention counts as that of these decodes.
+    """
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError
     from jaxllm.executor.compile.buckets import Bucket
@@ -111,6 +118,8 @@ def compile_one(where: str, model: str, step: str, adapters: int = 0) -> Row:
         }
         if adapters:
             options |= {"enable_lora": True, "max_loras": adapters, "max_lora_rank": 16}
+        if drafts:
+            options |= {"spec_method": "ngram", "num_speculative_tokens": drafts}
         resolved = resolve_config(EngineConfig.from_options(options), target.devices)
         memory, bucket = measure(resolved, target), Bucket(tokens, rows)
         try:
@@ -118,7 +127,8 @@ def compile_one(where: str, model: str, step: str, adapters: int = 0) -> Row:
         except CapacityError as error:
             return Row(where, model, step, fits=False, weights=memory.weights, why=str(error)[:200])
     assert target.chip is not None
-    guess = estimate(resolved, target.chip, memory.weights, memory.page, bucket)
+    decodes = Bucket(tokens // (1 + drafts), rows) if drafts else bucket
+    guess = estimate(resolved, target.chip, memory.weights, memory.page, decodes)
     found = compiler_estimate(compiled, guess)
     assert found is not None
     pages = memory.cache_budget(compiled) // memory.page
@@ -139,10 +149,10 @@ def compile_one(where: str, model: str, step: str, adapters: int = 0) -> Row:
     )
 
 
-def run_child(where: str, model: str, step: str, timeout: float, adapters: int = 0) -> Row:
+def run_child(where: str, model: str, step: str, timeout: float, adapters: int = 0, drafts: int = 0) -> Row:
     """Compile one step in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.tpu_steps", "--child", "--slice", where, "--model", model]
-    command += ["--step", step, "--adapters", str(adapters)]
+    command += ["--step", step, "--adapters", str(adapters), "--drafts", str(drafts)]
     done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=timeout)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -179,17 +189,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slice", nargs="+", choices=SLICES, default=list(SLICES), help="TPUs (all)")
     parser.add_argument("--model", nargs="+", choices=SIZES, default=list(SIZES), help="models (all)")
-    parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS), help="tokens x rows (all)")
+    parser.add_argument(
+        "--step", nargs="+", choices=STEPS, default=list(USUAL), help=f"tokens x rows ({' '.join(USUAL)})"
+    )
     parser.add_argument("--json", type=Path, help="also write all figures there")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one step (900)")
     parser.add_argument("--adapters", type=int, default=0, help="slots for LoRA adapters of rank 16 (0)")
+    parser.add_argument("--drafts", type=int, default=0, help="drafts of each request (0)")
     parser.add_argument("--list", action="store_true", help="list the steps and stop")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     cases = [(where, model, step) for model in options.model for where in options.slice for step in options.step]
     if options.child:
         prepare(SLICES[cases[0][0]][0])
-        print(json.dumps(asdict(compile_one(*cases[0], options.adapters))))
+        print(json.dumps(asdict(compile_one(*cases[0], options.adapters, options.drafts))))
         return
     if options.list:
         print("\n".join(" ".join(case) for case in cases))
@@ -197,7 +210,7 @@ def main() -> None:
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     rows = []
     for case in cases:
-        rows.append(run_child(*case, options.timeout, options.adapters))
+        rows.append(run_child(*case, options.timeout, options.adapters, options.drafts))
         print(line(rows[-1]), flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

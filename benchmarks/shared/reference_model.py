@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 VOCAB_SIZE = 32000
 HIDDEN, FEED_FORWARD, QUERY_HEADS, KV_HEADS, HEAD_SIZE = 768, 2048, 12, 4, 64
@@ -18,7 +19,7 @@ def layer_parameters() -> int:
 
 
 def write_reference_model(
-    folder: Path, *, layers: int = 12, vocab_size: int = VOCAB_SIZE, max_position_embeddings: int = 4096, **others: int
+    folder: Path, *, layers: int = 12, vocab_size: int = VOCAB_SIZE, max_position_embeddings: int = 4096, **others: Any
 ) -> Path:
     """Write the configuration (no weights: load it with `load_format="dummy"`) and return the folder.
 
