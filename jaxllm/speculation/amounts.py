@@ -8,6 +8,7 @@ import numpy.typing as npt
 from jaxllm.speculation.step_costs import StepCosts
 
 Int32Array = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
 
 FEWEST_GAIN = 1.1
 """A step has drafts if it is expected to yield so many times the tokens a second that it would without."""
@@ -26,19 +27,27 @@ class StepLoad(NamedTuple):
     """How long the device waits for the host after a step with drafts."""
 
 
-def choose_amounts(
-    counts: Int32Array, rates: npt.NDArray[np.float64], ahead: Int32Array, costs: StepCosts, load: StepLoad
-) -> Int32Array:
+def chances_of(rates: Floats, ahead: Int32Array, most: int) -> Floats:
+    """How likely each of `most` drafts is accepted, [n, most]: all guesses up to it are right.
+
+    A guess is right with the probability `rates` [n, most + 1 or more] if those before it are, and `ahead` [n] guesses,
+    0 or 1, before the first draft are still to be confirmed.
+    """
+    together = np.cumprod(rates, axis=1)
+    return np.where(ahead[:, None] > 0, together[:, 1 : most + 1], together[:, :most])
+
+
+def choose_amounts(counts: Int32Array, chances: Floats, costs: StepCosts, load: StepLoad) -> Int32Array:
     """How many drafts of each request a step should bring, int32 [n].
 
-    There are `counts` of them, int32 [n]; each is right with the probability `rates` [n] if those before it are, and
-    `ahead` [n] guesses before the first are still to be confirmed.
+    There are `counts` of them, int32 [n], each of which is accepted with the probability `chances` [n, places], which
+    fall from place to place.
     """
     most = min(int(counts.max(initial=0)), load.max_tokens - load.num_tokens)
     if most <= 0:
         return np.zeros_like(counts)
     places = np.arange(1, most + 1)
-    values = np.where(places <= counts[:, None], rates[:, None] ** (places + ahead[:, None]), 0.0)
+    values = np.where(places <= counts[:, None], chances[:, :most], 0.0)
     flat = np.sort(values, axis=None)[::-1][: load.max_tokens - load.num_tokens]
     flat = flat[flat > 0]
     tokens = load.num_rows + np.concatenate([[0.0], np.cumsum(flat)])

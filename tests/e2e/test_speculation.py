@@ -78,7 +78,7 @@ class ScriptedDrafter:
         return some[: int(self._rng.integers(0, limit + 1))]
 
 
-def all_of_them(counts: Any, rates: Any, ahead: Any, costs: Any, load: StepLoad) -> Any:
+def all_of_them(counts: Any, chances: Any, costs: Any, load: StepLoad) -> Any:
     """As many drafts as fit the step."""
     room = load.max_tokens - load.num_tokens - (np.cumsum(counts) - counts)
     return np.minimum(counts, np.maximum(room, 0)).astype(np.int32)

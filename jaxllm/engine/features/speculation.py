@@ -16,7 +16,7 @@ from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.sharded import ShardedScheduler
 from jaxllm.speculation.acceptance_rates import AcceptanceRates
-from jaxllm.speculation.amounts import StepLoad, choose_amounts
+from jaxllm.speculation.amounts import StepLoad, chances_of, choose_amounts
 from jaxllm.speculation.device_drafts import DeviceDrafts, DraftPace
 from jaxllm.speculation.drafter import Drafter
 from jaxllm.speculation.earlier_outputs import EarlierOutputsDrafter
@@ -144,7 +144,9 @@ class Speculation(StepFeature):
         ids = np.delete(ids, first[(ahead > 0) & (counts > 0)])
         counts = np.maximum(counts - ahead, 0).astype(np.int32)
         load = StepLoad(len(slots), num_tokens, self._runner.buckets[-1].tokens, self._clock.gap_seconds)
-        kept = choose_amounts(counts, self._rates.of(drafted), ahead, self._costs, load)
+        most = int(counts.max(initial=0))
+        chances = chances_of(self._rates.of(drafted, most + 1), ahead, most)
+        kept = choose_amounts(counts, chances, self._costs, load)
         if self._on_device is not None and counts.any():
             self._pace.note(used=bool(kept.any()))
         if not kept.any():
@@ -175,6 +177,8 @@ class Speculation(StepFeature):
         """Remember the first guess for each slot, to see whether it comes true."""
         self._guessed_at[slots] = -1
         has_any = counts > 0
+        if self._on_device is None:  # which leaves out guesses that would not be used
+            self._rates.interrupt(slots[~has_any])
         guessed = slots[has_any]
         self._guesses[guessed] = ids[(np.cumsum(counts) - counts)[has_any]]
         self._guessed_at[guessed] = self._scheduler.table.num_tokens[guessed]

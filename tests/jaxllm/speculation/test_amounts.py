@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxllm.speculation.acceptance_rates import AcceptanceRates
-from jaxllm.speculation.amounts import StepLoad, choose_amounts
+from jaxllm.speculation.acceptance_rates import AcceptanceRates, by_streak
+from jaxllm.speculation.amounts import StepLoad, chances_of, choose_amounts
 from jaxllm.speculation.step_costs import StepCosts
 
 SIZES = [1, 8, 16, 32, 64]
@@ -25,7 +25,9 @@ FLAT = costs_of(dict.fromkeys(SIZES, 1.0))
 def chosen(rows: list[tuple[int, float, int]], costs: StepCosts, *, gap: float = 0.0, others: int = 0) -> list[int]:
     counts, rates, ahead = (np.array(column) for column in zip(*rows, strict=True))
     load = StepLoad(len(rows), len(rows) + others, SIZES[-1], gap)
-    return choose_amounts(counts.astype(np.int32), rates, ahead.astype(np.int32), costs, load).tolist()
+    most = int(counts.max())
+    chances = chances_of(np.repeat(rates[:, None], most + 1, axis=1), ahead.astype(np.int32), most)
+    return choose_amounts(counts.astype(np.int32), chances, costs, load).tolist()
 
 
 @given(ROWS, st.integers(0, 44), st.lists(st.floats(0.1, 10), min_size=5, max_size=5))
@@ -63,17 +65,64 @@ def test_a_wait_for_the_host_must_be_worth_it() -> None:
     assert chosen([(7, 0.9, 0)] * 4, FLAT, gap=0.1) == [7] * 4
 
 
+def rates_of(rates: AcceptanceRates, slot: int, most: int = 1) -> list[float]:
+    return rates.of(np.array([slot], np.int32), most)[0].tolist()
+
+
+def count(rates: AcceptanceRates, slot: int, hits: int, trials: int) -> None:
+    rates.count(*(np.array([each], np.int32) for each in (slot, hits, trials)))
+
+
 def test_rates_follow_what_is_found() -> None:
     rates = AcceptanceRates(3)
-    slots = np.array([0, 1], np.int32)
     for _ in range(30):
-        rates.count(slots, np.array([1, 0], np.int32), np.array([1, 1], np.int32))
-    always, never = rates.of(slots)
-    assert always > 0.9
-    assert never < 0.1
-    assert 0.3 < rates.of(np.array([2]))[0] < 0.6, "another begins with what holds of all"
+        count(rates, 0, 1, 1)
+        count(rates, 1, 0, 1)
+    assert rates_of(rates, 0)[0] > 0.9
+    assert rates_of(rates, 1)[0] < 0.1
+    assert rates_of(rates, 2)[0] < 0.3, "another begins with what holds of all"
     rates.begin(0)
-    assert rates.of(np.array([0]))[0] < 0.6
+    assert rates_of(rates, 0)[0] < 0.3
+
+
+def test_a_text_that_is_left_is_doubtful_until_it_is_followed_again() -> None:
+    rates = AcceptanceRates(2)
+    for _ in range(40):
+        # Three guesses in vain, and then twenty that are right.
+        for hits, trials in [(0, 1)] * 3 + [(1, 1)] + [(4, 4)] * 4 + [(3, 4)]:
+            count(rates, 0, hits, trials)
+    after_a_change = rates_of(rates, 0, 8)
+    assert after_a_change[0] < 0.4
+    assert after_a_change == sorted(after_a_change), "each that is right makes the next one likelier"
+    count(rates, 0, 1, 1)
+    assert rates_of(rates, 0)[0] > 0.8
+    count(rates, 0, 4, 4)
+    assert min(rates_of(rates, 0, 4)) > 0.9
+    assert rates_of(rates, 1)[0] < 0.4, "others begin doubtful, too"
+    rates.interrupt(np.array([0], np.int32))
+    assert rates_of(rates, 0)[0] < 0.4, "there was nothing to follow"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8), st.booleans()), max_size=6))
+def test_trials_are_counted_where_their_streaks_put_them(rows: list[tuple[int, int, bool]]) -> None:
+    streaks, hits = (np.array([row[column] for row in rows], np.int32) for column in (0, 1))
+    trials = hits + np.array([row[2] for row in rows], np.int32)
+    found_hits, found_trials = by_streak(streaks, hits, trials)
+    limits = [1, 2, 3, 5, 9, 17]
+    for row, (streak, right, ends) in enumerate(rows):
+        wanted = [[0.0] * 7, [0.0] * 7]
+        for place in range(right + ends):
+            own = sum(streak + place >= limit for limit in limits)
+            wanted[0][own] += place < right
+            wanted[1][own] += 1
+        assert [found_hits[row].tolist(), found_trials[row].tolist()] == wanted
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(0, 1))
+def test_a_draft_is_accepted_if_all_guesses_up_to_it_are_right(rates: list[list[float]], ahead: int) -> None:
+    found = chances_of(np.array(rates), np.full(len(rates), ahead, np.int32), 4)
+    for own, row in zip(found, rates, strict=True):
+        np.testing.assert_allclose(own, [np.prod(row[: place + 1 + ahead]) for place in range(4)])
 
 
 def test_what_a_step_takes_is_learnt_and_an_outlier_is_not() -> None:
