@@ -15,6 +15,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.speculation import device_drafts
 from tests.e2e.driving import make_engine, request, run
+from tests.e2e.test_speculation import all_of_them
 from tests.models.drafters.checkpoints import save_eagle3
 
 PROMPT = list(range(40, 60))
@@ -85,7 +86,7 @@ def test_drafts_of_a_head_of_transformers_layers(nested: bool, tmp_path: Path, m
         take(self, table, slots, places, drafts)
 
     monkeypatch.setattr(device_drafts.DeviceDrafts, "take", keeping)
-    monkeypatch.setattr(speculation, "choose_amounts", lambda counts, *_: counts)
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
     head = save_eagle3(tmp_path, nested=nested)
     engine = make_engine(
         dtype="float32", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=16,

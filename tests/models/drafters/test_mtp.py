@@ -1,5 +1,7 @@
 """Layers that predict further tokens, compared with transformers' `generate(use_mtp=True)`."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +9,22 @@ import pytest
 import torch
 import transformers.modeling_layers
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from jaxllm.engine.features import speculation
 from jaxllm.errors import ConfigError
 from jaxllm.speculation import device_drafts
 from tests.e2e.driving import make_engine, request, run
+from tests.e2e.test_speculation import all_of_them
 
 LATENT = {
     "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
@@ -78,7 +90,7 @@ def test_drafts_and_tokens_of_transformers(kind: str, tmp_path: Path, monkeypatc
         take(self, table, slots, places, drafts)
 
     monkeypatch.setattr(device_drafts.DeviceDrafts, "take", keeping)
-    monkeypatch.setattr(speculation, "choose_amounts", lambda counts, *_: counts)
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
     engine = make_engine(
         model=str(tmp_path), dtype="float32", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=16,
         speculative_config={"method": "mtp", "num_speculative_tokens": 3},
@@ -110,3 +122,86 @@ def test_a_checkpoint_that_lacks_its_tensors(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"model\.layers\.3\.eh_proj"):
         make_engine(model=str(tmp_path), dtype="float32", max_model_len=64, spec_method="mtp")
+
+
+def _save_qwen3_next(folder: Path) -> None:
+    """A hybrid model with its further layer, which has full attention, under names of its own."""
+    torch.manual_seed(0)
+    options = {
+        "vocab_size": 256, "hidden_size": SIZE, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "max_position_embeddings": 512, "tie_word_embeddings": False,
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    kinds = ["linear_attention", "full_attention"]
+    longer = Qwen3NextForCausalLM(
+        Qwen3NextConfig(num_hidden_layers=3, layer_types=[*kinds, "full_attention"], **options)
+    ).float()
+    longer.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    prefix = "model.layers.2."
+    tensors |= {
+        f"mtp.layers.0.{name.removeprefix(prefix)}": tensors.pop(name)
+        for name in list(tensors)
+        if name.startswith(prefix)
+    }
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = torch.rand(SIZE) - 0.5
+    tensors["mtp.fc.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.1
+    config = Qwen3NextConfig(num_hidden_layers=2, layer_types=kinds, architectures=["Qwen3NextForCausalLM"], **options)
+    config.save_pretrained(folder)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def _save_ernie(folder: Path) -> None:
+    """ERNIE with its further layer, which is dense and has no norm after it."""
+    torch.manual_seed(0)
+    options = {
+        "vocab_size": 256, "hidden_size": SIZE, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1, "moe_layer_start_index": 1, "max_position_embeddings": 512, "bos_token_id": 0,
+        "eos_token_id": 1, "tie_word_embeddings": True,
+    }  # fmt: skip
+    model = Ernie4_5_MoeForCausalLM(Ernie4_5_MoeConfig(num_hidden_layers=3, **options)).float()
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    prefix = "model.layers.0."
+    tensors |= {
+        f"model.mtp_block.0.{name.removeprefix(prefix)}": tensors[name] * 1.1 for name in tensors if prefix in name
+    }
+    for name in ("mtp_emb_norm", "mtp_hidden_norm"):
+        tensors[f"model.{name}.0.weight"] = torch.rand(SIZE) + 0.5
+    tensors["model.mtp_linear_proj.0.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.1
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_nextn_predict_layers": 1}))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("save", [_save_qwen3_next, _save_ernie], ids=["qwen3_next", "ernie"])
+def test_further_layers_that_transformers_does_not_run(
+    save: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    save(tmp_path)
+    found = []
+    for options in ({}, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}):
+        engine = make_engine(
+            model=str(tmp_path),
+            dtype="float32",
+            max_model_len=128,
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            **options,
+        )  # fmt: skip
+        try:
+            asked = [
+                request(i, range(5, 12 + 9 * i), temperature=i % 2, seed=i, max_tokens=20, ignore_eos=True)
+                for i in range(3)
+            ]
+            found.append({name: answer.token_ids for name, answer in run(engine, asked).items()})
+            drafts = engine.stats().drafts
+        finally:
+            engine.close()
+    assert found[0] == found[1]
+    assert drafts.num_draft_tokens > 60
