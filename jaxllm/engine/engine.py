@@ -137,7 +137,7 @@ class Engine(StepLoop[Dispatched]):
 
         return (AdapterRequests(self._faults, self.adapters, self.scheduler, self._refuse),)
 
-    def _make_speculation(self, resolved: ResolvedConfig, constrained: "StepFeature") -> "Speculation | None":
+    def _make_speculation(self, resolved: ResolvedConfig, constrained: ConstrainedDecoding) -> "Speculation | None":
         if not resolved.max_drafts:
             return None
         # Most engines have none: starts are faster without the import.

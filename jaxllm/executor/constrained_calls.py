@@ -13,6 +13,7 @@ from jaxllm.executor.sampler.constrained import ConstrainedRows, constrained_lay
 from jaxllm.executor.sampler.logprobs import Logprobs
 from jaxllm.executor.sampler.row_numbers import NEUTRAL_FLOATS
 from jaxllm.executor.sampler.table import SamplingTable
+from jaxllm.executor.step_inputs import draft_places
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
@@ -31,11 +32,18 @@ class ConstrainedCalls:
     def rows(self, plan: StepPlan, table: RequestTable, which: npt.NDArray[np.bool_]) -> ConstrainedRows:
         """What must be known of these rows of a plan (bool [n]) when their tokens are chosen."""
         rows = np.flatnonzero(which).astype(np.int32)
+        steps, hidden = output_lengths(plan, table), self._packer.last_hidden(plan)
+        places = np.zeros_like(rows)
+        if plan.num_drafts is not None:
+            chosen = np.repeat(which, 1 + plan.num_drafts)
+            rows = np.repeat(rows, 1 + plan.num_drafts[rows])
+            places = draft_places(plan)[chosen]
+            hidden = hidden - plan.num_drafts
         slots, count = plan.slots[rows], len(rows)
-        ints, floats = self._sampling.pack(slots, output_lengths(plan, table)[rows], np.ones(count, np.bool_), count)
-        hidden = self._packer.last_hidden(plan)[rows]
+        ints, floats = self._sampling.pack(slots, steps[rows] + places, np.ones(count, np.bool_), count)
+        hidden = (hidden[rows] + places).astype(np.int32)
         return ConstrainedRows(
-            rows, hidden, ints, floats, wants_logprobs=bool(self._sampling.wants_logprobs(slots).any())
+            rows, places, hidden, ints, floats, wants_logprobs=bool(self._sampling.wants_logprobs(slots).any())
         )
 
     def choose(self, constrained: ConstrainedRows, which: Int32Array, masks: Int32Array) -> None:
@@ -52,7 +60,7 @@ class ConstrainedCalls:
                 packed = np.concatenate(own)
                 sampled = self._calls.call(SAMPLE_CONSTRAINED, packed)
                 places = np.concatenate([shard * at_once + np.arange(len(part)) for shard, part in enumerate(parts)])
-                constrained.chosen.append((constrained.rows[which[np.concatenate(parts)]], places, sampled))
+                constrained.chosen.append((which[np.concatenate(parts)], places, sampled))
                 for leaf in jax.tree.leaves(
                     (sampled.token_ids, sampled.logprobs if constrained.wants_logprobs else None)
                 ):
@@ -81,8 +89,10 @@ def with_chosen(
     `firsts` int32 [n] are the places of the rows' tokens, where they have several.
     """
     token_ids = token_ids.copy()
-    for own_rows, places, sampled in constrained.chosen:
-        rows = own_rows if firsts is None else firsts[own_rows]
+    for which, places, sampled in constrained.chosen:
+        rows = constrained.rows[which]
+        if firsts is not None:
+            rows = firsts[rows] + constrained.places[which]
         token_ids[rows] = np.asarray(sampled.token_ids)[places]
         if constrained.wants_logprobs:
             found = jax.tree.map(lambda leaf, places=places: leaf[places], jax.device_get(sampled.logprobs))

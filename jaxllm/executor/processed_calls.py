@@ -81,7 +81,7 @@ class ProcessedCalls:
                     given = np.full((len(parts) * self._at_once(layout), self._width), -np.inf, np.float32)
                     given[places, : self._vocab_size] = logits[rows]
                     sampled = self._calls.call(SAMPLE_FROM_HOST, packed, given)
-                constrained.chosen.append((constrained.rows[which[rows]], places, sampled))
+                constrained.chosen.append((which[rows], places, sampled))
                 for leaf in jax.tree.leaves(
                     (sampled.token_ids, sampled.is_empty, sampled.logprobs if constrained.wants_logprobs else None)
                 ):

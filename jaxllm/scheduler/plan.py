@@ -28,7 +28,9 @@ class StepPlan:
     num_drafts: int32 [n], how many of each row's new tokens, the last ones, are drafts: guesses at what follows the
     known tokens. `draft_ids` are these, row after row. A row with drafts gets a token after each of them as well, and
     `Scheduler.update` takes those off `num_new_tokens` that were not accepted. None: no row has any. `draft_steps` is
-    how many drafts the device makes of what follows this step, of each row that samples.
+    how many drafts the device makes of what follows this step, of each row that samples. `num_forced`, int32 [n], is
+    set before `Scheduler.update`: how many tokens of each row it has not computed, as a grammar has put them after the
+    sampled ones. None: of no row.
 
     num_replayed: int32 [n], how many drafts of each row's last step were accepted: recurrent states begin with these.
     None: of no row.
@@ -59,6 +61,7 @@ class StepPlan:
     num_drafts: Int32Array | None = None
     draft_ids: Int32Array | None = None
     draft_steps: int = 0
+    num_forced: Int32Array | None = None
     num_replayed: Int32Array | None = None
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)

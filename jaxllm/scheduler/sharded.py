@@ -162,6 +162,7 @@ class ShardedScheduler:
         taken, grouped = [], []
         ends = np.arange(1, plan.num_rows + 1) if counts is None else np.cumsum(counts)
         for scheduler, part, rows in self._taking(plan):
+            part.num_forced = None if plan.num_forced is None else plan.num_forced[rows]
             begin, end = (int(ends[rows.start - 1]) if rows.start else 0), int(ends[rows.stop - 1])
             finished += scheduler.update(part, tokens[begin:end], None if counts is None else counts[rows])
             taken += [] if part.num_taken is None else [part.num_taken]

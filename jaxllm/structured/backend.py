@@ -44,6 +44,10 @@ class Vocabulary:
 class Matcher(Protocol):
     """How far one output has come in its grammar."""
 
+    def copy(self) -> "Matcher":
+        """Another matcher, as far as this one, which goes its own way."""
+        ...
+
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Go on by these tokens. Returns what is wrong if the grammar does not allow them, or has become too complex.
 

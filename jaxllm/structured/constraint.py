@@ -1,5 +1,6 @@
 """The continuations of one output: its reasoning, then its grammar."""
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,6 +52,12 @@ class Constraint:
         """Whether the next token is the grammar's to allow."""
         return self.matcher is not None and not self._reasons
 
+    def branch(self) -> "Constraint":
+        """A copy, to see what may follow tokens that are not known to come."""
+        found = copy.copy(self)
+        found.matcher = None if self.matcher is None else self.matcher.copy()
+        return found
+
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Go on by these tokens. Returns what is wrong if they are not allowed; nothing may be asked afterwards."""
         place = 0
@@ -91,6 +98,11 @@ class Constraint:
             _set(mask, self._owed[:1], allowed=True)
         elif self._reasons and self.matcher is not None:
             _set(mask, self._ends, allowed=False)
+
+    @staticmethod
+    def allows(mask: Mask, token_id: int) -> bool:
+        """Whether a mask has a token."""
+        return bool(int(mask[token_id // 32]) >> (token_id % 32) & 1)
 
     def adjust(self, mask: Mask) -> None:
         """Change what the grammar allows: with `ignore_eos`, the text ends only where nothing else may follow."""

@@ -76,14 +76,12 @@ class Constraints:
         if future is not None and future not in self._compiling.values():
             self._compiler.cancel(future)
 
-    def fill(self, requests: Sequence[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
-        """Which tokens may come next in each request, int32 [n, W], and what is wrong with it, mostly None."""
-        masks = np.empty((len(requests), self._words), np.int32)
-        problems: list[str | None] = [None] * len(requests)
+    def fill(self, constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
+        """Which tokens may come next by each constraint, int32 [n, W], and what is wrong with it, mostly None."""
+        masks = np.empty((len(constraints), self._words), np.int32)
+        problems: list[str | None] = [None] * len(constraints)
         by_grammar = []
-        for row, request in enumerate(requests):
-            constraint = request.constraint
-            assert constraint is not None
+        for row, constraint in enumerate(constraints):
             if constraint.follows_grammar:
                 assert constraint.matcher is not None
                 by_grammar.append((constraint.matcher, row))
@@ -93,9 +91,7 @@ class Constraints:
             found = self._compiler.backend.fill(by_grammar, masks)
             for (_, row), problem in zip(by_grammar, found, strict=True):
                 problems[row] = problem
-                constraint = requests[row].constraint
-                assert constraint is not None
-                constraint.adjust(masks[row])
+                constraints[row].adjust(masks[row])
         return masks, problems
 
     def close(self) -> None:

@@ -164,6 +164,10 @@ class LLMatch:
         self.inner = inner
         self._grammar = grammar
 
+    def copy(self) -> "LLMatch":
+        """A copy of the state; what is known of the grammar is shared."""
+        return LLMatch(self.inner.deep_copy(), self._grammar)
+
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Go on; what is wrong, if anything."""
         taken = self.inner.consume_token(token_ids[0]) if len(token_ids) == 1 else self.inner.consume_tokens(token_ids)

@@ -1,7 +1,7 @@
 """Constrained decoding: requests whose tokens are limited, or chosen from logits that processors have changed."""
 
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.structured.backend import Vocabulary, forbid
+from jaxllm.structured.constraint import Constraint
 from jaxllm.structured.constraints import Constraints
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ class Refuse(Protocol):
 
 @dataclass
 class Tail:
-    """Tokens that must follow a sampled one."""
+    """What follows the first sampled token of a row."""
 
     token_ids: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+    """Drafts of the row that these tokens agree with, each after the one before."""
     complete: bool = False
     """The output is complete with it, whatever else would let it go on."""
     problem: str | None = None
@@ -81,6 +84,10 @@ class ConstrainedDecoding(StepFeature):
         params = request.params
         limited = params.structured_outputs is not None or params.thinking_token_budget is not None
         return limited and params.uses_grammar
+
+    def takes_drafts(self, request: Request) -> bool:
+        """Whether such a request may have drafts: the tokens among which it chooses follow from its grammar alone."""
+        return not (self._is_processed(request) or request.params.uses_penalties)
 
     def on_added(self, request: Request) -> None:
         """Release a request as soon as it has its constraint."""
@@ -148,13 +155,71 @@ class ConstrainedDecoding(StepFeature):
         if not len(which):
             return
         requests = [plan.requests[row] for row in constrained.rows[which].tolist()]
+        firsts = constrained.places[which] == 0
+        if not firsts.all():
+            self._choose_with_drafts(plan, constrained, which[firsts])
+            return
         masks, problems = self._masks(requests)
         failed = self._choose_rows(constrained, which, requests, masks)
+        self._refuse_those(requests, problems)
+        for request, message in failed:
+            self._refuse(request, message, None, is_fault=True)
+
+    def _choose_with_drafts(self, plan: StepPlan, constrained: ConstrainedRows, firsts: npt.NDArray[np.int32]) -> None:
+        """Choose the tokens of rows some of which have drafts: `firsts`, int32 [n] of `constrained`, begin each row.
+
+        What may follow a draft is found on a copy of its constraint, as long as the drafts before are allowed.
+        """
+        assert plan.num_drafts is not None
+        assert plan.draft_ids is not None
+        requests = [plan.requests[row] for row in constrained.rows[firsts].tolist()]
+        masks, problems = self._masks(requests)
+        failed = self._choose_rows(constrained, firsts, requests, masks)
+        self._refuse_those(requests, problems)
+        for request, message in failed:
+            self._refuse(request, message, None, is_fault=True)
+        draft_ends = np.cumsum(plan.num_drafts)
+        branches: list[_Branch] = []
+        for index, request, mask in zip(firsts.tolist(), requests, masks, strict=True):
+            row = int(constrained.rows[index])
+            first = int(draft_ends[row] - plan.num_drafts[row])
+            drafts = plan.draft_ids[first : int(draft_ends[row])].tolist()
+            if drafts and request.constraint is not None:
+                branches.append(_Branch(request, request.constraint.branch(), index, drafts, mask))
+        while branches:
+            branches = [each for each in branches if self._goes_on(each)]
+            if not branches:
+                return
+            found, found_problems = self._fill_branches(branches)
+            # What is wrong after a guess is found again if the guess is right.
+            branches = [each for each, problem in zip(branches, found_problems, strict=True) if problem is None]
+            found = found[[problem is None for problem in found_problems]]
+            for each, mask in zip(branches, found, strict=True):
+                each.mask = mask
+            if branches:
+                places = np.array([each.index for each in branches], np.int32)
+                with fault_of_step("sampling constrained tokens"):
+                    self._runner.choose(constrained, places, np.ascontiguousarray(found))
+
+    def _goes_on(self, branch: "_Branch") -> bool:
+        """Let a branch take its next draft; False where there is none, or nothing is to be chosen after it."""
+        with self.faults.guard(branch.request):
+            return branch.advance()
+        return False
+
+    def _fill_branches(self, branches: "list[_Branch]") -> tuple[npt.NDArray[np.int32], list[str | None]]:
+        """`Constraints.fill`; where it fails, there are no masks."""
+        try:
+            return self._constraints.fill([each.constraint for each in branches])
+        except BaseException as error:
+            if not is_of_one_request(error):
+                raise
+        return np.zeros((len(branches), self._constraints.num_words), np.int32), ["failed"] * len(branches)
+
+    def _refuse_those(self, requests: list[Request], problems: list[str | None]) -> None:
         for request, problem in zip(requests, problems, strict=True):
             if problem is not None:
                 self._refuse(request, f"structured_outputs: {problem}", "structured_outputs")
-        for request, message in failed:
-            self._refuse(request, message, None, is_fault=True)
 
     def _masks(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """See `Constraints.fill`; what has no constraint may go on with any token."""
@@ -172,13 +237,14 @@ class ConstrainedDecoding(StepFeature):
     def _fill(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """`Constraints.fill`; where it fails, request by request, and whose own fails may take any token and ends."""
         try:
-            return self._constraints.fill(requests)
+            return self._constraints.fill([_constraint(request) for request in requests])
         except BaseException as error:
             if not is_of_one_request(error):
                 raise
         masks: npt.NDArray[np.int32] = np.full((len(requests), self._constraints.num_words), -1, np.int32)
         problems: list[str | None] = [None] * len(requests)
-        for row, found in enumerate(self.faults.map_requests(requests, lambda each: self._constraints.fill([each]))):
+        alone = self.faults.map_requests(requests, lambda each: self._constraints.fill([_constraint(each)]))
+        for row, found in enumerate(alone):
             if found is not None:
                 masks[row], problems[row] = found[0][0], found[1][0]
         return masks, problems
@@ -234,11 +300,12 @@ class ConstrainedDecoding(StepFeature):
         plan = step.plan
         counts = np.ones(plan.num_rows, np.int32) if result.counts is None else result.counts
         ends = np.cumsum(counts)
-        # None of these rows has drafts: its token is its only one.
-        tokens = result.token_ids[ends - counts]
         live = self._scheduler.table.generation[plan.slots] == plan.generations
-        rows = [row for row in step.constrained.rows.tolist() if plan.samples[row] and live[row]]
-        tails = {row: self._guarded_tail(plan.requests[row], int(tokens[row])) for row in rows}
+        rows = [row for row in np.unique(step.constrained.rows).tolist() if plan.samples[row] and live[row]]
+        chosen = step.constrained.num_chosen(plan.num_rows)
+        # What follows a draft after which nothing was chosen is no token.
+        sampled = {row: result.token_ids[ends[row] - counts[row] : ends[row]][: chosen[row]].tolist() for row in rows}
+        tails = {row: self._guarded_tail(plan.requests[row], sampled[row]) for row in rows}
         with fault_of_step("checking for rows without an allowed token"):
             empty = step.constrained.empty().tolist()
         for row in empty:
@@ -247,12 +314,15 @@ class ConstrainedDecoding(StepFeature):
         wrong = [(plan.requests[row], tail) for row, tail in tails.items() if tail.problem is not None]
         tails = {row: Tail() if tail.problem is not None else tail for row, tail in tails.items()}
         self._collected = step, tails
-        sizes = np.zeros(plan.num_rows, np.int32)
-        sizes[rows] = [len(tail.token_ids) for tail in tails.values()]
-        if sizes.any():
-            forced = list(chain.from_iterable(tail.token_ids for tail in tails.values()))
-            result.token_ids = np.insert(result.token_ids, np.repeat(ends, sizes), forced)
-            result.counts = counts + sizes
+        sizes = counts.copy()
+        sizes[rows] = [1 + len(tail.token_ids) for tail in tails.values()]
+        if result.counts is not None or (sizes > 1).any():
+            own = np.split(result.token_ids, ends[:-1])
+            for row, tail in tails.items():
+                own[row] = np.array([sampled[row][0], *tail.token_ids], np.int32)
+            plan.num_forced = np.zeros(plan.num_rows, np.int32)
+            plan.num_forced[rows] = [len(tail.token_ids) - tail.num_accepted for tail in tails.values()]
+            result.token_ids, result.counts = np.concatenate(own), sizes
         for request, tail in wrong:
             self._refuse(request, tail.problem or "", tail.parameter)
 
@@ -270,17 +340,20 @@ class ConstrainedDecoding(StepFeature):
                 finished.append(request)
         return finished
 
-    def _guarded_tail(self, request: Request, token_id: int) -> Tail:
+    def _guarded_tail(self, request: Request, sampled: list[int]) -> Tail:
         with self.faults.guard(request):
-            return self._tail(request, token_id)
+            return self._tail(request, sampled)
         return Tail()
 
-    def _tail(self, request: Request, token_id: int) -> Tail:
-        """Let a request's constraint take one token; what must follow it."""
+    def _tail(self, request: Request, sampled: list[int]) -> Tail:
+        """Let a request's constraint take the tokens of a row: one, and those after drafts that were right.
+
+        What must follow a token comes before what was sampled after the draft there.
+        """
         constraint, params, table, slot = request.constraint, request.params, self._scheduler.table, request.slot
         if constraint is None:
-            return Tail()
-        tail, problem = Tail(), constraint.take([token_id])
+            return Tail(sampled[1:], len(sampled) - 1)
+        tail, problem = Tail(), constraint.take(sampled[:1])
         room = int(table.max_total[slot] - table.num_tokens[slot]) - 1
         num_output = int(table.num_tokens[slot] - table.num_prompt_tokens[slot]) + 1
         skips = not (params.wants_logprobs or params.uses_penalties or params.uses_bias or self._is_processed(request))
@@ -288,16 +361,21 @@ class ConstrainedDecoding(StepFeature):
             if constraint.ended:
                 tail.complete = True
                 break
+            done = 1 + len(tail.token_ids)
+            further = sampled[done : done + 1] if tail.token_ids == sampled[1:done] else []
             if constraint.finished:
                 # Where log-probabilities are wanted the model gives the end token, unless it is kept from that.
-                tail.complete = not params.wants_logprobs or num_output < params.min_tokens
+                tail.complete = not params.wants_logprobs or num_output + done - 1 < params.min_tokens
                 tail.token_ids += [] if params.wants_logprobs else request.eos_token_ids[:1]
-                break
-            following = constraint.forced() if skips else []
+                if tail.complete or not further:
+                    break
+            following = (constraint.forced() if skips else []) or further
             if not following:
                 break
             tail.token_ids += following
             problem = constraint.take(following)
+        agreed = zip(sampled[:-1], [*sampled[:1], *tail.token_ids[:-1]], strict=False)
+        tail.num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], agreed)) if tail.token_ids else 0
         if problem is not None:
             tail.problem = _problem(request, problem, is_processed=self._is_processed(request))
         return tail
@@ -305,6 +383,33 @@ class ConstrainedDecoding(StepFeature):
     def close(self) -> None:
         """End the threads that compile."""
         self._constraints.close()
+
+
+@dataclass
+class _Branch:
+    """How far the drafts of a row have come in its grammar."""
+
+    request: Request
+    constraint: Constraint
+    index: int
+    """The row's place in `ConstrainedRows`, after the drafts that were taken."""
+    drafts: list[int]
+    """Those that were not."""
+    mask: npt.NDArray[np.int32]
+    """What may follow those that were."""
+
+    def advance(self) -> bool:
+        """Take the next draft. False: there is none, it is not allowed, or nothing can follow it."""
+        if not self.drafts or not Constraint.allows(self.mask, self.drafts[0]):
+            return False
+        token = self.drafts.pop(0)
+        self.index += 1
+        return self.constraint.take([token]) is None and not self.constraint.ended
+
+
+def _constraint(request: Request) -> Constraint:
+    assert request.constraint is not None
+    return request.constraint
 
 
 def _problem(request: Request, problem: str, *, is_processed: bool) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.engine.features.constrained import ConstrainedDecoding
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.feature import StepFeature
 from jaxllm.executor.resolved import ResolvedConfig
@@ -46,7 +47,7 @@ class Speculation(StepFeature):
         runner: Runner,
         drafter: PredictionDrafter,
         costs: StepCosts,
-        constrained: StepFeature,
+        constrained: ConstrainedDecoding,
         *,
         max_drafts: int,
         most_requests: int | None = None,
@@ -93,8 +94,9 @@ class Speculation(StepFeature):
         self._clock.begin(plan)
         for request in plan.admitted:
             slot = request.slot
-            # A token that is chosen after its step says nothing of the next one before that.
-            may_draft = request in self.requests and request not in self._constrained.requests
+            may_draft = request in self.requests
+            if request in self._constrained.requests:
+                may_draft &= self._constrained.takes_drafts(request)
             self._generations[slot] = self._scheduler.table.generation[slot]
             asked = request.params.speculative_tokens
             most = self._max_drafts if asked is None else min(asked, self._max_drafts)
@@ -220,6 +222,8 @@ class Speculation(StepFeature):
         self.counts = self.counts.plus(DraftCounts.of_step(asked, accepted))
         penalised = self._is_penalised[slots]
         if penalised.any():
+        if plan.num_forced is not None:
+            accepted = accepted - plan.num_forced[drafted]
             taken = counts[drafted[penalised]]
             places, own = ranges(slots[penalised], firsts[drafted[penalised]], firsts[drafted[penalised]] + taken)
             self._runner.count_tokens(places, result.token_ids[own])
@@ -230,7 +234,7 @@ def make_speculation(
     faults: Faults,
     scheduler: Scheduler | ShardedScheduler,
     runner: Runner,
-    constrained: StepFeature,
+    constrained: ConstrainedDecoding,
     planned_seconds: Mapping[int, float],
 ) -> Speculation:
     """The speculation of an engine that has some; `planned_seconds` are those of its steps, by tokens."""

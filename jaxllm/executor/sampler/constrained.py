@@ -37,12 +37,14 @@ CONSTRAINED_ROWS = 64
 class ConstrainedRows:
     """Rows of a step whose tokens are still to be chosen: what must be known of them then.
 
-    rows: int32 [n], of the plan. hidden: int32 [n], places of their hidden states. ints, floats: their parameters, for
-    `SamplingRows.unpack`. `chosen` is filled by `Runner.choose`: rows of the plan, and the places of their tokens in
+    rows: int32 [n], of the plan; one with drafts is there for its token and for each of its drafts, and `places`,
+    int32 [n], counts these. hidden: int32 [n], places of their hidden states. ints, floats: their parameters, for
+    `SamplingRows.unpack`. `chosen` is filled by `Runner.choose`: which of these rows, and the places of their tokens in
     what is on the device; `begun` says that this was done, or is not needed.
     """
 
     rows: Int32Array
+    places: Int32Array
     hidden: Int32Array
     ints: npt.NDArray[np.int32]
     floats: npt.NDArray[np.float32]
@@ -50,11 +52,17 @@ class ConstrainedRows:
     wants_logprobs: bool = False
     begun: bool = False
 
+    def num_chosen(self, num_rows: int) -> Int32Array:
+        """How many tokens were chosen for each of the plan's rows, int32 [n]."""
+        which = [which for which, _, _ in self.chosen]
+        rows = self.rows[np.concatenate(which)] if which else self.rows[:0]
+        return np.bincount(rows, minlength=num_rows).astype(np.int32)
+
     def empty(self) -> Int32Array:
         """Rows of the plan of which processors have left no token, int32."""
         found = [
-            rows[np.asarray(sampled.is_empty)[places]]
-            for rows, places, sampled in self.chosen
+            self.rows[which[np.asarray(sampled.is_empty)[places]]]
+            for which, places, sampled in self.chosen
             if sampled.is_empty is not None
         ]
         return np.concatenate(found) if found else np.zeros(0, np.int32)
