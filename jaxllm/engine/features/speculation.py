@@ -212,18 +212,20 @@ class Speculation(StepFeature):
             hits = (result.token_ids[firsts[told]] == self._guesses[slots]).astype(np.int32)
             self._rates.count(slots, hits, np.ones_like(hits))
         if self._on_device is not None and result.drafts is not None:
-            known = ends[live] + (1 if counts is None else counts[live])
-            self._on_device.take(self._scheduler.table, plan.slots[live], known, result.drafts[live])
+            # Of rows whose tokens are chosen after the step, the device did not know them.
+            own = live if plan.constrained is None else live & ~plan.constrained
+            known = ends[own] + (1 if counts is None else counts[own])
+            self._on_device.take(self._scheduler.table, plan.slots[own], known, result.drafts[own])
         if num_drafts is None or counts is None:
             return
         drafted = np.flatnonzero((num_drafts > 0) & live)
         slots, asked, accepted = plan.slots[drafted], num_drafts[drafted], counts[drafted] - 1
+        if plan.num_forced is not None:
+            accepted = accepted - plan.num_forced[drafted]
         self._rates.count(slots, accepted, np.minimum(accepted + 1, asked))
         self.counts = self.counts.plus(DraftCounts.of_step(asked, accepted))
         penalised = self._is_penalised[slots]
         if penalised.any():
-        if plan.num_forced is not None:
-            accepted = accepted - plan.num_forced[drafted]
             taken = counts[drafted[penalised]]
             places, own = ranges(slots[penalised], firsts[drafted[penalised]], firsts[drafted[penalised]] + taken)
             self._runner.count_tokens(places, result.token_ids[own])

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from jaxllm.engine.features import speculation
+from jaxllm.engine.stats import NO_DRAFTS
 from jaxllm.errors import ConfigError
 from jaxllm.speculation import device_drafts
 from tests.e2e.driving import make_engine, request, run
@@ -184,7 +185,7 @@ def test_further_layers_that_transformers_does_not_run(
 ) -> None:
     monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
     save(tmp_path)
-    found = []
+    found, drafts = [], NO_DRAFTS
     for options in ({}, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}):
         engine = make_engine(
             model=str(tmp_path),
