@@ -3,7 +3,8 @@
 The model has 125 million parameters and the cost of any such model, but its next token follows from the last one
 alone: attention and MLPs add zeros, and the output layer is a permutation of the embeddings. So it is known how much of
 a text repeats: `copy` goes through one cycle of tokens again and again, `edit` leaves it at times, and `random` draws
-tokens that nobody can guess. With `--hybrid`, three of four layers have a gated delta net in place of attention.
+tokens that nobody can guess. With `--hybrid`, three of four layers have a gated delta net in place of attention. With
+`--draft-layers`, a model like it with fewer layers makes the guesses on the device.
 """
 
 import argparse
@@ -58,9 +59,9 @@ LOADS = tuple(
 )
 
 
-def write_chain_model(folder: Path, *, hybrid: bool = False) -> Path:
+def write_chain_model(folder: Path, *, layers: int = LAYERS, hybrid: bool = False) -> Path:
     """Write a model whose most likely next token is that of a cycle of `CYCLE` tokens, for every token."""
-    write_reference_model(folder, layers=LAYERS, vocab_size=VOCAB_SIZE, **(CONFIG if hybrid else {}))
+    write_reference_model(folder, layers=layers, vocab_size=VOCAB_SIZE, **(CONFIG if hybrid else {}))
     rng = np.random.default_rng(0)
 
     def weight(*shape: int, scale: float = 0.02) -> np.ndarray:
@@ -78,7 +79,7 @@ def write_chain_model(folder: Path, *, hybrid: bool = False) -> Path:
         "lm_head.weight": output.astype(ml_dtypes.bfloat16),
         "model.norm.weight": weight(HIDDEN, scale=0) if hybrid else ones,
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         if hybrid:
             tensors |= hybrid_layer(layer, weight)
             continue
@@ -114,7 +115,14 @@ def run(engine: Engine, load: Load, output_tokens: int, seed: int) -> tuple[floa
 
 
 def compare(
-    loads: Sequence[Load], *, dtype: str, tokens: int, output_tokens: int, runs: int, hybrid: bool = False
+    loads: Sequence[Load],
+    *,
+    dtype: str,
+    tokens: int,
+    output_tokens: int,
+    runs: int,
+    hybrid: bool = False,
+    draft_layers: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """A row for each load."""
     with tempfile.TemporaryDirectory(prefix="jaxllm-speculation-") as folder:
@@ -126,11 +134,12 @@ def compare(
             "kv_cache_memory_bytes": 1 << 30,
             "enable_prefix_caching": False,
         }
+        drafting: dict[str, Any] = {"spec_method": "ngram"}
+        if draft_layers:
+            drafting = {"speculative_model": str(write_chain_model(Path(folder) / "draft", layers=draft_layers))}
         engines = [
             Engine.from_config(EngineConfig.from_options(options)),
-            Engine.from_config(
-                EngineConfig.from_options({**options, "spec_method": "ngram", "num_speculative_tokens": tokens})
-            ),
+            Engine.from_config(EngineConfig.from_options({**options, **drafting, "num_speculative_tokens": tokens})),
         ]
         for load in loads:
             speeds: tuple[list[float], list[float]] = ([], [])
@@ -162,6 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--load", nargs="+", choices=sorted({load.name for load in LOADS}), help="default: all")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64], help="at a time")
     parser.add_argument("--hybrid", action="store_true", help="a model with recurrent layers, in float32")
+    parser.add_argument(
+        "--draft-layers", type=int, default=0, help="let a draft model of so many layers guess, in place of n-grams"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="type of the model")
     parser.add_argument("--tokens", type=int, default=7, help="most drafts of a request in a step")
     parser.add_argument("--output-tokens", type=int, default=200, help="tokens of each request")
@@ -175,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output_tokens=asked.output_tokens,
         runs=asked.runs,
         hybrid=asked.hybrid,
+        draft_layers=asked.draft_layers,
     ):
         print(json.dumps(row), flush=True)
     return 0

@@ -135,7 +135,7 @@ def test_with_preemption_small_chunks_and_pages_that_drafts_go_beyond(
         script(engine, answers, "mixed", monkeypatch)
         found = run(engine, requests(prompts))
         assert tokens(found) == tokens(answers)
-        assert engine.scheduler.num_preemptions > 1
+        assert engine.scheduler.num_preemptions
         assert engine.stats().drafts.num_accepted_tokens > 20
     finally:
         engine.close()
