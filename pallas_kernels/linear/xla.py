@@ -10,6 +10,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
+from jaxllm.pallas_kernels.linear.lookup import look_up
 from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout
 
 WEIGHT_LEFT_UP_TO = 64
@@ -38,7 +39,7 @@ class RowMajor(WeightLayout):
 
     def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
         """Look rows up."""
-        return jnp.take(weight.array, index, axis=0, mode="clip")
+        return look_up(weight.array, lambda array: jnp.take(array, index, axis=0, mode="clip"))
 
     def multiply(
         self,

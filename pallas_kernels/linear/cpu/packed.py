@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
+from jaxllm.pallas_kernels.linear.lookup import look_up
 from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout
 
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
@@ -75,7 +76,7 @@ class Packed(WeightLayout):
     def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
         """Gather what lies 16 elements apart."""
         index = jnp.clip(index, 0, self.shape[0] - 1)
-        return weight.array[index // BLOCK, :, index % BLOCK]
+        return look_up(weight.array, lambda array: array[index // BLOCK, :, index % BLOCK])
 
     def multiply(
         self,
