@@ -1,5 +1,6 @@
 """The programs of docs/examples, run as they are printed; those of Ray have tests of their own."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -15,6 +16,10 @@ EMBEDDING_CLIENT = "openai_embedding_client.py"
 TRAINS = "lora_training.py"
 """The one that needs torch, for PEFT."""
 EMBEDS_CLIENT = "prompt_embed_inference_with_openai_client.py"
+OFFLINE = sorted({*PROGRAMS} - {*CLIENTS, EMBEDS_CLIENT})
+ALONE = ("beam_search.py", "data_parallel.py", TRAINS)
+"""Programs with a process each, as for users; the others share one, where they find modules and programs loaded."""
+TOGETHER = [name for name in OFFLINE if name not in ALONE]
 
 PRINTED = {
     "api_client.py": "Once upon a time",
@@ -73,9 +78,40 @@ def check(run_python: RunPython, name: str, url: str = "") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {*CLIENTS, EMBEDS_CLIENT}))
+@pytest.mark.parametrize("name", ALONE)
 def test_offline(run_python: RunPython, name: str) -> None:
     check(run_python, name)
+
+
+RUN = """
+import os, runpy, sys, traceback
+paths = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(paths[0]))
+for path in paths:
+    print(f"<<{path}>>", flush=True)
+    sys.argv = [path]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except BaseException:
+        print(traceback.format_exc(), "<failed>")
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(run_python: RunPython) -> dict[str, str]:
+    """The output of each program that runs after the others in the same process."""
+    paths = [str(FOLDER / name) for name in TOGETHER]
+    done = run_python("-c", RUN, *paths, env={"JAX_NUM_CPU_DEVICES": "1"}, timeout=900)
+    assert done.returncode == 0, done.stderr
+    parts = re.split("^<<(.*)>>$", done.stdout, flags=re.MULTILINE)[1:]
+    return {Path(path).name: text for path, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOGETHER)
+def test_offline_together(printed: dict[str, str], name: str) -> None:
+    assert "<failed>" not in printed[name], printed[name]
+    assert PRINTED[name] in printed[name]
 
 
 @pytest.mark.slow

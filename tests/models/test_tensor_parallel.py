@@ -16,6 +16,7 @@ from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 from tests.models.every_family import FAMILIES, Family, covering
 from tests.models.paged import compiled_step, run
+from tests.thinned import thinned
 
 LENGTH = 37
 SOON = {"falcon-7b", "gpt_oss"}
@@ -45,7 +46,15 @@ def quick(name: str) -> Any:
     return name if name in SOON else pytest.param(name, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", [quick(name) for name in covering()])
+ALIKE = {
+    "bamba", "cwm", "deepseek_v2-lite", "gemma2", "gemma4", "hunyuan", "lfm2-wide", "ministral3", "zamba2-plain",
+}  # fmt: skip
+"""Families whose parts are all among those of others, as far as devices share them."""
+
+
+@pytest.mark.parametrize(
+    "name", [quick(name) for name in thinned((name for name in covering() if name not in ALIKE), sorted(ALIKE))]
+)
 def test_four_devices(tmp_path: Path, name: str) -> None:
     check(tmp_path, FAMILIES[name], 4)
 
