@@ -18,8 +18,8 @@ COVERING = (
 EVERY_FAMILY = "JAXLLM_EVERY_FAMILY" in os.environ
 
 
-def in_stacks(names: Iterable[str], soon: Collection[str] | None = None) -> pytest.MarkDecorator:
-    """`name` and `stack` of a test: the scans are slow but for those of `soon` (None: no scan is), the loops all.
+def in_stacks(names: Iterable[str], soon: Collection[str] = COVERING) -> pytest.MarkDecorator:
+    """`name` and `stack` of a test: the scans are slow but for those of `soon`, the loops all.
 
     The engines of `tests/e2e/test_families.py` have loops, whose tokens are those of transformers, and its families
     every choice together: loops are compared here only where the environment has JAXLLM_EVERY_FAMILY.
@@ -27,7 +27,7 @@ def in_stacks(names: Iterable[str], soon: Collection[str] | None = None) -> pyte
     slow = pytest.mark.slow
     cases = []
     for name in names:
-        cases.append(pytest.param(name, "scan", marks=() if soon is None or name in soon else slow))
+        cases.append(pytest.param(name, "scan", marks=() if name in soon else slow))
         if EVERY_FAMILY:
             cases.append(pytest.param(name, "loop", marks=slow))
     return pytest.mark.parametrize(("name", "stack"), cases)

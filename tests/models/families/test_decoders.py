@@ -20,6 +20,7 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import make_mesh
 from tests.models.paged import compiled_step, run
+from tests.models.stacks import COVERING
 from tests.models.test_parity import CHUNKS, LENGTHS, ONE_GO, SMALL, TOKENS, expected_logits
 
 
@@ -101,7 +102,9 @@ def check(folder: Path, model: torch.nn.Module, *, both_stacks: bool, mesh: Mesh
             np.testing.assert_allclose(logits[:, : wanted.shape[1]], wanted, atol=1e-4, rtol=0, err_msg=kind)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in COVERING else pytest.mark.slow) for name in CASES]
+)
 def test_logits(tmp_path: Path, name: str) -> None:
     check(tmp_path, save(tmp_path, CASES[name]), both_stacks=CASES[name].both_stacks)
 
