@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmarks.tpu.estimate import Choices, Operation, operations
+from tests.thinned import thinned
 
 PROGRAM = """HloModule step
 
@@ -49,7 +50,8 @@ def test_loops_and_branches_are_followed(branch: int) -> None:
 
 @pytest.mark.slow
 def test_the_share_of_sampling() -> None:
-    """Found with libtpu 0.0.42.1: 0.7 and 1.7 %."""
-    command = [sys.executable, "-m", "benchmarks.tpu_sampling", "--json", "--rows", "64", "256"]
+    """Found with libtpu 0.0.42.1: 1.7 and 0.7 %."""
+    rows = thinned(["256"], ["64"])
+    command = [sys.executable, "-m", "benchmarks.tpu_sampling", "--json", "--rows", *rows]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
-    assert [row["share"] < 0.03 for row in json.loads(result.stdout)] == [True, True]
+    assert [row["share"] < 0.03 for row in json.loads(result.stdout)] == [True] * len(rows)
