@@ -70,9 +70,9 @@ def cases(document: Document, *, everything: bool) -> Iterator[Case]:
             if name == "plain" or everything:
                 yield from ((place, literal, more) for literal in literals)
             elif place.route in GENERATING and len(place.path) == 1:
-                # Two of four, the other two with the next mode or field.
+                # One of four, the others with the next modes or fields.
                 turn += 1
-                yield from ((place, literal, more) for literal in MODE_ENDS[turn % 2 :: 2])
+                yield place, MODE_ENDS[turn % len(MODE_ENDS)], more
 
 
 def send(client: httpx.Client, case: Case) -> str | None:
