@@ -58,7 +58,7 @@ def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     folder = tmp_path / "bundle"
     flags = [
         "--device",
-        "v6e",
+        "v5e",
         "--topology",
         "2x2",
         "--tp",
@@ -71,7 +71,7 @@ def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["compile", "demo", "--output", str(folder), *flags, *SMALL]) == 0
     assert "10 executables" in capsys.readouterr().out
     manifest = read_manifest(folder)
-    assert manifest.engine["device_kind"] == "TPU v6 lite"
+    assert manifest.engine["device_kind"] == "TPU v5 lite"
     assert manifest.engine["block_size"] == 64, "the default on TPUs"
     assert manifest.engine["devices"] == [[0, 0, 0, 0], [1, 1, 0, 0]]
     assert manifest.engine["tensor_parallel_size"] == 2
