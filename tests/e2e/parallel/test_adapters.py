@@ -20,6 +20,7 @@ def tokens(folders: list[Path], **options: object) -> list[list[int]]:
     engine = make_engine(
         **{
             **OPTIONS,
+            "max_num_batched_tokens": 8,
             "enable_lora": True,
             "max_loras": 2,
             "max_lora_rank": 8,

@@ -143,10 +143,9 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
 
 
 def main() -> None:
-    """Measure every step asked for, after a warm-up that starts the compiler."""
+    """Measure every step asked for; the first one also starts the compiler."""
     folder, topology, *steps = sys.argv[1:]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    measure(Path(folder), devices, 1, 2, Bucket(8, 8))
     for step in steps:
         count, layers, tokens = map(int, step.split("/"))
         print(json.dumps(measure(Path(folder), devices, count, layers, Bucket(tokens, ROWS))), flush=True)  # noqa: T201
