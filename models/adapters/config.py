@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.adapters.file_names import CONFIG_FILE
 from jaxllm.models.adapters.patterns import check_pattern, ends_with, first_match, is_inside, layer_number, matches
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError, nearest
 
-CONFIG_FILE: Final = "adapter_config.json"
 ALL_LINEAR: Final = "all-linear"
 DEFAULT_RANK: Final = 8
 """PEFT's, of `r` and of `lora_alpha`."""

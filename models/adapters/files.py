@@ -9,13 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.adapters.file_names import WEIGHT_FILES
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.refilling import all_finite
 from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
 from jaxllm.models.errors import ModelError
 
-WEIGHT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
-"""PEFT's, and that of mlx. The first that is there counts."""
 ORBAX_FILES: Final = ("_CHECKPOINT_METADATA", "_METADATA", "items", "0")
 """One of which is in a folder that Orbax has written."""
 MAX_BYTES: Final = 4 * 2**30

@@ -84,6 +84,8 @@ WITHOUT_MEANING = frozenset(
         "max_stored_response_bytes",
         "files_dir",
         "lora_dir",
+        "lora_resolver_dir",
+        "lora_resolver_hf_repos",
         "max_stored_files",
         "max_stored_file_bytes",
         "max_stored_file_share",

@@ -33,6 +33,10 @@ class ServedAdapters:
         served = self._adapters.get(name)
         return None if served is None else served.request
 
+    def knows(self, name: str) -> bool:
+        """Whether the name is that of an adapter, or of the model."""
+        return name in self._adapters or name in self._model_names
+
     def get(self, name: str) -> ServedAdapter | None:
         """The adapter of this name, None if there is none."""
         return self._adapters.get(name)

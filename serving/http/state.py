@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from jaxllm.errors import ConfigError
 from jaxllm.serving.http import errors
+from jaxllm.serving.http.adapter_resolver import AdapterResolver
 from jaxllm.serving.http.adapters import ServedAdapters
 from jaxllm.serving.http.body.base import Ignored
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
-from jaxllm.serving.http.body.read import Bodies
+from jaxllm.serving.http.body.read import Bodies, ResolveModel
 from jaxllm.serving.http.limits import AdmissionLimits, JsonLimits
 from jaxllm.serving.llm.async_llm import AsyncLLM, RunText
 from jaxllm.serving.options.server import ServerOptions
@@ -62,7 +64,7 @@ class ServerState:
             without_effect=without_effect,
             of_template=frozenset() if template is None else template.source.fields,
         )
-        self.bodies = Bodies(JsonLimits.of(info), fields)
+        self.bodies = Bodies(JsonLimits.of(info), fields, self._resolver())
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
         self.chat_template = "" if template is None else template.text
@@ -75,6 +77,24 @@ class ServerState:
         self.fingerprint = given.get(
             options.fingerprint_mode, f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
         )
+
+    def _resolver(self) -> ResolveModel | None:
+        """Finds adapters that requests name, where the operator allows it. Raises `ConfigError`."""
+        options, model = self.options, self.llm.config.model
+        if options.lora_resolver_dir is None and not options.lora_resolver_hf_repos:
+            return None
+        if not self.llm.info.max_loras:
+            raise ConfigError(
+                "lora_resolver_dir and lora_resolver_hf_repos: the engine takes no adapters; give --enable-lora as well"
+            )
+        return AdapterResolver(
+            self.adapters,
+            self.llm.add_lora,
+            folder=options.lora_resolver_dir,
+            repositories=options.lora_resolver_hf_repos,
+            download_dir=model.download_dir,
+            token=model.hf_token,
+        ).resolve
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -12,6 +12,14 @@ from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, engine_flags, section_flags
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
 
+_OBJECT = (r"\w[\w.]*[.:]\w[\w.]*", "module:attribute or module.attribute")
+_FORMS = (
+    ("middleware", *_OBJECT),
+    ("include_router", *_OBJECT),
+    ("lora_resolver_hf_repos", r"[\w.-]+/[\w.-]+", "organization/name"),
+)
+"""Options of several texts that have a form: its regular expression, and how an error calls it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(Section):
@@ -33,6 +41,17 @@ class ServerOptions(Section):
         None,
         "Folder with adapters, which clients may then load and unload (POST /v1/load_lora_adapter); others are "
         "rejected. Default: clients load none.",
+    )
+    lora_resolver_dir: str | None = option(
+        None,
+        "Folder with adapters that requests may name as model without loading them: NAME is FOLDER/NAME. Default: "
+        "none.",
+    )
+    lora_resolver_hf_repos: tuple[str, ...] = option(
+        (),
+        "Hub repositories (organization/name) with adapters that requests may name as model, also as "
+        "organization/name/folder; the server downloads them when they are first asked for, unless HF_HUB_OFFLINE is "
+        "set.",
     )
     api_key: tuple[str, ...] = option(
         (),
@@ -325,10 +344,10 @@ class ServerOptions(Section):
         for name in ("served_model_name", "api_key"):
             if not all(map(str.strip, getattr(self, name))):
                 raise ConfigError(f"{name}: values must not be blank")
-        for name in ("middleware", "include_router"):
-            for path in getattr(self, name):
-                if not re.fullmatch(r"\w[\w.]*[.:]\w[\w.]*", path):
-                    raise ConfigError(f"{name}={path!r}: must have the form module:attribute or module.attribute")
+        for name, pattern, form in _FORMS:
+            for text in getattr(self, name):
+                if not re.fullmatch(pattern, text):
+                    raise ConfigError(f"{name}={text!r}: must have the form {form}")
 
 
 def server_flags() -> tuple[Flag, ...]:

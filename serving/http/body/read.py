@@ -4,7 +4,7 @@ Work in proportion to a body is done at once where the body is small, else in a 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,6 +25,9 @@ _LARGE = 2**16
 _MARK = "jaxllm.large_body"
 """In the scope of a request whose body was large."""
 
+ResolveModel = Callable[[str], Awaitable[None]]
+"""Loads what a request names as its model, if that is needed and allowed."""
+
 Kind = TypeVar("Kind", bound=Body)
 Result = TypeVar("Result")
 
@@ -32,9 +35,11 @@ Result = TypeVar("Result")
 class Bodies:
     """Reads bodies. Large ones have a thread: one at a time, so that memory and processor for them are bounded."""
 
-    def __init__(self, limits: JsonLimits, fields: FieldPolicy) -> None:
+    def __init__(self, limits: JsonLimits, fields: FieldPolicy, resolve: ResolveModel | None = None) -> None:
+        """`resolve` is called with the `model` of a body, before anything else looks at the body."""
         self._limits = limits
         self._fields = fields
+        self._resolve = resolve
         self._thread = ThreadPoolExecutor(1, "body")
 
     async def read(self, request: Request, kind: type[Kind]) -> Kind:
@@ -54,9 +59,13 @@ class Bodies:
             return decode_body(body, kind, ignored)
 
         try:
-            return await self.work(request, read_large) if large else decode_body(b"".join(parts), kind, ignored)
+            body = await self.work(request, read_large) if large else decode_body(b"".join(parts), kind, ignored)
         finally:
             upload_of(request.scope).release()
+        model = getattr(body, "model", None)
+        if self._resolve is not None and isinstance(model, str):
+            await self._resolve(model)
+        return body
 
     def read_query(self, request: Request, kind: type[Kind]) -> Kind:
         """The query parameters of a request. Raises `BodyError`."""

@@ -22,12 +22,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("one", "two", "three")):
         write_adapter(root / name, seed + 1, scale=0.3)
     write_adapter(root / "wide", 9, rank=16)
+    write_adapter(root / "found" / "team" / "four", 4, scale=0.3)
+    write_adapter(root / "found" / "wide", 9, rank=16)
     return root
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     flags = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-dir", str(folder))
+    flags += ("--lora-resolver-dir", str(folder / "found"))
     given = ("--lora-modules", f"one={folder / 'one'}", f'{{"name": "two", "path": "{folder / "two"}"}}')
     with running(tmp_path_factory.mktemp("log") / "log", *SMALL, *flags, *given) as server:
         yield server
@@ -105,6 +108,20 @@ def test_loading_and_unloading(server: ServerProcess, client: openai.OpenAI, fol
     assert unload(server, "three").status_code == 404
     with pytest.raises(openai.NotFoundError):
         complete(client, "three")
+
+
+def test_a_name_below_the_folder_is_found(server: ServerProcess, client: openai.OpenAI) -> None:
+    others = {complete(client, name) for name in ("demo", "one", "two")}
+    text = complete(client, "team/four")
+    assert text not in others
+    assert complete(client, "team/four") == text
+    assert client.models.retrieve("team/four").id == "team/four"
+    with pytest.raises(openai.BadRequestError, match=r"adapter 'wide': .*rank"):
+        complete(client, "wide")
+    for name in ("team", "five", "../one", "team/../../one"):
+        with pytest.raises(openai.NotFoundError, match="this server has"):
+            complete(client, name)
+    assert unload(server, "team/four").status_code == 200
 
 
 @pytest.mark.parametrize(

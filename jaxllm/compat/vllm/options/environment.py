@@ -23,6 +23,10 @@ def _level(text: str) -> str:
     return _LEVELS.get(text.lower(), text.lower())
 
 
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
+
+
 VARIABLES: Mapping[str, Variable] = {
     "VLLM_API_KEY": Variable("api_key", lambda text: (text,)),
     "VLLM_ATTENTION_BACKEND": Variable("attention_backend", str),
@@ -31,6 +35,8 @@ VARIABLES: Mapping[str, Variable] = {
     "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": Variable("max_body_size", int),
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": Variable("timeout_keep_alive", int),
     "VLLM_LOGGING_LEVEL": Variable("log_level", _level),
+    "VLLM_LORA_RESOLVER_CACHE_DIR": Variable("lora_resolver_dir", str),
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST": Variable("lora_resolver_hf_repos", _parts),
     "VLLM_SERVER_DEV_MODE": Variable("server_dev_mode", lambda text: bool(int(text))),
     "VLLM_XLA_CACHE_PATH": Variable("compilation_cache_dir", str),
 }
