@@ -121,6 +121,8 @@ class EngineControl(AdapterControl):
             self._drop_cache()
             if "weights" not in self._asleep:
                 store.leave(keep=level == 1, progress=progress)
+                self._engine.runner.calls.forget_weights()
+                self._engine.runner.calls.delete_adapters()
             elif level == 2:
                 store.forget()
             if "kv_cache" not in self._asleep:
@@ -154,6 +156,7 @@ class EngineControl(AdapterControl):
                 self._read_again(progress)
             self._asleep.clear()
             self._level = 0
+        self._restore_adapters()
         self._update()
 
     def _read_again(self, progress: Progress) -> None:
@@ -254,8 +257,21 @@ class EngineControl(AdapterControl):
         """Recompute from the new weights whatever depends on them: factors of adapters with magnitudes."""
         self._engine.runner.calls.forget_weights()
         shape = self._resolved.adapters
-        if self._engine.adapters is not None and shape is not None and shape.has_vectors:
-            self._engine.adapters.write_again()
+        self._restore_adapters(write_again=shape is not None and shape.has_vectors)
+
+    def _restore_adapters(self, *, write_again: bool = False) -> None:
+        """Slots that were dropped with the weights come back with them, and what was in them is written again.
+
+        `write_again`: also where they were not dropped.
+        """
+        adapters, calls = self._engine.adapters, self._engine.runner.calls
+        if adapters is None or (calls.adapters and not write_again):
+            return
+        if self._is_updating or self._weights().place != "devices":
+            return
+        if not calls.adapters:
+            calls.renew_adapters()
+        adapters.write_again()
 
     def _or_end_update(self, work: Any, *arguments: Any) -> None:
         try:

@@ -16,6 +16,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.program_table import (
+    EMPTY_ADAPTERS,
     EMPTY_STATE,
     ROW_SQUARES,
     SCALE_ADAPTER,
@@ -145,6 +146,18 @@ class DeviceCalls:
         """Free the memory of the state."""
         for leaf in jax.tree.leaves(getattr(self, "state", None)):
             leaf.delete()
+
+    def renew_adapters(self) -> None:
+        """Make the slots for adapters again, empty."""
+        self.delete_adapters()
+        self.call(EMPTY_ADAPTERS)
+
+    def delete_adapters(self) -> None:
+        """Free the memory of the slots for adapters in all stages."""
+        for each in self.every:
+            for leaf in each.adapters:
+                leaf.delete()
+            each.adapters = ()
 
     def close(self) -> None:
         """Free the device memory. There are no calls afterwards."""
