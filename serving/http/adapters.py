@@ -2,28 +2,25 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jaxllm.errors import ConfigError, RequestError, quoted
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.serving.http.errors import HttpError
-
-
-@dataclass(frozen=True)
-class ServedAdapter:
-    """An adapter under its name, and the name of the model that it is for."""
-
-    request: LoRARequest
-    parent: str
+from jaxllm.serving.http.shared_adapters import ServedAdapter, SharedAdapters
 
 
 class ServedAdapters:
-    """Adapters by name, in the order in which they came. A name of the model is none of theirs."""
+    """Adapters by name, in the order in which they came. A name of the model is none of theirs.
 
-    def __init__(self, model_names: Sequence[str]) -> None:
-        self._model_names = tuple(model_names)
-        self._adapters: dict[str, ServedAdapter] = {}
-        self._last = 0
+    With `shared` they are those of several processes: what one of them changes, the others know when they next ask.
+    """
+
+    def __init__(self, model_names: Sequence[str], shared: SharedAdapters | None = None) -> None:
+        self._model_names, self._shared = tuple(model_names), shared
+        self._own: dict[str, ServedAdapter] = {}
+        self._version = 0
 
     def __iter__(self) -> Iterator[ServedAdapter]:
         return iter(self._adapters.values())
@@ -35,7 +32,7 @@ class ServedAdapters:
 
     def knows(self, name: str) -> bool:
         """Whether the name is that of an adapter, or of the model."""
-        return name in self._adapters or name in self._model_names
+        return name in self._model_names or name in self._adapters
 
     def get(self, name: str) -> ServedAdapter | None:
         """The adapter of this name, None if there is none."""
@@ -53,18 +50,52 @@ class ServedAdapters:
         known = self._adapters.get(name)
         if known is not None and not load_inplace:
             raise already_loaded(name)
-        number = known.request.lora_int_id if known is not None else self._last + 1
+        last = max((each.request.lora_int_id for each in self), default=0)
+        number = known.request.lora_int_id if known is not None else last + 1
         return LoRARequest(name, number, path, load_inplace=load_inplace)
 
     def add(self, request: LoRARequest, parent: str | None = None) -> None:
         """Serve an adapter."""
-        self._last = max(self._last, request.lora_int_id)
         plain = LoRARequest(request.lora_name, request.lora_int_id, request.lora_path)
-        self._adapters[request.lora_name] = ServedAdapter(plain, parent or self._model_names[0])
+        with self._changing():
+            self._own[request.lora_name] = ServedAdapter(plain, parent or self._model_names[0])
 
     def remove(self, name: str) -> None:
         """Serve an adapter no more."""
-        self._adapters.pop(name, None)
+        with self._changing():
+            self._own.pop(name, None)
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether another process, or this one before a restart, serves what is given from the start."""
+        return self._shared is not None and self._shared.version > 0
+
+    def begin_with(self, others: "ServedAdapters") -> None:
+        """Serve these from the start, unless another process has begun: then what it serves now counts."""
+        with self._changing():
+            if not self._version:
+                self._own = {each.request.lora_name: each for each in others}
+
+    @property
+    def _adapters(self) -> dict[str, ServedAdapter]:
+        if self._shared is not None and self._shared.version != self._version:
+            with self._shared.locked():
+                self._refresh(self._shared)
+        return self._own
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        if self._shared is None:
+            yield
+            return
+        with self._shared.locked():
+            self._refresh(self._shared)
+            yield
+            self._version = self._shared.write(list(self._own.values()))
+
+    def _refresh(self, shared: SharedAdapters) -> None:
+        self._version, adapters = shared.read()
+        self._own = {each.request.lora_name: each for each in adapters}
 
 
 def already_loaded(name: str) -> HttpError:

@@ -13,6 +13,7 @@ from jaxllm.serving.http.body.base import Ignored
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
 from jaxllm.serving.http.body.read import Bodies, ResolveModel
 from jaxllm.serving.http.limits import AdmissionLimits, JsonLimits
+from jaxllm.serving.http.shared_adapters import SharedAdapters
 from jaxllm.serving.llm.async_llm import AsyncLLM, RunText
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
@@ -42,6 +43,8 @@ class ServerState:
     created: int
     shared_metrics: SharedMetrics | None = None
     """Measurements of other API server processes, if there are others."""
+    shared_adapters: SharedAdapters | None = None
+    """The adapters of all API server processes, if there are others."""
     fingerprint: str = field(init=False)
     adapters: ServedAdapters = field(init=False)
     access: Access = field(init=False)
@@ -53,7 +56,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         info, options = self.llm.info, self.options
-        self.adapters = ServedAdapters(self.model_names)
+        self.adapters = ServedAdapters(self.model_names, self.shared_adapters)
         tokenizer = self.llm.tokenizer
         self._token_bytes = None if tokenizer is None else TokenBytes(tokenizer)
         without_effect = {} if self.llm.config.output.logits_processors else {"vllm_xargs": _NO_PROCESSORS}

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from jaxllm.errors import ConfigError, RequestError, quoted
-from jaxllm.serving.http.adapters import parse_modules
+from jaxllm.serving.http.adapters import ServedAdapters, parse_modules
 from jaxllm.serving.http.body.base import Body
 from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.state import ServerState, server_of
@@ -74,13 +74,17 @@ async def load_modules(state: ServerState) -> None:
     modules = parse_modules(state.options.lora_modules)
     if modules and not state.llm.info.max_loras:
         raise ConfigError("lora_modules: the engine takes no adapters; give --enable-lora as well")
+    if state.adapters.have_begun:
+        return
+    found = ServedAdapters(state.model_names)
     for each in modules:
         try:
-            adapter = state.adapters.make(each.name, each.path)
+            adapter = found.make(each.name, each.path)
             await state.llm.add_lora(adapter)
         except RequestError as error:
             raise ConfigError(f"lora_modules: {error}") from error
-        state.adapters.add(adapter, each.base_model_name)
+        found.add(adapter, each.base_model_name)
+    state.adapters.begin_with(found)
 
 
 def _check_allowed(server: ServerState) -> None:
@@ -88,5 +92,3 @@ def _check_allowed(server: ServerState) -> None:
         raise HttpError(
             404, "adapters are not loaded by request; the operator allows it with --lora-dir", code="not_allowed"
         )
-    if server.options.api_server_count != 1:
-        raise HttpError(400, "adapters are not loaded by request with several API servers", code="not_allowed")

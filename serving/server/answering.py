@@ -9,6 +9,7 @@ from jaxllm.errors import EngineError
 from jaxllm.serving.http.connection.connections import Connections
 from jaxllm.serving.http.connection.server import HttpServer, uvicorn_config
 from jaxllm.serving.http.limits import HttpLimits
+from jaxllm.serving.http.shared_adapters import SharedAdapters
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.adapters import load_modules
@@ -41,7 +42,8 @@ async def answer(
     started: float,
 ) -> int:
     """Answer requests until a signal comes, then end."""
-    state = make_state(llm, options, None if worker is None else worker.shared_metrics)
+    shared = (None, None) if worker is None else (worker.shared_metrics, worker.shared_adapters)
+    state = make_state(llm, options, *shared)
     await load_modules(state)
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)
@@ -71,7 +73,12 @@ async def answer(
     return signals.exit_code
 
 
-def make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetrics | None = None) -> ServerState:
+def make_state(
+    llm: AsyncLLM,
+    options: ServerOptions,
+    shared_metrics: SharedMetrics | None = None,
+    shared_adapters: SharedAdapters | None = None,
+) -> ServerState:
     """State that all routes share, with metrics that follow the engine."""
     names = options.served_model_name or (llm.info.model,)
     metrics = Metrics(
@@ -92,6 +99,7 @@ def make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetr
         accepting=True,
         created=int(time.time()),
         shared_metrics=shared_metrics,
+        shared_adapters=shared_adapters,
     )
 
 

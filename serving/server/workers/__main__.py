@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError
+from jaxllm.serving.http.shared_adapters import SharedAdapters
 from jaxllm.serving.server.event_loop import run_on_fast_loop
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.server import serve_at
@@ -106,6 +107,7 @@ def main() -> int:
     worker = WorkerContext(
         launch_of=partial(partial, supervisor.launch),
         shared_metrics=SharedMetrics(given.shared_metrics, given.index, given.count),
+        shared_adapters=SharedAdapters(given.shared_adapters),
         on_listening=partial(supervisor.send, Listening()),
         scale=supervisor.scaling.scale,
         follow=supervisor.scaling.follow,

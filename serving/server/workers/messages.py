@@ -29,12 +29,13 @@ _ERRORS: dict[str, Callable[[str], Exception]] = {kind.__name__: kind for kind i
 
 
 class WorkerConfig(msgspec.Struct, kw_only=True):
-    """The instructions for a worker. `listener` and `shared_metrics` are file descriptors that it inherits."""
+    """The instructions for a worker. It inherits the files `listener`, `shared_metrics`, `shared_adapters`."""
 
     index: int
     count: int
     listener: int
     shared_metrics: int
+    shared_adapters: int
     config: EngineConfig
     options: ServerOptions
 

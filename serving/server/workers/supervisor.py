@@ -61,9 +61,9 @@ async def supervise(
     launch_of: Callable[[int], Launch],
 ) -> int:
     """Serve with several processes until a signal comes; the exit code. Raises errors as `serve` does."""
-    with open_file() as file:
+    with open_file() as file, open_file() as adapters:
         shared_metrics = make_file(file, options.api_server_count)
-        servers = ApiServers(config, options, launch_of, listener, shared_metrics)
+        servers = ApiServers(config, options, launch_of, listener, shared_metrics, adapters.fileno())
         try:
             return await servers.run(signals, progress)
         finally:
@@ -80,10 +80,11 @@ class ApiServers:
         launch_of: Callable[[int], Launch],
         listener: Listener,
         shared_metrics: int,
+        shared_adapters: int,
     ) -> None:
-        """`shared_metrics` is the file to which processes write what they have measured."""
+        """Files to which processes write: what they have measured, and which adapters they serve."""
         self._config, self._options, self._listener = config, options, listener
-        self._shared_file = shared_metrics
+        self._shared_file, self._adapters_file = shared_metrics, shared_adapters
         self._shared_metrics = SharedMetrics(shared_metrics, _NO_SLOT, options.api_server_count)
         self._loop = asyncio.get_running_loop()
         self._engines = SharedEngines(config, options, launch_of, self._fail)
@@ -129,6 +130,7 @@ class ApiServers:
             count=self._options.api_server_count,
             listener=self._listener.socket.fileno(),
             shared_metrics=self._shared_file,
+            shared_adapters=self._adapters_file,
             config=replace(
                 self._config, parallel=replace(self._config.parallel, data_parallel_size=self._engines.size)
             ),

@@ -33,7 +33,7 @@ class Worker:
                 [sys.executable, "-P", "-m", MODULE],
                 stdin=theirs.fileno(),
                 env=_environment(),
-                pass_fds=(given.listener, given.shared_metrics),
+                pass_fds=(given.listener, given.shared_metrics, given.shared_adapters),
                 # Ctrl-C in a terminal goes to a whole group of processes; who drains is the supervisor's to decide.
                 start_new_session=True,
             )
