@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-dir", str(folder))
-    flags += ("--lora-resolver-dir", str(folder / "found"))
+    folders = ("--lora-dir", str(folder), "--lora-resolver-dir", str(folder / "found"))
+    flags = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", *folders)
     given = ("--lora-modules", f"one={folder / 'one'}", f'{{"name": "two", "path": "{folder / "two"}"}}')
     with running(tmp_path_factory.mktemp("log") / "log", *SMALL, *flags, *given) as server:
         yield server
