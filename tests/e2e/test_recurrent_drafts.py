@@ -58,8 +58,20 @@ def answers(folder: Path) -> Iterator[dict[str, Answer]]:
     """Without drafts."""
     # With the same chunks of prompts, whose numbers of tokens change the last bits of products.
     engine = make_engine(model=str(folder), **OPTIONS)
-    yield run(engine, requests())
+    found = run(engine, requests())
+    for each in requests():
+        # Some draws, and choices of experts, are decided by the last bits, which change with the neighbours.
+        engine.reset_prefix_cache()
+        if tokens(run(engine, [each])) != {each.request_id: found[each.request_id].token_ids}:
+            del found[each.request_id]
+    assert len(found) >= NUM_REQUESTS - 1
+    yield found
     engine.close()
+
+
+def asked(answers: dict[str, Answer]) -> list[Request]:
+    """The requests of these answers."""
+    return [each for each in requests() if each.request_id in answers]
 
 
 def make(folder: Path, **options: Any) -> Engine:
@@ -68,7 +80,7 @@ def make(folder: Path, **options: Any) -> Engine:
 
 def check_continued(engine: Engine, answers: dict[str, Answer]) -> None:
     """Requests that go on where others have ended begin with snapshots that steps with drafts have made."""
-    greedy = [each for each in requests() if not each.params.temperature]
+    greedy = [each for each in asked(answers) if not each.params.temperature]
     longer = [[*each.prompt_token_ids.tolist(), *answers[each.request_id].token_ids[:30]] for each in greedy]
     found = run(engine, [request(index, prompt, temperature=0, max_tokens=9) for index, prompt in enumerate(longer)])
     for answer, each, prompt in zip(found.values(), greedy, longer, strict=True):
@@ -85,7 +97,7 @@ def test_all_that_requests_get_is_the_same(
         for kind in ("right", "wrong", "mixed"):
             before = engine.stats().drafts
             script(engine, answers, kind, monkeypatch)
-            found = run(engine, requests())
+            found = run(engine, asked(answers))
             assert tokens(found) == tokens(answers)
             for name, answer in answers.items():
                 # XLA multiplies other numbers of rows in other ways: a product's last bits are not the same.
@@ -107,7 +119,7 @@ def test_with_preemption_chunks_and_snapshots(
     try:
         script(engine, answers, "mixed", monkeypatch)
         for _ in range(3):
-            assert tokens(run(engine, requests())) == tokens(answers)
+            assert tokens(run(engine, asked(answers))) == tokens(answers)
         assert engine.scheduler.num_preemptions > 1
         assert engine.pages.prefix_hits > 20
         assert engine.stats().drafts.num_accepted_tokens > 100
