@@ -116,6 +116,12 @@ class SpeculationOptions(Section):
     speculative_disable_by_batch_size: int | None = option(
         None, "Make no guesses while more requests than this decode. Default: no limit.", minimum=1
     )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = option(
+        "none",
+        "Return how many guesses for a request were right: of LLM.generate as spec_decode_metrics of each output, of "
+        "the server as metrics.speculative_decoding of chats and completions with a single choice; detailed: with "
+        "histograms.",
+    )
 
     @property
     def drafting(self) -> Drafting | None:

@@ -34,6 +34,18 @@ class RankedSequence(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stop_reason: int | None = None
 
 
+class RequestDrafts(msgspec.Struct, array_like=True, gc=False):
+    """What became of a request's drafts, for those who ask for it by request.
+
+    `steps` are its steps with drafts since the last output: how many there were, and how many of them were right.
+    `most` is the most that a step may have. With `is_detailed`, histograms are wanted as well.
+    """
+
+    most: int
+    is_detailed: bool
+    steps: list[tuple[int, int]] = []
+
+
 class EngineOutput(msgspec.Struct, array_like=True):
     """News of one request after one step.
 
@@ -46,7 +58,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     `sequences`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or [length, O], in
     the only output of its request. `refusal` says why the request cannot be served, or not any further, and is None
     otherwise; `refused_parameter` then names the field. Such an output is the request's last, with the finish reason
-    "abort". `is_fault` says that the request is not to blame, but the operator's own code or the engine's.
+    "abort". `is_fault` says that the request is not to blame, but the operator's own code or the engine's. `drafts`
+    comes with a first output, and where the step had some, if it is asked for.
     """
 
     request_id: str
@@ -62,6 +75,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     refusal: str | None = None
     refused_parameter: str | None = None
     is_fault: bool = False
+    drafts: RequestDrafts | None = None
 
     @property
     def finished(self) -> bool:

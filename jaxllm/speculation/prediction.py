@@ -43,7 +43,7 @@ class PredictionDrafter:
 
     def _follow(self, request: Request) -> "_Followed":
         if request not in self._followed:
-            self._followed[request] = _Followed(np.array(request.params.predicted_token_ids, np.int32))
+            self._followed[request] = _Followed(np.frombuffer(request.params.predicted_token_ids or b"", np.int32))
         return self._followed[request]
 
 

@@ -115,5 +115,6 @@ def _merge_completion(first: CompletionOutput, then: CompletionOutput) -> None:
     first.token_ids = first.token_ids + then.token_ids
     if then.logprobs is not None:
         first.logprobs = [*(first.logprobs or ()), *then.logprobs]
+    first.spec_decode_metrics = then.spec_decode_metrics
     first.cumulative_logprob = then.cumulative_logprob
     first.finish_reason, first.stop_reason = then.finish_reason, then.stop_reason

@@ -278,7 +278,8 @@ class InputProcessor:
         # No output is longer: what is beyond that can predict nothing.
         part = text[: MOST_CHARACTERS_PER_TOKEN * self._limits.max_model_len]
         (encoded,) = self._tokenizer.encode([part], add_special_tokens=False)
-        return msgspec.structs.replace(params, predicted_token_ids=list(encoded[: self._limits.max_model_len]))
+        token_ids = np.array(encoded[: self._limits.max_model_len], np.int32)
+        return msgspec.structs.replace(params, predicted_token_ids=token_ids.tobytes())
 
     def _children(
         self, request_id: str, token_ids: IntArray, params: SamplingParams, priority: int, salt: str | None

@@ -97,6 +97,8 @@ class OutputProcessor:
             if sequence is None:
                 continue
             try:
+                if output.drafts is not None:
+                    sequence.take_drafts(output.drafts)
                 if sequence.has_fast_path and output.finish_reason is None and output.token_ids:
                     if meter is not None and sequence.times is not None:
                         meter.more(sequence.times, len(output.token_ids), now)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks
+from jaxllm.serving.text.spec_decode_metrics import SpecDecodeMetrics
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class CompletionOutput(Shown):
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
     """The adapter that it is from."""
+    spec_decode_metrics: SpecDecodeMetrics | None = None
+    """Of a finished sequence, with --per-request-spec-decode-metrics."""
 
     def finished(self) -> bool:
         """Whether nothing more will come."""
@@ -61,6 +64,7 @@ class Delta(CompletionOutput):
             part.finish_reason,
             part.stop_reason,
             part.lora_request,
+            part.spec_decode_metrics,
             prompt_index,
         )
 

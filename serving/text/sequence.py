@@ -3,12 +3,13 @@
 from collections import abc
 from typing import Any, Protocol
 
-from jaxllm.requests.outputs import EngineOutput, RankedSequence, TokenLogprobs
+from jaxllm.requests.outputs import EngineOutput, RankedSequence, RequestDrafts, TokenLogprobs
 from jaxllm.serving.text.detokenizer import ContinuingDecoder, IncrementalDecoder, begun_character
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import SequenceTimes
 from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.repetition import STOP_REASON, RepetitionWatch
+from jaxllm.serving.text.spec_decode_metrics import SpecDecodeMetrics
 from jaxllm.serving.text.stop_strings import StopStrings
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -84,6 +85,7 @@ class Sequence:
     __slots__ = (
         "_cumulative",
         "_decoder",
+        "_drafts",
         "_interval",
         "_logprobs",
         "_news",
@@ -114,6 +116,7 @@ class Sequence:
         self.times: SequenceTimes | None = None
         self._tokenizer = tokenizer if params.detokenize else None
         self._cumulative = 0.0
+        self._drafts: SpecDecodeMetrics | None = None
         self._logprobs: list[TokenChoices] | None = None
         self._news: abc.Sequence[TokenLogprobs] = ()
         self._pieces: list[str] = []
@@ -156,6 +159,13 @@ class Sequence:
         if reader is not None and reader.put_text(self.index, piece, new):
             return None
         return self.state.result([CompletionOutput(self.index, piece, new)], finished=False)
+
+    def take_drafts(self, drafts: RequestDrafts) -> None:
+        """Count the drafts of some steps."""
+        if self._drafts is None:
+            self._drafts = SpecDecodeMetrics.empty(drafts.most, is_detailed=drafts.is_detailed)
+        for step in drafts.steps:
+            self._drafts.count(*step)
 
     def take(self, output: EngineOutput) -> str | None:
         """Take one step's news. Returns the stop that ends the sequence, if the engine does not know of it."""
@@ -295,6 +305,7 @@ class Sequence:
             logprobs=logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            spec_decode_metrics=None if self.finish_reason is None else self._drafts,
         )
 
 

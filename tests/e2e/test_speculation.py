@@ -274,7 +274,7 @@ def test_a_prediction_is_followed_and_left_and_followed_again(
     predicted = [*right[:8], 900, 901, *right[10:]]
     before = drafting.stats().drafts
     asked = request(index, prompts[index], **params, seed=1000 + index, max_tokens=24, ignore_eos=True,
-                    predicted_token_ids=predicted)  # fmt: skip
+                    predicted_token_ids=np.array(predicted, np.int32).tobytes())  # fmt: skip
     found = run(drafting, [asked])
     assert found[str(index)].token_ids == right
     assert drafting.stats().drafts.since(before).num_accepted_tokens >= 12

@@ -11,6 +11,7 @@ from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.feature import StepFeature
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Dispatched, Runner, StepResult
+from jaxllm.requests.outputs import EngineOutput, RequestDrafts
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.pages import ranges
 from jaxllm.scheduler.plan import StepPlan
@@ -51,11 +52,13 @@ class Speculation(StepFeature):
         *,
         max_drafts: int,
         most_requests: int | None = None,
+        metrics: str = "none",
         on_device: DeviceDrafts | None = None,
     ) -> None:
         """`constrained` has the requests whose tokens are chosen after the step.
 
-        A request has up to `max_drafts` in a step, and none while more than `most_requests` decode. Where the device
+        A request has up to `max_drafts` in a step, and none while more than `most_requests` decode. `metrics` says what
+        outputs tell of the drafts of their requests: "none", "summary" or "detailed". Where the device
         makes drafts, they are left in `on_device` for the `drafter`.
         """
         super().__init__(faults)
@@ -68,6 +71,7 @@ class Speculation(StepFeature):
         self._is_penalised = np.zeros(num_slots, np.bool_)
         self._guesses = np.zeros(num_slots, np.int32)
         self._guessed_at = np.full(num_slots, -1, np.int32)  # the places in the requests that these are for
+        self._metrics = metrics
         self._on_device, self._pace = on_device, DraftPace()
         self._rates = AcceptanceRates(num_slots)
         self._clock = StepClock()
@@ -230,6 +234,19 @@ class Speculation(StepFeature):
             places, own = ranges(slots[penalised], firsts[drafted[penalised]], firsts[drafted[penalised]] + taken)
             self._runner.count_tokens(places, result.token_ids[own])
 
+    def on_outputs(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
+        """Tell of the drafts of each request, if that is asked for."""
+        if self._metrics == "none":
+            return
+        asked, counts = plan.num_drafts, result.counts
+        for row, output in zip(np.flatnonzero(plan.samples).tolist(), outputs, strict=True):
+            steps = []
+            if asked is not None and counts is not None and asked[row]:
+                forced = 0 if plan.num_forced is None else int(plan.num_forced[row])
+                steps.append((int(asked[row]), int(counts[row]) - 1 - forced))
+            if (steps or output.scheduled_time is not None) and plan.requests[row] in self.requests:
+                output.drafts = RequestDrafts(self._max_drafts, self._metrics == "detailed", steps)
+
 
 def make_speculation(
     resolved: ResolvedConfig,
@@ -259,4 +276,5 @@ def make_speculation(
     return Speculation(
         faults, scheduler, runner, drafter, costs, constrained,
         max_drafts=drafting.num_tokens, most_requests=drafting.most_requests, on_device=on_device,
+        metrics=resolved.config.speculation.per_request_spec_decode_metrics,
     )  # fmt: skip

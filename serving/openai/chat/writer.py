@@ -23,7 +23,7 @@ from jaxllm.serving.openai.protocol.chat import (
 )
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs
 from jaxllm.serving.openai.protocol.timing import RequestTiming
-from jaxllm.serving.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 
 
 class ChatWriter:
@@ -52,8 +52,9 @@ class ChatWriter:
         self._counter = UsageCounter([len(self._prompt_token_ids)], call.plan.count_reasoning, is_chat=True)
         self._begun: set[int] = set()
         self._force_usage = server.options.enable_force_include_usage
-        self._timed = server.options.enable_per_request_metrics and (body.n or 1) == 1
-        self._times: RequestMetrics | None = None
+        self._is_single = (body.n or 1) == 1
+        self._timed = server.options.enable_per_request_metrics and self._is_single
+        self._last: RequestOutput | None = None
 
     # Only streams have the following two.
 
@@ -93,8 +94,7 @@ class ChatWriter:
             answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if self._body.return_token_ids:
             answer.prompt_token_ids = self._prompt_token_ids
-        if self._timed:
-            answer.metrics = RequestTiming.of(output.metrics, answer.usage.completion_tokens)
+        answer.metrics = self._metrics(output)
         return answer
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
@@ -106,14 +106,21 @@ class ChatWriter:
                 if event is not None:
                     return event
         self._counter.add(prompt_index, output)
-        self._times = output.metrics
+        self._last = output
         return b"".join(event for completion in output.outputs for event in self._events(completion))
 
     def end(self) -> bytes:
         """The usage."""
-        if not self._timed:
-            return self._frame.end()
-        return self._frame.end(metrics=RequestTiming.of(self._times, self._counter.usage.completion_tokens))
+        metrics = self._metrics(self._last)
+        return self._frame.end() if metrics is UNSET else self._frame.end(metrics=metrics)
+
+    def _metrics(self, last: RequestOutput | None) -> RequestTiming | UnsetType:
+        """What is told of a request with a single choice, by its last result."""
+        if not self._is_single:
+            return UNSET
+        drafts = last.outputs[-1].spec_decode_metrics if last is not None and last.outputs else None
+        times, num_tokens = None if last is None else last.metrics, self._counter.usage.completion_tokens
+        return RequestTiming.wanted(times, num_tokens, drafts, timed=self._timed)
 
     def _events(self, completion: CompletionOutput) -> list[bytes]:
         events = []

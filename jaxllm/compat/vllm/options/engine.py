@@ -130,7 +130,6 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **lists("CUDA graphs are not used", "cudagraph-capture-sizes"),
     **switches(_XLA, "monokernel"),
     **switches("any compilation after start-up is a bug, and is logged", "jit-monitor-verbose"),
-    **values("docs/metrics.md lists the metrics", "per-request-spec-decode-metrics"),
 }  # fmt: skip
 """Options of the engine, by name. `serving.options` has those of the server."""
 
