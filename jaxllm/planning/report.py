@@ -13,10 +13,13 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.planning.advice import advise
 from jaxllm.planning.links import network_of
 from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure
-from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
+from jaxllm.planning.roofline import CONTEXT, DraftsEstimate, StepEstimate, estimate, estimate_drafts
 from jaxllm.planning.schedule import Collective
 from jaxllm.planning.staged import check_fits, combine_stages, fullest, sized
 from jaxllm.planning.target import TargetDevices
+
+DRAFTING_REQUESTS = (1, 8, 64)
+"""Requests of the steps with drafts that a report has."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
@@ -99,6 +102,8 @@ class Report(msgspec.Struct, frozen=True):
     state_snapshots: int = 0
     kv_cache_dtype: str = ""
     stages: list[StageReport] = []
+    drafts: list[DraftsEstimate] = []
+    """With speculative decoding, steps of few requests and of many; empty where the chip's figures are not known."""
 
 
 @without_compilation_cache()
@@ -162,7 +167,18 @@ def make_report(
             for part, memory, own in zip(parts, memory_parts, steps, strict=True)
             if part.stage is not None
         ],
+        drafts=_drafts(resolved, target, memories[full]),
     )
+
+
+def _drafts(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse) -> list[DraftsEstimate]:
+    """Steps with as many drafts as a request may have, as far as they fit a step."""
+    each = resolved.max_drafts
+    if target.chip is None or not each or resolved.num_stages > 1:
+        return []
+    most = min(resolved.max_num_seqs, resolved.max_num_batched_tokens // (1 + each))
+    numbers = [number for number in DRAFTING_REQUESTS if number <= most]
+    return [estimate_drafts(resolved, target.chip, memory.weights, memory.page, number, each) for number in numbers]
 
 
 def _compile(

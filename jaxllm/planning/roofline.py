@@ -57,6 +57,20 @@ class StepEstimate(msgspec.Struct, frozen=True):
     """The time of the slowest of several stages; None where there is one."""
 
 
+class DraftsEstimate(msgspec.Struct, frozen=True):
+    """A step of so many `requests` that decode, each with as many `drafts`, and the same step without."""
+
+    requests: int
+    drafts: int
+    seconds: float
+    seconds_without: float
+
+    @property
+    def least_accepted(self) -> float:
+        """Drafts of a request that must be right in a step, for it to give as many tokens a second as without."""
+        return self.seconds / self.seconds_without - 1
+
+
 @dataclass(frozen=True)
 class Work:
     """The work of one device in a step: operations of the matrix units, and bytes of its memory."""
@@ -105,6 +119,26 @@ def estimate(resolved: ResolvedConfig, chip: Chip, weight_bytes: int, page_bytes
         communication=sending,
         attention_share=share,
     )
+
+
+def estimate_drafts(
+    resolved: ResolvedConfig, chip: Chip, weight_bytes: int, page_bytes: int, requests: int, drafts: int
+) -> DraftsEstimate:
+    """A step of `requests` that decode, `CONTEXT` tokens into their texts, with `drafts` each.
+
+    The tokens of a request read what it sees once. What makes the drafts is not counted.
+    """
+    context, share = min(CONTEXT, resolved.max_model_len), attention_share(resolved, chip, "decode")
+
+    def seconds(each: int) -> float:
+        tokens = requests * each
+        matrices = matrix_work(resolved, weight_bytes, tokens, tokens)
+        once = attention_work(resolved, page_bytes, [context] * requests)
+        attention = Work(each * once.flops, once.bytes)
+        sending = communication_seconds(resolved, chip, tokens) or 0.0
+        return matrices.seconds(chip) + attention.seconds(chip) / (share or 1) + sending
+
+    return DraftsEstimate(requests, drafts, seconds(1 + drafts), seconds(1))
 
 
 def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: int) -> Work:

@@ -125,8 +125,22 @@ def _steps(report: "Report") -> Iterator[str]:
         f"Decodes have {report.decode_context:,} tokens of context; prefill is the beginning of one prompt. "
         "Operations other than matrix products are not counted."
     )
+    yield from _drafts_table(report)
     yield from _stage_table(report)
     yield from _compiler_table(report)
+
+
+def _drafts_table(report: "Report") -> Iterator[str]:
+    """Steps with drafts."""
+    if not report.drafts:
+        return
+    yield ""
+    yield f"steps with {report.drafts[0].drafts} drafts for each request"
+    for each in report.drafts:
+        yield (
+            f"  {each.requests:5} requests {each.seconds * 1000:10.2f} ms, {each.seconds / each.seconds_without:.2f} "
+            f"of one without; faster if more than {each.least_accepted:.2f} of a request's are right"
+        )
 
 
 def _stage_table(report: "Report") -> Iterator[str]:

@@ -15,7 +15,14 @@ from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, summed_bytes
 from jaxllm.planning.links import sum_seconds
 from jaxllm.planning.memory import CompiledStep, MemoryUse
-from jaxllm.planning.roofline import Work, attention_share, attention_work, estimate, matrix_work
+from jaxllm.planning.roofline import (
+    Work,
+    attention_share,
+    attention_work,
+    estimate,
+    estimate_drafts,
+    matrix_work,
+)
 from jaxllm.planning.staged import fullest
 from tests.jaxllm.planning.llama import GPT_OSS_120B, LLAMA_3_8B_WEIGHTS, write_model
 
@@ -69,6 +76,19 @@ def test_a_large_prefill_computes(resolved: ResolvedConfig) -> None:
     assert (found.work, found.bound) == ("prefill", "compute")
     assert found.matrices == pytest.approx(2 * matrices / 918e12)
     assert found.attention == pytest.approx(2 * attention / 918e12)
+
+
+def test_drafts_read_weights_and_texts_once(resolved: ResolvedConfig) -> None:
+    chip = CHIPS["v6e"]
+    one = estimate(resolved, chip, LLAMA_3_8B_WEIGHTS, PAGE, Bucket(1, 1))
+    found = estimate_drafts(resolved, chip, LLAMA_3_8B_WEIGHTS, PAGE, 1, 7)
+    assert found.seconds_without == pytest.approx(one.seconds)
+    assert found.seconds == pytest.approx(one.seconds), "it waits for memory, which is read once"
+    many = estimate_drafts(resolved, chip, LLAMA_3_8B_WEIGHTS, PAGE, 256, 7)
+    matrices = (LLAMA_3_8B_WEIGHTS // 2 - 128256 * 4096) * 2048
+    attention = 256 * 1025 * PAGE / 16 / 1.638e12
+    assert many.seconds == pytest.approx(2 * matrices / 918e12 + attention, rel=1e-3), "it computes"
+    assert many.least_accepted == pytest.approx(many.seconds / many.seconds_without - 1)
 
 
 def test_many_decodes_read_every_context(resolved: ResolvedConfig) -> None:

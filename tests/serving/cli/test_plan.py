@@ -91,6 +91,16 @@ def test_json_says_the_same(chip: dict[str, Any], llama: str, capsys: pytest.Cap
     assert found["steps"][0]["estimate"]["bound"] == "memory"
 
 
+def test_drafts(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--spec-method", "ngram", "--spec-tokens", "3")
+    text = plan(capsys, llama, *flags)
+    assert "steps with 3 drafts for each request\n" in text
+    assert [line.split()[0] for line in text.splitlines() if "of one without" in line] == ["1", "8", "64"]
+    found = json.loads(plan(capsys, llama, "--json", *flags))
+    assert [(each["requests"], each["drafts"]) for each in found["drafts"]] == [(1, 3), (8, 3), (64, 3)]
+    assert "drafts for each" not in plan(capsys, llama)
+
+
 def test_stages(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip["weights"] = LLAMA_3_8B_WEIGHTS // 2
     text = plan(capsys, llama, "--pp", "2", "--max-num-seqs", "64")
