@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.engine.features.constrained_drafts import ConstrainedDrafts
 from jaxllm.engine.features.faults import Faults, fault_of_step, is_of_one_request
 from jaxllm.engine.features.feature import StepFeature
 from jaxllm.errors import ConfigError, RequestError
@@ -75,6 +76,7 @@ class ConstrainedDecoding(StepFeature):
         self._processing = processing
         self._wrong: list[tuple[Request, RequestError]] = []
         self._constraints, self._scheduler, self._runner, self._refuse = constraints, scheduler, runner, refuse
+        self._drafts = ConstrainedDrafts(faults, constraints, runner)
         self._collected: tuple[Dispatched, dict[int, Tail]] | None = None  # the step, and its tails by row
 
     def handles(self, request: Request) -> bool:
@@ -151,75 +153,20 @@ class ConstrainedDecoding(StepFeature):
             return
         constrained.begun = True
         live = self._scheduler.table.generation[plan.slots] == plan.generations
-        which = np.flatnonzero((plan.samples & live)[constrained.rows]).astype(np.int32)
+        is_first = constrained.places == 0
+        which = np.flatnonzero((plan.samples & live)[constrained.rows] & is_first).astype(np.int32)
         if not len(which):
             return
         requests = [plan.requests[row] for row in constrained.rows[which].tolist()]
-        firsts = constrained.places[which] == 0
-        if not firsts.all():
-            self._choose_with_drafts(plan, constrained, which[firsts])
-            return
         masks, problems = self._masks(requests)
         failed = self._choose_rows(constrained, which, requests, masks)
-        self._refuse_those(requests, problems)
-        for request, message in failed:
-            self._refuse(request, message, None, is_fault=True)
-
-    def _choose_with_drafts(self, plan: StepPlan, constrained: ConstrainedRows, firsts: npt.NDArray[np.int32]) -> None:
-        """Choose the tokens of rows some of which have drafts: `firsts`, int32 [n] of `constrained`, begin each row.
-
-        What may follow a draft is found on a copy of its constraint, as long as the drafts before are allowed.
-        """
-        assert plan.num_drafts is not None
-        assert plan.draft_ids is not None
-        requests = [plan.requests[row] for row in constrained.rows[firsts].tolist()]
-        masks, problems = self._masks(requests)
-        failed = self._choose_rows(constrained, firsts, requests, masks)
-        self._refuse_those(requests, problems)
-        for request, message in failed:
-            self._refuse(request, message, None, is_fault=True)
-        draft_ends = np.cumsum(plan.num_drafts)
-        branches: list[_Branch] = []
-        for index, request, mask in zip(firsts.tolist(), requests, masks, strict=True):
-            row = int(constrained.rows[index])
-            first = int(draft_ends[row] - plan.num_drafts[row])
-            drafts = plan.draft_ids[first : int(draft_ends[row])].tolist()
-            if drafts and request.constraint is not None:
-                branches.append(_Branch(request, request.constraint.branch(), index, drafts, mask))
-        while branches:
-            branches = [each for each in branches if self._goes_on(each)]
-            if not branches:
-                return
-            found, found_problems = self._fill_branches(branches)
-            # What is wrong after a guess is found again if the guess is right.
-            branches = [each for each, problem in zip(branches, found_problems, strict=True) if problem is None]
-            found = found[[problem is None for problem in found_problems]]
-            for each, mask in zip(branches, found, strict=True):
-                each.mask = mask
-            if branches:
-                places = np.array([each.index for each in branches], np.int32)
-                with fault_of_step("sampling constrained tokens"):
-                    self._runner.choose(constrained, places, np.ascontiguousarray(found))
-
-    def _goes_on(self, branch: "_Branch") -> bool:
-        """Let a branch take its next draft; False where there is none, or nothing is to be chosen after it."""
-        with self.faults.guard(branch.request):
-            return branch.advance()
-        return False
-
-    def _fill_branches(self, branches: "list[_Branch]") -> tuple[npt.NDArray[np.int32], list[str | None]]:
-        """`Constraints.fill`; where it fails, there are no masks."""
-        try:
-            return self._constraints.fill([each.constraint for each in branches])
-        except BaseException as error:
-            if not is_of_one_request(error):
-                raise
-        return np.zeros((len(branches), self._constraints.num_words), np.int32), ["failed"] * len(branches)
-
-    def _refuse_those(self, requests: list[Request], problems: list[str | None]) -> None:
         for request, problem in zip(requests, problems, strict=True):
             if problem is not None:
                 self._refuse(request, f"structured_outputs: {problem}", "structured_outputs")
+        for request, message in failed:
+            self._refuse(request, message, None, is_fault=True)
+        if plan.num_drafts is not None:
+            self._drafts.choose(plan, constrained, which, requests, masks)
 
     def _masks(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """See `Constraints.fill`; what has no constraint may go on with any token."""
@@ -383,28 +330,6 @@ class ConstrainedDecoding(StepFeature):
     def close(self) -> None:
         """End the threads that compile."""
         self._constraints.close()
-
-
-@dataclass
-class _Branch:
-    """How far the drafts of a row have come in its grammar."""
-
-    request: Request
-    constraint: Constraint
-    index: int
-    """The row's place in `ConstrainedRows`, after the drafts that were taken."""
-    drafts: list[int]
-    """Those that were not."""
-    mask: npt.NDArray[np.int32]
-    """What may follow those that were."""
-
-    def advance(self) -> bool:
-        """Take the next draft. False: there is none, it is not allowed, or nothing can follow it."""
-        if not self.drafts or not Constraint.allows(self.mask, self.drafts[0]):
-            return False
-        token = self.drafts.pop(0)
-        self.index += 1
-        return self.constraint.take([token]) is None and not self.constraint.ended
 
 
 def _constraint(request: Request) -> Constraint:

@@ -73,15 +73,15 @@ def test_a_failure_after_a_guess_costs_nobody_a_token(
     assert drafting._speculation is not None
     monkeypatch.setattr(drafting._speculation, "_drafter", ScriptedDrafter(answers, "right"))
     monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
-    feature = drafting._speculation._constrained
+    drafts = drafting._speculation._constrained._drafts
     calls = []
 
     def fails(branches: list[Any]) -> Any:
         calls.append(len(branches))
         return fill(branches) if len(calls) % 2 else (fill(branches)[0], ["too complex"] * len(branches))
 
-    fill = feature._fill_branches
-    monkeypatch.setattr(feature, "_fill_branches", fails)
+    fill = drafts._fill
+    monkeypatch.setattr(drafts, "_fill", fails)
     drafting.reset_prefix_cache()
     assert said(run(drafting, requests(prompts))) == said(answers)
     assert len(calls) > 4
