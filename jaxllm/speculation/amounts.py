@@ -48,6 +48,8 @@ def choose_amounts(counts: Int32Array, chances: Floats, costs: StepCosts, load: 
         return np.zeros_like(counts)
     places = np.arange(1, most + 1)
     values = np.where(places <= counts[:, None], chances[:, :most], 0.0)
+    if values.sum() < (FEWEST_GAIN - 1) * load.num_rows:
+        return np.zeros_like(counts)  # However little they cost. This spares the host most of the work.
     flat = np.sort(values, axis=None)[::-1][: load.max_tokens - load.num_tokens]
     flat = flat[flat > 0]
     tokens = load.num_rows + np.concatenate([[0.0], np.cumsum(flat)])
