@@ -76,7 +76,13 @@ class Constraints:
         if future is not None and future not in self._compiling.values():
             self._compiler.cancel(future)
 
-    def fill(self, constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
+    def fill(self, requests: Sequence[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
+        """`masks` of the constraints that these requests have."""
+        constraints = [request.constraint for request in requests if request.constraint is not None]
+        assert len(constraints) == len(requests)
+        return self.masks(constraints)
+
+    def masks(self, constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """Which tokens may come next by each constraint, int32 [n, W], and what is wrong with it, mostly None."""
         masks = np.empty((len(constraints), self._words), np.int32)
         problems: list[str | None] = [None] * len(constraints)

@@ -20,7 +20,6 @@ from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.structured.backend import Vocabulary, forbid
-from jaxllm.structured.constraint import Constraint
 from jaxllm.structured.constraints import Constraints
 
 if TYPE_CHECKING:
@@ -184,13 +183,13 @@ class ConstrainedDecoding(StepFeature):
     def _fill(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """`Constraints.fill`; where it fails, request by request, and whose own fails may take any token and ends."""
         try:
-            return self._constraints.fill([_constraint(request) for request in requests])
+            return self._constraints.fill(requests)
         except BaseException as error:
             if not is_of_one_request(error):
                 raise
         masks: npt.NDArray[np.int32] = np.full((len(requests), self._constraints.num_words), -1, np.int32)
         problems: list[str | None] = [None] * len(requests)
-        alone = self.faults.map_requests(requests, lambda each: self._constraints.fill([_constraint(each)]))
+        alone = self.faults.map_requests(requests, lambda each: self._constraints.fill([each]))
         for row, found in enumerate(alone):
             if found is not None:
                 masks[row], problems[row] = found[0][0], found[1][0]
@@ -330,11 +329,6 @@ class ConstrainedDecoding(StepFeature):
     def close(self) -> None:
         """End the threads that compile."""
         self._constraints.close()
-
-
-def _constraint(request: Request) -> Constraint:
-    assert request.constraint is not None
-    return request.constraint
 
 
 def _problem(request: Request, problem: str, *, is_processed: bool) -> str:

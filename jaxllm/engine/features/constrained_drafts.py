@@ -81,9 +81,9 @@ class ConstrainedDrafts:
         return False
 
     def _fill(self, branches: "list[_Branch]") -> tuple[Masks, list[str | None]]:
-        """`Constraints.fill`; where it fails, it is said of all that something is wrong."""
+        """`Constraints.masks`; where it fails, it is said of all that something is wrong."""
         try:
-            return self._constraints.fill([each.constraint for each in branches])
+            return self._constraints.masks([each.constraint for each in branches])
         except BaseException as error:
             if not is_of_one_request(error):
                 raise
