@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jaxllm.config import EngineConfig
 from jaxllm.doctor.child import private_stdout
 from jaxllm.doctor.result import Context, ending
 from jaxllm.errors import EngineError
@@ -86,7 +87,6 @@ def generate(wanted: Wanted) -> Answers:
     import jax
     from flax import nnx
 
-    from jaxllm.config import EngineConfig
     from jaxllm.engine.engine import Engine
     from jaxllm.executor.resolve import resolve_config
     from jaxllm.models.causal_lm import abstract_model
