@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
 
 
+MOST_PADDING = 0.01
+"""Models of a family may have embeddings of slightly different sizes, whose last rows are no tokens: Qwen2.5-7B has 128
+more than Qwen2.5-0.5B. What one has beyond the other is never right, and is looked up as its last row."""
+
+
 @dataclass(frozen=True)
 class DraftModelPlan:
     """A `DrafterPlan` of a whole model, which attends by the implementation `attention`."""
@@ -83,7 +88,7 @@ def read_draft_model(folder: "Path", target: ModelConfig, dtype: str) -> DraftMo
     config = read_config(folder)
     if registry.lookup(config.architecture).use != "generate":
         raise ModelError(f"{folder}: {config.architecture} does not generate tokens, so it cannot draft any")
-    if config.vocab_size != target.vocab_size:
+    if abs(config.vocab_size - target.vocab_size) > MOST_PADDING * target.vocab_size:
         raise ModelError(
             f"{folder}: the draft model has {config.vocab_size} tokens and the model {target.vocab_size}: both need "
             "the same vocabulary"

@@ -1,13 +1,17 @@
 """Drafts that the devices make: they change no token, and are those of the model that makes them."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.features import speculation
+from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.requests.request import Request
 from tests.e2e.driving import Answer, make_engine, request, run
 from tests.e2e.test_speculation import all_of_them, answers, requests, said, tokens  # noqa: F401
@@ -138,3 +142,29 @@ def test_several_devices(
             assert engine.stats().drafts.num_draft_tokens > 100
         finally:
             engine.close()
+
+
+def test_a_draft_model_whose_embedding_has_more_rows(
+    engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = find_model("demo")
+    values = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "vocab_size": values["vocab_size"] + 8}))
+    tensors = load_file(source / "model.safetensors")
+    # Rows that no token has, the likeliest wherever they count.
+    tensors["model.embed_tokens.weight"] = np.concatenate(
+        [tensors["model.embed_tokens.weight"], 9 * tensors["model.embed_tokens.weight"][:8]]
+    )
+    save_file(tensors, tmp_path / "model.safetensors")
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    made = make_engine(
+        max_num_seqs=8, max_num_batched_tokens=32,
+        speculative_config={"model": str(tmp_path), "num_speculative_tokens": 2},
+    )  # fmt: skip
+    try:
+        asked = {"max_tokens": 12, **GREEDY}
+        found = run(made, [request(0, prompts[1], **asked)])
+        assert tokens(found) == tokens(run(engine, [request(0, prompts[1], **asked)]))
+        assert made.stats().drafts.num_draft_tokens > 5
+    finally:
+        made.close()
