@@ -21,6 +21,10 @@ NOT_OURS = {
     "my_server.py",
     "my_formats.py",
     "./vicuna",
+    "FOLDER/NAME",  # of an adapter, as are the next three
+    "team/sql",
+    "./sql",
+    "organization/name/folder",
 }
 """Paths in pages that are not in the repository."""
 FILES_OF_OTHERS = re.compile(

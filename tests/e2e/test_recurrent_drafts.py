@@ -15,7 +15,7 @@ from tests.models.every_family import FAMILIES
 from tests.models.test_recurrent_families import CASES
 
 NAMES = (*CASES, "lfm2", "lfm2_moe")
-FAST = ("mamba2", "qwen3_next")
+FAST, SLOW = ("mamba2", "qwen3_next"), ("mamba", "jamba", "nemotron_h", "lfm2")
 PAGE, NUM_REQUESTS = 4, 6
 OPTIONS: dict[str, Any] = {
     "block_size": PAGE, "max_num_seqs": NUM_REQUESTS, "max_num_batched_tokens": 128, "max_model_len": 160,
@@ -43,9 +43,16 @@ def logprobs(answer: Answer) -> list[float]:
     return [each.logprob for each in answer.logprobs]
 
 
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    """One family of each recurrence is tried always, or in CI, and the others by hand."""
+    if name in FAST:
+        return []
+    return [pytest.mark.slow if name in SLOW else pytest.mark.exhaustive]
+
+
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in NAMES],
+    params=[pytest.param(name, marks=marks_of(name)) for name in NAMES],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp(request.param)

@@ -32,7 +32,15 @@ def until(condition: Callable[[], bool]) -> None:
 def children(server: ServerProcess, module: str) -> list[psutil.Process]:
     """The server's processes that run this module."""
     every = psutil.Process(server.process.pid).children()
-    return [process for process in every if f"jaxllm.serving.{module}" in process.cmdline()]
+    return [process for process in every if f"jaxllm.serving.{module}" in _command(process)]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """The command line of a process; none of one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def told(client: httpx.Client, sample: str) -> bool:
