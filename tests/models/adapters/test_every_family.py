@@ -20,7 +20,7 @@ SOON = ("llama", "phi3", "gpt2", "gpt_neox", "deepseek_v2", "qwen3_next", "qwen2
 """Those of the fast part: projections apart and fused in each way, transposed, latent, recurrent, shared experts."""
 
 
-SPREAD = {"gemma4-narrow": 0.05, "qwen3_5_moe": 0.05}
+SPREAD = {"gemma4-narrow": 0.05, "qwen3_5_moe": 0.05, "qwen3_next": 0.05}
 """Of the adapter's values, where norms make more of the last bits with larger ones than the tolerance."""
 
 
