@@ -159,13 +159,16 @@ def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3Plan:
     (layer,) = config.layers
     assert isinstance(layer.attention, AttentionPlan)
     attention = replace(layer.attention, input_size=2 * config.hidden_size)
-    options = whole.values.get("eagle_config") or {}
-    taps = whole.values.get("eagle_aux_hidden_state_layer_ids") or options.get("eagle_aux_hidden_state_layer_ids")
+    options = whole.section("eagle_config")
+    key = "eagle_aux_hidden_state_layer_ids"
+    taps = whole.values.get(key) or (None if options is None else options.values.get(key))
+    if taps is not None and not isinstance(taps, list):
+        raise whole.wrong(key, "a list of integers")
     count = target.num_layers
     taps = tuple(taps or (2, count // 2, count - 3))
     if any(type(tap) is not int or not 0 <= tap <= count for tap in taps):
         raise ModelError(f"{folder}: it reads layers {list(taps)} of a model that has {count}")
-    own_size = whole.values.get("target_hidden_size") or config.hidden_size
+    own_size = whole.integer("target_hidden_size") if whole.has("target_hidden_size") else config.hidden_size
     if own_size != target.hidden_size or config.vocab_size != target.vocab_size:
         raise ModelError(
             f"{folder}: this drafter is for a model with hidden size {own_size} and {config.vocab_size} tokens, and "
@@ -179,8 +182,8 @@ def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3Plan:
         config=replace(config, layers=(replace(layer, attention=attention),)),
         taps=taps,
         target_size=target.hidden_size,
-        draft_vocab_size=whole.values.get("draft_vocab_size") or config.vocab_size,
-        norms_residual=bool(whole.values.get("norm_before_residual", False)),
+        draft_vocab_size=whole.integer("draft_vocab_size") if whole.has("draft_vocab_size") else config.vocab_size,
+        norms_residual=whole.boolean("norm_before_residual", False),
         has_embedding=has_embedding,
     )
 

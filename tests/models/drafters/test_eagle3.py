@@ -23,7 +23,7 @@ K = 3
 
 
 class Reference:
-    """What the head says after each prefix of a text, by computing all of it anew."""
+    """What the head says after each prefix of a text, by computing all of it again."""
 
     def __init__(self, folder: Path, *, nested: bool) -> None:
         self.model = LlamaForCausalLM.from_pretrained(find_model("demo"), dtype=torch.float32)
@@ -116,6 +116,9 @@ def _changed(folder: Path, **values: Any) -> Path:
         ({"vocab_size": 1000}, "1000 tokens"),
         ({"num_hidden_layers": 2}, "EAGLE-3 with 2 layers is not supported"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}, r"reads layers \[1, 2, 9\]"),
+        ({"draft_vocab_size": "many"}, "'draft_vocab_size' must be an integer"),
+        ({"eagle_aux_hidden_state_layer_ids": 3}, "a list of integers"),
+        ({"eagle_config": [1, 2]}, "eagle_config"),
         ({"draft_vocab_size": 401}, "'d2t' is .400. of I64; it must be 401 integers"),
     ],
 )
