@@ -1,4 +1,4 @@
-"""What tests compile is kept between processes and runs."""
+"""Compiled programs of tests are kept between processes and runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What all tests share. Nothing here imports JAX: tests that need no device stay fast."""
+"""Fixtures and settings of all tests. Nothing here imports JAX: tests that need no device stay fast."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What grids of tests leave out unless the environment has JAXLLM_EVERY_CASE."""
+"""Grids of tests leave cases out unless the environment has JAXLLM_EVERY_CASE."""
 
 import os
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What is fastest on this machine is kept, if it is right; here on made-up times, and once with real ones."""
+"""The fastest correct choice of this machine is kept; here on made-up times, and once with real ones."""
 
 import json
 from pathlib import Path

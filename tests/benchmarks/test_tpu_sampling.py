@@ -1,4 +1,4 @@
-"""What sampling takes of a decode step on a TPU, by XLA's estimate."""
+"""The share of sampling in a decode step on a TPU, by XLA's estimate."""
 
 import json
 import subprocess

@@ -20,7 +20,7 @@ from jaxllm.pallas_kernels.chips import CHIPS, Chip
 
 DUMPS = Path(__file__).parent / "dumps"
 CHUNK_BYTES = 64 * 128 * 4
-"""What one trip of `tiny_copy` reads, and writes; see tiny_tpu_kernel.py."""
+"""The bytes that one trip of `tiny_copy` reads, and writes; see tiny_tpu_kernel.py."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md and the architecture page name is there."""
+"""Files and names in CONTRIBUTING.md and on the architecture page exist."""
 
 import re
 

@@ -53,7 +53,7 @@ PRINTED = {
     "structured_outputs.py": 'json: {"name":',
     "token_ids.py": "reply: ",
 }
-"""What a program prints, among other things."""
+"""A part of the output of each program."""
 
 
 def test_the_page_lists_every_program() -> None:

@@ -64,7 +64,7 @@ def drawing(prompts: list[list[int]], tokenizer: Any) -> Drawing:
 
 
 def said(engine: Engine, requests: Iterable[Request]) -> dict[str, Any]:
-    """What each request got, or why it got nothing."""
+    """The answer to each request, or the reason why there is none."""
     found: dict[str, Any] = {}
     for each in requests:
         try:

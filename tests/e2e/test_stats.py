@@ -1,4 +1,4 @@
-"""What the engine says of its steps, held against the requests it was given."""
+"""The engine's figures of its steps agree with the requests it was given."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What a script's traceback shows of a caller's mistake."""
+"""A script's traceback shows the caller's mistake."""
 
 import traceback
 

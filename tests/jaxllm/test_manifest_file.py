@@ -1,4 +1,4 @@
-"""What is read of a manifest, whatever it is of."""
+"""Manifests of every kind are read alike."""
 
 import json
 from pathlib import Path

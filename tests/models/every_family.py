@@ -60,7 +60,7 @@ def covering() -> tuple[str, ...]:
 
 
 def choices(config: ModelConfig) -> set[tuple[str, Any]]:
-    """What is chosen in a configuration, by class and field: of numbers, whether they are zero."""
+    """The choices of a configuration, by class and field: of numbers, whether they are zero."""
     found: set[tuple[str, Any]] = set()
 
     def look(value: Any, of: str) -> None:

@@ -98,7 +98,7 @@ def check(folder: Path, family: Family, change: Change, steps: Steps) -> str:
 
 @cache
 def changes_of(name: str) -> tuple[Change, ...]:
-    """What may be changed of a family."""
+    """The options of a family that may be changed."""
     with tempfile.TemporaryDirectory() as folder:
         return tuple(changes(FAMILIES[name].save(Path(folder)).config))
 

@@ -222,7 +222,7 @@ def save_all_random(folder: Path, case: Case) -> torch.nn.Module:
 
 
 class ArcticLayer(MixtralDecoderLayer):
-    """What the authors' own code computes, which is not in transformers, of Mixtral's parts."""
+    """The authors' own code, which is not in transformers, made of Mixtral's parts."""
 
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__(config, layer)

@@ -23,7 +23,7 @@ from tests.models.paged import make_batch, shuffled_pages
 def _trace(
     attention: str, stack: Literal["scan", "loop"], windows: tuple[int, ...]
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.Array]:
-    """What a step gives, from tracing alone: the kernels need devices of their own. And the cache's placeholder."""
+    """A step's output, from tracing alone (the kernels need devices of their own), and the cache's placeholder."""
     config = replace(small.alike(small.MODEL, len(windows)), head_size=64).with_windows(windows)
     model = abstract_model(config, ForwardOptions(attention=attention, stack=stack), "bfloat16")
     graph, state = nnx.split(model)

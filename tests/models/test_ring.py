@@ -11,7 +11,7 @@ from jaxllm.models.ring import Position, order_ring, ring
 
 @dataclass(frozen=True)
 class Core:
-    """What is asked of a device."""
+    """The attributes of a device that are read."""
 
     id: int
     coords: Position

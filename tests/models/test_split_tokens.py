@@ -44,7 +44,7 @@ def logits(devices: int) -> tuple[np.ndarray, Counter[str]]:
 
 @pytest.fixture(scope="module")
 def whole() -> np.ndarray:
-    """What one device finds."""
+    """The output of one device."""
     return logits(1)[0]
 
 

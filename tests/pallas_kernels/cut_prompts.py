@@ -1,4 +1,4 @@
-"""What attention kernels for CPUs give the same bits for: prompts cut into steps, and rows that share pages."""
+"""Inputs for which CPU attention kernels return the same bits: prompts cut into steps, and rows that share pages."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is cached on disk: whole or not there, bounded, and never the reason why something fails."""
+"""Files in the cache are whole or not there, are bounded, and never make anything fail."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""What was measured is what the next process takes: of this chip, these libraries and these kernels alone."""
+"""The next process takes the measured choices: of this chip, these libraries and these kernels alone."""
 
 from importlib import metadata
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the script says of a distribution as small as can be."""
+"""The script counts the names of a tiny distribution."""
 
 from pathlib import Path
 

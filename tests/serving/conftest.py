@@ -92,7 +92,7 @@ def fallback_tokenizer(byte_fallback_folder: Path) -> Tokenizer:
 
 
 def engine_info(**known: Any) -> EngineInfo:
-    """What a small engine says of itself, but for what is `known` better."""
+    """The description of a small engine, with the values in `known` in place of the defaults."""
     some: dict[str, Any] = {
         "model": "scripted", "model_folder": ".", "vocab_size": 400, "eos_token_ids": (9,), "max_model_len": 32,
         "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_logprobs": 20, "num_pages": 33, "block_size": 16,

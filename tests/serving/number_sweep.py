@@ -76,7 +76,7 @@ def cases(document: Document, *, everything: bool) -> Iterator[Case]:
 
 
 def send(client: httpx.Client, case: Case) -> str | None:
-    """What is wrong with the answer, if anything is."""
+    """The fault of the answer, if there is one."""
     place, literal, more = case
     if place.body is None:
         response = client.request(place.method, place.route, params={str(place.path[0]): literal})

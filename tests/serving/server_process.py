@@ -51,7 +51,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """The log so far."""
         return self._log_file.read_text()
 
     @property

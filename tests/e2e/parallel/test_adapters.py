@@ -16,7 +16,7 @@ WAYS = (
 
 
 def tokens(folders: list[Path], **options: object) -> list[list[int]]:
-    """What eight requests get, with four adapters in two slots, and some with none."""
+    """The tokens of eight requests, with four adapters in two slots, and some with none."""
     engine = make_engine(
         **{
             **OPTIONS,

@@ -90,7 +90,7 @@ async def llm(cluster: str) -> AsyncIterator[AsyncLLM]:
 
 @pytest.fixture(scope="module")
 def greedy() -> list[str]:
-    """What follows the prompts, by an engine of one device in this process."""
+    """The continuations of the prompts, by an engine of one device in this process."""
     with LLM(**OPTIONS) as here:
         return [output.outputs[0].text for output in here.generate(PROMPTS, GREEDY, use_tqdm=False)]
 

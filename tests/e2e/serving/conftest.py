@@ -32,7 +32,7 @@ FLAGS = (
 
 
 def left_in(folder: Path) -> list[Path]:
-    """What a server has left in its TMPDIR; the folder of PyTorch, which transformers imports, is not its own."""
+    """The files a server has left in its TMPDIR; the folder of PyTorch, which transformers imports, is not its own."""
     return [path for path in folder.iterdir() if not path.name.startswith("torchinductor")]
 
 

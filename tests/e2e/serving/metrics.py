@@ -1,4 +1,4 @@
-"""What a server's /metrics say."""
+"""The values of a server's /metrics."""
 
 import time
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from jaxllm.serving.bench.client import EventReader
 
 @dataclass
 class Choice:
-    """What was generated for one choice."""
+    """The text and the end of one choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Ask:
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, **more: Any) -> dict[str, Any]:
-        """What to send there."""
+        """The body to send there."""
         asked = {"messages" if self.chat else "prompt": self.prompt, **self.params}
         return {"stream": True, "return_token_ids": True, **asked, **more}
 

@@ -107,7 +107,7 @@ NOT_HTTP = (
     b"GET /v1/mod",
     b"",
 )
-"""What ends before it is a request."""
+"""Connections that end before they bring a request."""
 
 
 async def test_bad_input_beside_streams(server: ServerProcess, llm: LLM) -> None:

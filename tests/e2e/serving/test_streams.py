@@ -19,7 +19,7 @@ from tests.serving.server_process import ServerProcess
 STREAMS = 128
 ROUNDS = 4
 GROWTH_BYTES = 8 * 2**20
-"""What memory may grow by from the second round to the last; in the first, buffers and caches fill."""
+"""Memory may grow by so much from the second round to the last; in the first, buffers and caches fill."""
 LEAVING_TOKENS = 5000
 """Most tokens generated after clients have left, of 46,000 they have asked for: one stream, and some steps of 32."""
 

@@ -1,4 +1,4 @@
-"""What an engine leaves behind in its process when it is gone."""
+"""An engine leaves nothing in its process when it is gone."""
 
 import json
 import sys

@@ -34,7 +34,7 @@ def small_llama(seed: int) -> Any:
 
 
 def reference(model: Any, prompt: list[int], ends: list[int], max_tokens: int, **options: Any) -> list[Any]:
-    """What `transformers` finds: token ids up to the end token, and scores."""
+    """The beams that `transformers` finds: token ids up to the end token, and scores."""
     width = options["num_beams"]
     with torch.no_grad():
         found = model.generate(

@@ -1,4 +1,4 @@
-"""What is read of a folder that anybody may have written."""
+"""A manifest is read with care: anybody may have written its folder."""
 
 import hashlib
 import json

@@ -19,7 +19,7 @@ echo 'NVIDIA H100 80GB HBM3, 580.159.04, 9.0, 81559, 4, 0, 700.00'
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `system` finds, to be changed by tests; at first a machine without accelerators."""
+    """The machine that `system` finds, for tests to change; at first it has no accelerators."""
     found: dict[str, Any] = {"files": [], "held": [], "locks": [], "gpus": [], "driver": None, "bus": 0, "versions": {}}
     monkeypatch.setattr(system, "device_files", lambda: found["files"])
     monkeypatch.setattr(system, "holders", lambda _: found["held"])

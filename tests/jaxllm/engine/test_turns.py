@@ -11,7 +11,7 @@ ADA, BEN = Owner("ada"), Owner("ben")
 
 @dataclass
 class Rows:
-    """What of a plan is looked at."""
+    """The two numbers of a plan that are read."""
 
     num_decodes: int
     num_rows: int

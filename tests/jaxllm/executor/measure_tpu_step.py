@@ -92,7 +92,7 @@ def narrow(text: str, elements: int) -> list[str]:
 
 
 def _operations_of_a_layer(text: str) -> list[re.Match[str]]:
-    """What the body of the loop over the layers consists of: the one that calls kernels."""
+    """The instructions in the body of the loop over the layers: the one that calls kernels."""
     body = next(part for part in re.split(r"\n(?=\S)", text) if "while/body" in part and " custom-call(" in part)
     return [match for line in body.splitlines() if (match := _OPERATION.match(line))]
 

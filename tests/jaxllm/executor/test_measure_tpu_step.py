@@ -1,4 +1,4 @@
-"""What the measurement of compiled steps takes for repeated in every layer, and for narrow."""
+"""The measurement of compiled steps recognises what every layer repeats, and what is narrow."""
 
 from tests.jaxllm.executor.measure_tpu_step import narrow, repeated
 

@@ -1,4 +1,4 @@
-"""What records of programs declare is what their programs take, give away and return."""
+"""Programs take, give away and return what their records declare."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What is left open is settled before weights are loaded: here for TPUs that are not there, and for made-up memory."""
+"""Open options are settled before weights are loaded: here for absent TPUs, and for made-up memory."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a compiled program takes, from a text like libtpu's, on a made-up chip of 1,000 cycles a second."""
+"""The time of a compiled program, from a text like libtpu's, on a made-up chip of 1,000 cycles a second."""
 
 from dataclasses import replace
 

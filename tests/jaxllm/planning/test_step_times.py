@@ -1,4 +1,4 @@
-"""What an engine says its steps should take is what `jaxllm plan` says."""
+"""An engine expects the same step times as `jaxllm plan`."""
 
 from dataclasses import replace
 from pathlib import Path

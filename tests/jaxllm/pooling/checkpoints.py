@@ -99,7 +99,7 @@ def save(folder: Path, architecture: str, **options: Any) -> torch.nn.Module:
 
 
 def save_modules(folder: Path, mode: str, *, normalize: bool, max_length: int | None = None) -> None:
-    """What sentence-transformers writes alongside a model."""
+    """Write the files that sentence-transformers writes alongside a model."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *((("2_Normalize", "Normalize"),) if normalize else ())]
     (folder / "modules.json").write_text(
         json.dumps(

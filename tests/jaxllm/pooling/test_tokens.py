@@ -139,7 +139,7 @@ def test_vectors_for_late_interaction(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_folder_of_pylate(tmp_path: Path) -> None:
-    """What https://github.com/lightonai/pylate writes, such as GTE-ModernColBERT: no pooling, dense layers."""
+    """Checkpoints of https://github.com/lightonai/pylate, such as GTE-ModernColBERT: no pooling, dense layers."""
     model = save(tmp_path, "ModernBertModel")
     layers = [torch.nn.Linear(32, 24, bias=False), torch.nn.Linear(24, 8, bias=False)]
     modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]

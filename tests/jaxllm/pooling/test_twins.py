@@ -46,7 +46,7 @@ JINA: dict[str, Any] = {
     "use_flash_attn": True,
     "use_reentrant": False,
 }
-"""What https://huggingface.co/jinaai/xlm-roberta-flash-implementation reads."""
+"""The options that https://huggingface.co/jinaai/xlm-roberta-flash-implementation reads."""
 
 
 @pytest.mark.parametrize(

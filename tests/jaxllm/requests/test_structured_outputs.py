@@ -1,4 +1,4 @@
-"""What may be asked of an output's form, before anything is compiled."""
+"""Requests for an output's form are checked before anything is compiled."""
 
 from typing import Any
 

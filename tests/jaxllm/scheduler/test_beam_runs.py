@@ -35,7 +35,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def states_of(tokens: list[int], salt: str | None) -> list[int]:
-    """What the keys and values of each position stand for: its token and all before it."""
+    """The keys and values of each position stand for its token and all before it."""
     return _states_of(tuple(tokens), salt)
 
 
@@ -159,7 +159,7 @@ class Device:
         return [int(self.contents[place]) for place in places]
 
     def _check_everybody(self) -> None:
-        """What each running sequence has computed is still there, whether it was part of the step or not."""
+        """Each running sequence still has all that it computed, whether it was part of the step or not."""
         table = self.scheduler.table
         for slot, request in enumerate(table.requests):
             if request is not None:
@@ -197,7 +197,7 @@ class Run:
         """Prompt and output of every hypothesis so far."""
 
     def fits(self, prompt: list[int], width: int, max_tokens: int | None) -> bool:
-        """What `BeamOptions.check_fits` asks for."""
+        """The bounds that `BeamOptions.check_fits` sets."""
         longest = MAX_MODEL_LEN if max_tokens is None else min(MAX_MODEL_LEN, len(prompt) + max_tokens)
         needed = self.pages.groups.most_pages(longest, width, len(prompt))
         most = min(self.options["max_num_seqs"], self.options["max_num_batched_tokens"])

@@ -1,4 +1,4 @@
-"""What fairness costs: the same requests at the same steps, of several owners and of one."""
+"""Fairness costs little: the same requests at the same steps, of several owners and of one."""
 
 from typing import Any, NamedTuple
 

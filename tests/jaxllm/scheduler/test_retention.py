@@ -1,4 +1,4 @@
-"""What prefixes of models with sliding windows are still found when others have run since."""
+"""Prefixes of models with sliding windows are still found when others have run since."""
 
 from itertools import count
 

@@ -41,7 +41,7 @@ def first_state(request: Request) -> int:
 
 
 def next_state(state: int, token: int) -> int:
-    """What the keys and values of a position stand for: this token and all before it."""
+    """The keys and values of a position stand for this token and all before it."""
     return (state * 1000003 + token + 1) % (2**61 - 1)
 
 
@@ -116,7 +116,7 @@ class Story:
 
 
 WRONG = -2
-"""What is computed with a token that turns out not to follow; nobody may read it."""
+"""Stands for keys and values of a token that turns out not to follow; nobody may read them."""
 
 
 class PagedModel:

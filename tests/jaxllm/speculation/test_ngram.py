@@ -27,7 +27,7 @@ def table_with(texts: list[list[int]]) -> tuple[RequestTable, np.ndarray]:
 
 
 def looked_up(text: list[int], limit: int, smallest: int, largest: int) -> list[int]:
-    """What followed the longest of the last tokens that was there before, where it was last."""
+    """The tokens that followed the last occurrence of the longest repeated ending."""
     for count in range(min(largest, len(text) - 1), smallest - 1, -1):
         for place in range(len(text) - 1, count - 1, -1):
             if text[place - count : place] == text[-count:]:

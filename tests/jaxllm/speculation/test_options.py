@@ -1,4 +1,4 @@
-"""What the options of speculative decoding say, under vLLM's names."""
+"""The options of speculative decoding are read under vLLM's names."""
 
 from typing import Any
 

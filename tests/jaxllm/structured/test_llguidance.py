@@ -1,4 +1,4 @@
-"""What schemas mean where llguidance would have it otherwise, and what its errors say here."""
+"""Schemas keep their meaning where llguidance would have it otherwise, and its errors say what is wrong."""
 
 from typing import Any
 

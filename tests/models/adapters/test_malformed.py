@@ -1,4 +1,4 @@
-"""What is wrong with an adapter is said by name."""
+"""Errors name the part of an adapter that is wrong."""
 
 from collections.abc import Callable
 from pathlib import Path

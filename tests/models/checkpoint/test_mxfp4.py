@@ -24,7 +24,7 @@ from tests.models.test_families import check, save
 Tensors = dict[str, np.ndarray]
 EXPERTS = "model.layers.0.mlp.experts"
 QUANTISED = (f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj", "model.layers.1.mlp.experts.gate_up_proj")
-"""What is left is not converted, as the configuration says."""
+"""The other matrices are not converted, as the configuration says."""
 METHOD = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.1.mlp.experts.down_proj", "lm_head"]}
 
 

@@ -62,7 +62,7 @@ def test_only_the_rows_that_are_wanted(monkeypatch: pytest.MonkeyPatch, tensors:
 
 
 class Watch:
-    """What has been read so far."""
+    """The bytes read so far."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: set[str] = set()

@@ -188,7 +188,7 @@ class Call:
 
 
 class Stored(tuple[Any, ...]):
-    """What a pickle refers to as outside it."""
+    """The references of a pickle to data outside it."""
 
     __slots__ = ()
 

@@ -23,7 +23,7 @@ K = 3
 
 
 class Reference:
-    """What the head says after each prefix of a text, by computing all of it again."""
+    """The head's answer after each prefix of a text, by computing all of it again."""
 
     def __init__(self, folder: Path, *, nested: bool) -> None:
         self.model = LlamaForCausalLM.from_pretrained(find_model("demo"), dtype=torch.float32)

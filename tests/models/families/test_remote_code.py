@@ -28,7 +28,7 @@ LIKE = {
     "ChatGLMModel": "Glm",
     "JAISLMHeadModel": "GPT2",
 }
-"""What each architecture is compared with here."""
+"""The architecture that each is compared with here."""
 
 
 class WithAlibi(nn.Module):

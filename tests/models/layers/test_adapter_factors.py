@@ -1,4 +1,4 @@
-"""What factors of adapters are made of is learned from products, whatever layout and type the weights have."""
+"""Factors of adapters follow from products, whatever layout and type the weights have."""
 
 from dataclasses import replace
 from typing import Any

@@ -47,7 +47,7 @@ def logits(devices: int, model: ModelConfig = MODEL, *, native: bool = False) ->
 
 @pytest.fixture(scope="module")
 def on_one() -> list[np.ndarray]:
-    """What one device finds."""
+    """The output of one device."""
     return logits(1)
 
 

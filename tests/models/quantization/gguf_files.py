@@ -43,7 +43,7 @@ def random_bytes(kind: TensorType, rows: int, columns: int, scale: float = 0.1) 
 
 
 def metadata(architecture: str, config: Any) -> dict[str, Any]:
-    """What llama.cpp's converter writes of a configuration."""
+    """The metadata that llama.cpp's converter writes for a configuration."""
     found = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,

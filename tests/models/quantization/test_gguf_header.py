@@ -205,7 +205,7 @@ def test_a_folder_of_one_file_stands_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_folders_that_were_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the links point to neither counts nor goes, nor does what a process uses for long."""
+    """Targets of links are neither counted nor removed, nor are files that a process uses for long."""
     files = [save(tmp_path / f"{name}.gguf", names=("token_embd.weight", "output.weight")) for name in "abc"]
     with monkeypatch.context() as patch:
         patch.setattr(gguf_cache, "hold", lambda folder: None)

@@ -1,4 +1,4 @@
-"""What the numbers of a quantised matrix mean, against arithmetic written out."""
+"""The numbers of a quantised matrix mean what arithmetic written out says."""
 
 import numpy as np
 import pytest

@@ -99,7 +99,7 @@ def _choices(case: Case) -> set[tuple[str, object]]:
 
 
 def _kind(new: int, computed: int) -> str:
-    """What a kernel does for a row: whether it is a decode, and where its tokens and its context end."""
+    """The kernel's work for a row: whether it is a decode, and where its tokens and its context end."""
     if new <= 1:
         context = "no" if not computed else "short" if computed < 128 else "long" if computed < 1024 else "very long"
         return f"{('nothing', 'decode')[new]} after {context} context"

@@ -1,4 +1,4 @@
-"""What is made once per step: the same as every layer would make."""
+"""Arrays that are made once per step are those that every layer would make."""
 
 from typing import cast
 

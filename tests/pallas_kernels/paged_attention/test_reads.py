@@ -1,4 +1,4 @@
-"""What the XLA implementation reads: each page of a context about once, and nothing of the tables beyond it."""
+"""The XLA implementation reads each page of a context about once, and nothing of the tables beyond it."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -48,7 +48,7 @@ class Rows:
         self.run = jax.jit(partial(kernel, platform=platform))
 
     def arguments(self, tokens: dict[int, list[int]], done: Any, drafts: Any = None, replayed: Any = None) -> Any:
-        """What the kernel takes for these tokens of rows, those with one token first, of which `drafts` are drafts."""
+        """The kernel's inputs for these tokens of rows, those with one token first; `drafts` of them are drafts."""
         rows = list(tokens)
         lengths = [len(tokens[row]) for row in rows]
         batch = make_batch(lengths, [done[row] for row in rows], TOKENS, ROWS)

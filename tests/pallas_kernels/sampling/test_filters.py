@@ -49,7 +49,7 @@ def test_top_k_keeps_exactly_k_distinct_values(scale: float, shift: float) -> No
 
 
 def assert_smallest_set(weights: np.ndarray, top_p: float, threshold: float) -> None:
-    """What is kept makes up `top_p`, and would not without its least likely members; rounding aside."""
+    """The kept tokens make up `top_p`, and would not without the least likely of them; rounding aside."""
     weights = weights.astype(np.float64)
     kept = weights >= threshold
     tolerance = 2e-6 * weights.sum()

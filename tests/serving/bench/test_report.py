@@ -24,7 +24,7 @@ VLLM_FIELDS = {
     "max_concurrent_requests", "rtfx",
     *(f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
 }  # fmt: skip
-"""What `vllm bench serve` writes of a run (v0.33, `vllm/benchmarks/serve.py`), alongside its settings."""
+"""The figures that `vllm bench serve` writes (v0.33, `vllm/benchmarks/serve.py`), alongside its settings."""
 VLLM_DETAILS = {
     "input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times", "generated_texts",
     "errors",

@@ -32,7 +32,7 @@ def api(server: ServerProcess) -> Iterator[httpx.Client]:
 
 
 def chat_answer(api: httpx.Client, *messages: str) -> str:
-    """What the server says to these messages, of the user and itself in turn."""
+    """The server's answer to these messages, alternately of the user and of the server."""
     roles = ("user", "assistant")
     body = {
         "messages": [{"role": roles[index % 2], "content": text} for index, text in enumerate(messages)],

@@ -65,7 +65,7 @@ def compilations() -> Iterator[list[Any]]:
 
 @contextmanager
 def unpickled() -> Iterator[list[Any]]:
-    """What is looked up by name while something is unpickled: the way in which a pickle runs code."""
+    """The names looked up while something is unpickled: the way in which a pickle runs code."""
     found: list[Any] = []
     listening = True
 

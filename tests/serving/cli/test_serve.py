@@ -1,4 +1,4 @@
-"""What `jaxllm serve` makes of flags, file and environment. The running one: `tests/serving/server/test_server.py`."""
+"""`jaxllm serve` reads flags, file and environment. The running one: `tests/serving/server/test_server.py`."""
 
 from pathlib import Path
 

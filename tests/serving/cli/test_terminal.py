@@ -1,4 +1,4 @@
-"""What an answer looks like in a terminal."""
+"""Terminals show reasoning fainter than answers; scripts get answers alone."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""What is built on Kubernetes, and plain machines: against their schemas, and against the code."""
+"""Formats built on Kubernetes, and plain machines, agree with their schemas and with the code."""
 
 import shlex
 import shutil

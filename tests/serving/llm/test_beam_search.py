@@ -1,4 +1,4 @@
-"""What a beam search may be asked for."""
+"""Beam searches accept what they can do, and refuse the rest."""
 
 from typing import Any
 

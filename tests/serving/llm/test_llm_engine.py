@@ -22,7 +22,7 @@ def model_folder(byte_level_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(scripted_engine: type, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What `Engine.from_config` returns; every request generates the token 8 for ever."""
+    """Stands in for `Engine.from_config`; every request generates the token 8 for ever."""
 
     scripted = scripted_engine(lambda request: iter(lambda: 8, None))
 

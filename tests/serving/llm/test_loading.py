@@ -1,4 +1,4 @@
-"""What is read besides the weights."""
+"""A function may change the configuration, and options are read besides it."""
 
 from pathlib import Path
 from typing import Any

@@ -88,7 +88,7 @@ async def test_closing_aborts_once_and_only_what_is_unfinished() -> None:
 
 
 class GatedSink:
-    """What a reader and its sinks got, by sequence; the sinks take results while `taking`."""
+    """The results that a reader and its sinks got, by sequence; the sinks take results while `taking`."""
 
     def __init__(self) -> None:
         self.taking = True

@@ -1,4 +1,4 @@
-"""What is refused, with which status, and which field is named; a stream alongside it does not notice."""
+"""Bad input is refused with the right status and field; a stream alongside it does not notice."""
 
 import json
 import threading

@@ -19,7 +19,7 @@ def number(token: str) -> int:
 
 
 def test_completions(client: OpenAI) -> None:
-    """What the likeliest tokens have as such, they have when they are listed, in the order of the list."""
+    """The likeliest tokens have the same log-probabilities when they are listed, in the order of the list."""
     fields: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 3, "temperature": 0}
     (likely,) = client.completions.create(**fields, logprobs=20, extra_body=BY_ID).choices
     assert likely.logprobs

@@ -30,7 +30,7 @@ def value(pattern: str, length: int = LENGTH) -> str:
 
 
 def problem(sent: str, response: httpx.Response, pattern: str) -> str | None:
-    """What is wrong with the answer, if anything is."""
+    """The fault of the answer, if there is one."""
     if response.status_code < 400:
         return None
     error = response.json()["error"]

@@ -1,4 +1,4 @@
-"""What tools and reasoning mean for prompt, parameters and reading, without a server."""
+"""Tools and reasoning change prompt, parameters and reading; no server is needed."""
 
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 def read(**fields: Any) -> StructuredOutputsParams | None:
-    """What a request with these fields asks for."""
+    """The structure that a request with these fields asks for."""
     body = decode(msgspec.json.encode({"prompt": "x", **fields}), CompletionRequest)
     settle(body)
     return structured_outputs(body)

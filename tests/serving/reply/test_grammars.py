@@ -85,7 +85,7 @@ def written(backend: Backend, vocabulary: LLTokenizer, grammar: str, rng: random
 
 
 def parsed(backend: Backend, vocabulary: LLTokenizer, name: str, seed: int, **how: Any) -> Reply | None:
-    """What is read of a text that a grammar of all functions allows."""
+    """The reply read from a text that a grammar of all functions allows."""
     reasoning = how.get("reasoning")
     grammar = calls_grammar(tool_format(name), token_ids(backend), FUNCTIONS, **how)
     assert grammar is not None

@@ -1,4 +1,4 @@
-"""What an operator says of reasoning in vLLM's words."""
+"""Operators configure reasoning in vLLM's words."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What /health says of kernels that failed their self-tests."""
+"""/health reports kernels that failed their self-tests."""
 
 from types import SimpleNamespace
 from typing import Any

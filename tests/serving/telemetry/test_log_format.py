@@ -1,4 +1,4 @@
-"""What clients write cannot forge a line of the log, nor command the terminal of its reader."""
+"""Clients cannot forge a line of the log, nor command the terminal of its reader."""
 
 import json
 import logging

@@ -31,7 +31,7 @@ IDLE = replace(STEP, num_running=0, num_waiting=0, kv_usage=0.0)
 
 
 def lines(run_python: RunPython, code: str) -> list[str]:
-    """What a program that uses the logger `log` writes to standard error."""
+    """The standard error of a program that uses the logger `log`."""
     head = "import logging, warnings\nfrom jaxllm.serving.telemetry.logs import *\n"
     head += "from jaxllm.serving.telemetry.log_format import current_request_id\n"
     head += "log = logging.getLogger('jaxllm.test')\n"

@@ -1,4 +1,4 @@
-"""What /metrics says, read with Prometheus' own parser and held against what was observed."""
+"""/metrics agrees with what was observed; Prometheus' own parser reads it."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What an owner may use, and that it gets back what it did not."""
+"""An owner uses no more than its quota, and gets back what it did not use."""
 
 import dataclasses
 from collections.abc import Callable

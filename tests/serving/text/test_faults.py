@@ -1,4 +1,4 @@
-"""What cannot be read of one request ends that request; the others of the same step are read."""
+"""Output that cannot be read ends its own request; the others of the same step are read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ PARTS: list[tuple[Any, str, dict[str, Any], bool]] = [
     (Sequence, "_take_logprobs", {"logprobs": 0}, True),
     (Sequence, "_take_logprobs", {"logprobs": 0}, False),
 ]
-"""What is called for a sequence, the parameters that make it so, and whether the request streams."""
+"""The function called for a sequence, the parameters that make it so, and whether the request streams."""
 
 
 def outputs_of(name: str, tokens: list[int]) -> list[EngineOutput]:
@@ -43,7 +43,7 @@ def outputs_of(name: str, tokens: list[int]) -> list[EngineOutput]:
 
 
 class PanicException(BaseException):
-    """What libraries in Rust raise: no `Exception`, and of a class that cannot be imported."""
+    """The panic that libraries in Rust raise: no `Exception`, and of a class that cannot be imported."""
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, PanicException])

@@ -1,4 +1,4 @@
-"""What is measured of requests, with times given by hand, and in the midst of stop strings and aborts."""
+"""Requests are measured right, with times given by hand, and amid stop strings and aborts."""
 
 from collections.abc import Callable
 from itertools import pairwise

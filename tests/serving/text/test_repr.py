@@ -1,4 +1,4 @@
-"""What a person sees of parameters and results, and the rows they become."""
+"""People read parameters and results as text, or as rows of a table."""
 
 import builtins
 import sys

@@ -14,7 +14,7 @@ from jaxllm.serving.text.stop_strings import StopAutomaton, StopStrings
 
 
 def oracle(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """What is shown of `text`, found letter by letter."""
+    """The part of `text` that is shown, found letter by letter."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

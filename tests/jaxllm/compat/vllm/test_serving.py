@@ -1,4 +1,4 @@
-"""What programs use that have a server or routes of their own."""
+"""Programs with a server or routes of their own use vLLM's helpers as with vLLM."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""What travels between data shards in a compiled step."""
+"""Data shards exchange only tokens of experts in a compiled step."""
 
 import re
 from collections import Counter

@@ -17,7 +17,7 @@ DEEPSEEK = replace(LLAMA, group=16, head_size=64, latent=LatentSizes(512, 64))
 
 @dataclass(frozen=True)
 class Device:
-    """What the choice reads of a `jax.Device`."""
+    """The attributes of a `jax.Device` that the choice reads."""
 
     platform: str
     device_kind: str

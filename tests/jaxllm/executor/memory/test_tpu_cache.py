@@ -1,4 +1,4 @@
-"""What a TPU allocates for a KV cache, as libtpu lays out the argument of a program for a chip that is not there."""
+"""A TPU allocates for a KV cache as libtpu lays out the argument of a program for an absent chip."""
 
 import json
 

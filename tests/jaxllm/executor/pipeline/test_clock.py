@@ -13,7 +13,7 @@ NOW = local()
 
 @dataclass
 class Output:
-    """What a stage gives at a time, once it is `there`, or why it gives nothing."""
+    """The output of a stage at a time, once it is `there`, or the reason why there is none."""
 
     time: float
     error: Exception | None = None

@@ -73,7 +73,7 @@ def test_each_stage_has_its_layers_devices_and_part_of_the_cache() -> None:
 
 
 def test_stages_on_virtual_devices_share_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each of two could have alone is too little for both."""
+    """Memory that is enough for each of two stages alone is too little for both."""
     resolved = resolved_in(2)
     programs = [generation_programs(part, 5) for part in resolved.stage_configs]
     needed = [bytes_on_device((each.parameters, each.state)) for each in programs]

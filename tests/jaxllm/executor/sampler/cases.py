@@ -1,4 +1,4 @@
-"""What the sampler's tests share: rows made from keywords, and an oracle that sorts."""
+"""The sampler's tests share rows made from keywords, and an oracle that sorts."""
 
 from typing import Any
 

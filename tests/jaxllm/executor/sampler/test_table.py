@@ -144,7 +144,7 @@ def request_table(*requests: Request) -> RequestTable:
 
 
 def updates(sampling: SamplingTable, table: RequestTable) -> list[BiasUpdate]:
-    """What a step changes in which every request samples a token."""
+    """The changes of a step in which every request samples a token."""
     slots = np.array([request.slot for request in table.requests if request is not None], np.int32)
     return sampling.updates(table, slots, table.num_tokens[slots] - table.num_prompt_tokens[slots])
 

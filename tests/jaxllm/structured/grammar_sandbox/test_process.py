@@ -1,4 +1,4 @@
-"""What the sandbox's process knows of its children."""
+"""The sandbox's process tells stopped children from those that have ended."""
 
 import os
 import signal

@@ -32,7 +32,7 @@ READ = [
     for case in (*CASES, *OWN)
     if Strips.reads((case.out_size, case.in_size), case.kind) and not (case.norm or case.gated or case.residual)
 ]
-"""What is fused is done outside the kernel."""
+"""Fused operations run outside the kernel."""
 _QUICK = ("strips", "groups_by_sums", "integers_in_groups", "mxfp4")
 
 

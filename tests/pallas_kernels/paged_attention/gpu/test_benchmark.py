@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu_attention.py` and `scripts/gpu_compile.py` compute, where no GPU is needed for it."""
+"""`benchmarks/gpu_attention.py` and `scripts/gpu_compile.py` compute the right figures; these need no GPU."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What the GPU kernel refuses, and that it says so when traced."""
+"""The GPU kernel refuses unsupported inputs when it is traced."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the cases do not reach of the prefill kernel: scores far from 0, and whole blocks on the diagonal."""
+"""The prefill kernel where the cases do not reach: scores far from 0, and whole blocks on the diagonal."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What one connection may send and how long it may take, by sockets that do what no client should."""
+"""One connection is limited in bytes and time; sockets do here what no client should."""
 
 import logging
 import socket

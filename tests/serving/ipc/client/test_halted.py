@@ -66,7 +66,7 @@ def tell(engine: AsyncEngine, *messages: Any) -> None:
 
 
 async def sent(engine: AsyncEngine) -> list[Call]:
-    """What it was asked since the last time; the process never takes it."""
+    """The messages since the last time; the process never takes them."""
     for _ in range(10):
         await asyncio.sleep(0)
     waiting = engine._supervisor.connection._queue._waiting

@@ -32,7 +32,7 @@ def test_tpu_chips(tmp_path: Path) -> None:
 
 
 def on_bus(folder: Path, *ids: tuple[str, str]) -> Path:
-    """What the kernel shows of devices with these vendors and numbers."""
+    """The kernel's files for devices with these vendors and numbers."""
     for number, (vendor, device) in enumerate(ids):
         place = folder / f"0000:00:{number:02x}.0"
         place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What is sent to the engine: in order, within the credit, and nothing is lost but what was taken back."""
+"""Messages reach the engine in order and within the credit, and only those taken back are lost."""
 
 import numpy as np
 from hypothesis import settings
@@ -20,7 +20,7 @@ def add(*names: str) -> Add:
 
 
 class Engine:
-    """What an engine makes of the messages: the requests that it has."""
+    """The requests that an engine has after the messages."""
 
     def __init__(self) -> None:
         self.has: set[str] = set()
@@ -110,7 +110,7 @@ class SendQueueMachine(RuleBasedStateMachine):
 
     @rule()
     def connection_ends(self) -> None:
-        """What was never sent goes to another engine; the rest fails."""
+        """Requests that were never sent go to another engine; the rest fails."""
         left = self.queue.close()
         names = {name for message in left for name in request_ids(message)}
         assert names <= self.wanted

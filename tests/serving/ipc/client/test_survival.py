@@ -70,7 +70,7 @@ def lose_next(llm: AsyncLLM, *, replace: bool) -> Lossy:
 
 
 async def test_a_lost_message_is_noticed_by_its_number(llm: AsyncLLM) -> None:
-    """What the engine still knows cannot be told: it ends, everybody hears why, and the next one goes on."""
+    """An engine that cannot report its outputs ends; everybody hears why, and the next one goes on."""
     other = asyncio.ensure_future(collect(llm, LONG))
     await until(lambda: llm.num_unfinished == 1)
     pid = llm.engine_pids[0]

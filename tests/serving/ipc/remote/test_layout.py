@@ -1,4 +1,4 @@
-"""What the flags of data parallel mean together, and who may join."""
+"""The flags of data parallel have one meaning together, and say who may join."""
 
 from dataclasses import replace
 from pathlib import Path

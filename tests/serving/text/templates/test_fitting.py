@@ -1,4 +1,4 @@
-"""What clients send reaches the prompt, whatever form of it a chat template takes."""
+"""Messages of clients reach the prompt, whatever form a chat template takes."""
 
 from typing import Any
 

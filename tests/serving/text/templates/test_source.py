@@ -1,4 +1,4 @@
-"""What is read in the source of a chat template."""
+"""The source of a chat template says which values and forms of messages it reads."""
 
 import pytest
 

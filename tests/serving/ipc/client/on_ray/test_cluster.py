@@ -1,4 +1,4 @@
-"""What an engine asks of a Ray cluster."""
+"""Engines ask a Ray cluster for places."""
 
 import builtins
 from typing import Any
