@@ -12,6 +12,7 @@ from jaxllm.serving.openai.chat.plan import ChatCall
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
+from jaxllm.serving.openai.generation.request_metrics import PerRequestMetrics
 from jaxllm.serving.openai.protocol.chat import (
     AssistantMessage,
     ChatChoice,
@@ -22,7 +23,6 @@ from jaxllm.serving.openai.protocol.chat import (
     ChatDelta,
 )
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs
-from jaxllm.serving.openai.protocol.timing import RequestTiming
 from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 
 
@@ -52,9 +52,9 @@ class ChatWriter:
         self._counter = UsageCounter([len(self._prompt_token_ids)], call.plan.count_reasoning, is_chat=True)
         self._begun: set[int] = set()
         self._force_usage = server.options.enable_force_include_usage
-        self._is_single = (body.n or 1) == 1
-        self._timed = server.options.enable_per_request_metrics and self._is_single
-        self._last: RequestOutput | None = None
+        self._metrics = PerRequestMetrics(
+            self._counter, is_single=(body.n or 1) == 1, timed=server.options.enable_per_request_metrics
+        )
 
     # Only streams have the following two.
 
@@ -94,7 +94,7 @@ class ChatWriter:
             answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if self._body.return_token_ids:
             answer.prompt_token_ids = self._prompt_token_ids
-        answer.metrics = self._metrics(output)
+        answer.metrics = self._metrics.of(output)
         return answer
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
@@ -106,21 +106,12 @@ class ChatWriter:
                 if event is not None:
                     return event
         self._counter.add(prompt_index, output)
-        self._last = output
+        self._metrics.last = output
         return b"".join(event for completion in output.outputs for event in self._events(completion))
 
     def end(self) -> bytes:
         """The usage."""
-        metrics = self._metrics(self._last)
-        return self._frame.end() if metrics is UNSET else self._frame.end(metrics=metrics)
-
-    def _metrics(self, last: RequestOutput | None) -> RequestTiming | UnsetType:
-        """What is told of a request with a single choice, by its last result."""
-        if not self._is_single:
-            return UNSET
-        drafts = last.outputs[-1].spec_decode_metrics if last is not None and last.outputs else None
-        times, num_tokens = None if last is None else last.metrics, self._counter.usage.completion_tokens
-        return RequestTiming.wanted(times, num_tokens, drafts, timed=self._timed)
+        return self._metrics.end(self._frame)
 
     def _events(self, completion: CompletionOutput) -> list[bytes]:
         events = []

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from msgspec import UNSET, UnsetType
-
 from jaxllm.serving.http.identity import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
+from jaxllm.serving.openai.generation.request_metrics import PerRequestMetrics
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
-from jaxllm.serving.openai.protocol.timing import RequestTiming
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput, TokenChoices
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -36,9 +34,9 @@ class CompletionWriter:
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_logprobs: dict[int, list[TokenChoices | None]] = {}
         self._force_usage = server.options.enable_force_include_usage
-        self._is_single = len(requests) == self._n == 1
-        self._timed = server.options.enable_per_request_metrics and self._is_single
-        self._last: RequestOutput | None = None
+        self._metrics = PerRequestMetrics(
+            self._counter, is_single=len(requests) == self._n == 1, timed=server.options.enable_per_request_metrics
+        )
 
     @cached_property
     def _format(self) -> LogprobFormat:
@@ -67,7 +65,7 @@ class CompletionWriter:
         )
         answer.usage = self._counter.usage
         answer.service_tier = answer.kv_transfer_params = None
-        answer.metrics = self._metrics(outputs[0])
+        answer.metrics = self._metrics.of(outputs[0])
         return answer
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
@@ -79,21 +77,12 @@ class CompletionWriter:
                 event = self.texts.write(prompt_index, index, completion.text, completion.token_ids)
                 if event is not None:
                     return event
-        self._last = output
+        self._metrics.last = output
         return b"".join(self._frame.event(choice) for choice in self._choices(prompt_index, output))
 
     def end(self) -> bytes:
         """The usage."""
-        metrics = self._metrics(self._last)
-        return self._frame.end() if metrics is UNSET else self._frame.end(metrics=metrics)
-
-    def _metrics(self, last: RequestOutput | None) -> RequestTiming | UnsetType:
-        """What is told of a request with a single choice, by its last result."""
-        if not self._is_single:
-            return UNSET
-        drafts = last.outputs[-1].spec_decode_metrics if last is not None and last.outputs else None
-        times, num_tokens = None if last is None else last.metrics, self._counter.usage.completion_tokens
-        return RequestTiming.wanted(times, num_tokens, drafts, timed=self._timed)
+        return self._metrics.end(self._frame)
 
     def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
         if self._prompt_only:
