@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxllm.config import EngineConfig
 from tests.conftest import ROOT, RunPython
 from tests.serving.server_process import SMALL, running
 
@@ -18,7 +19,10 @@ TRAINS = "lora_training.py"
 EMBEDS_CLIENT = "prompt_embed_inference_with_openai_client.py"
 OFFLINE = sorted({*PROGRAMS} - {*CLIENTS, EMBEDS_CLIENT})
 ALONE = ("beam_search.py", "data_parallel.py", TRAINS)
-"""Programs with a process each, as for users; the others share one, where they find modules and programs loaded."""
+"""Programs with a process each, as for users; the others share one, where they find modules and programs loaded, and
+engines have the options of `QUICK`, which change no interface."""
+QUICK = {"optimization_level": 0, "enforce_eager": True}
+"""Nearly all the time of an engine's start goes into compiling."""
 TOGETHER = [name for name in OFFLINE if name not in ALONE]
 
 PRINTED = {
@@ -64,7 +68,9 @@ def test_the_page_lists_every_program() -> None:
     assert sorted(PRINTED) == PROGRAMS
 
 
-def test_one_in_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_in_this_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = EngineConfig.from_options
+    monkeypatch.setattr(EngineConfig, "from_options", lambda options, *more: given({**QUICK, **options}, *more))
     runpy.run_path(str(FOLDER / "offline_inference.py"), run_name="__main__")
     assert PRINTED["offline_inference.py"] in capsys.readouterr().out
 
@@ -83,12 +89,15 @@ def test_offline(run_python: RunPython, name: str) -> None:
     check(run_python, name)
 
 
-RUN = """
+RUN = f"""
 import os, runpy, sys, traceback
+from jaxllm.config import EngineConfig
+given = EngineConfig.from_options
+EngineConfig.from_options = lambda options, *more: given({{**{QUICK}, **options}}, *more)
 paths = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(paths[0]))
 for path in paths:
-    print(f"<<{path}>>", flush=True)
+    print(f"<<{{path}}>>", flush=True)
     sys.argv = [path]
     try:
         runpy.run_path(path, run_name="__main__")

@@ -13,15 +13,12 @@ from ray.data.checkpoint import CheckpointConfig
 
 from jaxllm import LLM, SamplingParams
 
-ROWS = 500
-"""Rows that are answered together, written and noted: at most so many for each engine are lost by being killed."""
-
 
 class Answer:
     """An engine in a Ray actor, loaded once to answer many batches."""
 
-    def __init__(self, model: str, max_tokens: int) -> None:
-        self.llm = LLM(model, max_num_seqs=256)
+    def __init__(self, model: str, max_tokens: int, rows: int) -> None:
+        self.llm = LLM(model, max_num_seqs=min(rows, 256))
         self.params = SamplingParams(temperature=0, max_tokens=max_tokens)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -37,6 +34,8 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--max-tokens", type=int, default=64)
+    # At most so many for each engine are lost by being killed.
+    parser.add_argument("--rows", type=int, default=500, help="rows that are answered together, written and noted")
     parser.add_argument("--engines", type=int, default=1, help="actors, each with an engine")
     parser.add_argument("--chips", type=float, default=0, help="TPU chips for each, 0 on CPU")
     args = parser.parse_args()
@@ -45,11 +44,11 @@ def main() -> None:
     DataContext.get_current().checkpoint_config = CheckpointConfig(
         id_column="id", checkpoint_path=f"{args.output}.checkpoint", delete_checkpoint_on_success=False
     )
-    prompts = ray.data.read_parquet(str(args.input)).repartition(target_num_rows_per_block=ROWS)
+    prompts = ray.data.read_parquet(str(args.input)).repartition(target_num_rows_per_block=args.rows)
     answers = prompts.map_batches(
         Answer,
-        fn_constructor_args=(args.model, args.max_tokens),
-        batch_size=ROWS,
+        fn_constructor_args=(args.model, args.max_tokens, args.rows),
+        batch_size=args.rows,
         concurrency=args.engines,
         num_cpus=1,
         resources={"TPU": args.chips} if args.chips else {},

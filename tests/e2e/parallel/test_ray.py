@@ -258,7 +258,8 @@ def test_the_application_connects_by_itself(cluster: str) -> None:
     assert made.returncode == 0, made.stderr
 
 
-ROWS = 6_000
+ROWS, BLOCK = 1_200, 100
+"""Rows in all, and those that are answered together: the engine has few sizes of steps to compile."""
 
 
 def test_ray_data_goes_on_where_it_was_killed(cluster: str, tmp_path: Path) -> None:
@@ -267,7 +268,16 @@ def test_ray_data_goes_on_where_it_was_killed(cluster: str, tmp_path: Path) -> N
 
     given, output = tmp_path / "in.parquet", tmp_path / "out"
     parquet.write_table(pa.table({"id": range(ROWS), "prompt": [f"{number}" for number in range(ROWS)]}), given)
-    command = [sys.executable, str(EXAMPLES / "batch.py"), str(given), str(output), "--max-tokens", "2"]
+    command = [
+        sys.executable,
+        str(EXAMPLES / "batch.py"),
+        str(given),
+        str(output),
+        "--max-tokens",
+        "4",
+        "--rows",
+        str(BLOCK),
+    ]
     environment = {**os.environ, "RAY_ADDRESS": cluster}
     first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
@@ -296,6 +306,6 @@ def test_ray_data_goes_on_where_it_was_killed(cluster: str, tmp_path: Path) -> N
     with LLM(**OPTIONS) as here:
         sample = list(zip(table["prompt"], table["answer"], strict=True))[:: ROWS // 50]
         wanted = here.generate(
-            [prompt for prompt, _ in sample], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False
+            [prompt for prompt, _ in sample], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False
         )
         assert [answer for _, answer in sample] == [each.outputs[0].text for each in wanted]
