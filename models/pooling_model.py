@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.loading import load_into
 from jaxllm.models.checkpoint.names import CheckpointNames
-from jaxllm.models.checkpoint.source import source_of
+from jaxllm.models.checkpoint.tensor_source import source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
@@ -38,14 +38,6 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
-
-
-class Backbone(Protocol):
-    """The model that turns texts into hidden states."""
-
-    def __call__(self, texts: PackedSequences) -> jax.Array:
-        """Hidden states [T, D] of all tokens."""
-        ...
 
 
 class Decoder(nnx.Module):
@@ -143,7 +135,7 @@ class PoolingModel(nnx.Module):
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype, outputs: Outputs) -> None:
         family = registry.lookup(config.architecture)
         self.config, self.dtype = config, dtype
-        make: Callable[..., nnx.Module] = family.make_encoder or Decoder
+        make: Callable[..., Callable[[PackedSequences], jax.Array]] = family.make_encoder or Decoder
         self.backbone = make(config, options, dtype)
         labels = outputs.labels
         self.head = None if labels is None else Head(config, family.head, labels, options, dtype)
@@ -153,7 +145,7 @@ class PoolingModel(nnx.Module):
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D]."""
-        return cast(Backbone, self.backbone)(texts)
+        return self.backbone(texts)
 
     def project(self, pooled: jax.Array) -> jax.Array:
         """Pooled hidden states float32 [R, D] as embeddings."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxllm.models.checkpoint.source import Source, source_of
+from jaxllm.models.checkpoint.tensor_source import Source, source_of
 from jaxllm.models.config import ModelConfig
 
 

@@ -25,8 +25,8 @@ from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
+from jaxllm.engine.overlap_policy import OverlapPolicy
 from jaxllm.engine.stats import NO_DRAFTS, StepStats
-from jaxllm.engine.turns import Turns
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.executor.build import build_runner
@@ -91,7 +91,7 @@ class Engine(StepLoop[Dispatched]):
         self.control = EngineControl(self, resolved)
         """Sleep, pauses and weight updates."""
         self._scheduled: dict[str, float] = {}
-        self._turns = Turns()
+        self._overlap = OverlapPolicy()
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent, group: "Group | None" = None) -> "Engine":
@@ -125,7 +125,7 @@ class Engine(StepLoop[Dispatched]):
             if isinstance(error, JaxLLMError) or not is_of_one_request(error):
                 raise
             raise RequestFaultError(fault_message(request.request_id)) from error
-        self._turns.arrived(request.owner)
+        self._overlap.on_request(request.owner)
         self.scheduler.add(request, [each.hold_reason for each in features if each.hold_reason])
         self._features.add(request, features)
 
@@ -197,7 +197,7 @@ class Engine(StepLoop[Dispatched]):
             self._end_faulty()
         if self._under_way and not self._knows_tokens:
             _, last = self._under_way[-1]
-            if self.runner.must_wait(self.scheduler.table) or self._turns.must_wait(last.plan, last.bucket.tokens):
+            if self.runner.must_wait(self.scheduler.table) or self._overlap.must_wait(last.plan, last.bucket.tokens):
                 return False
         plan = self.scheduler.schedule()
         if plan is None:
@@ -232,7 +232,7 @@ class Engine(StepLoop[Dispatched]):
         if finished:
             self._forget(finished)
         if plan.num_decodes < plan.num_rows:
-            self._turns.took(result.bucket.tokens, time.monotonic() - max(began, self._last_end))
+            self._overlap.on_step(result.bucket.tokens, time.monotonic() - max(began, self._last_end))
         self._step = StepStats(
             num_steps=1,
             num_rows=plan.num_rows,

@@ -7,13 +7,13 @@ import numpy.typing as npt
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.packed_layout import PackedLayout
-from jaxllm.executor.packing import StepPacker, output_lengths
 from jaxllm.executor.program_table import SAMPLE_CONSTRAINED
 from jaxllm.executor.sampler.constrained import ConstrainedRows, constrained_layout
 from jaxllm.executor.sampler.logprobs import Logprobs
 from jaxllm.executor.sampler.row_numbers import NEUTRAL_FLOATS
 from jaxllm.executor.sampler.table import SamplingTable
 from jaxllm.executor.step_inputs import draft_places
+from jaxllm.executor.step_packer import StepPacker, output_lengths
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from jaxllm.executor.device_calls import DeviceCalls
-from jaxllm.executor.packing import StepPacker
 from jaxllm.executor.program_table import SET_EMBEDDINGS
 from jaxllm.executor.state_programs import embeddings_at_once
+from jaxllm.executor.step_packer import StepPacker
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 

@@ -10,11 +10,11 @@ from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.constrained_calls import pack_constrained
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.packed_layout import PackedLayout
-from jaxllm.executor.packing import StepPacker
 from jaxllm.executor.program_table import ROW_LOGITS, SAMPLE_FROM_HOST, SAMPLE_PROCESSED
 from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 from jaxllm.executor.sampler.constrained import ConstrainedRows
 from jaxllm.executor.sampler.processed import processed_layout
+from jaxllm.executor.step_packer import StepPacker
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]

@@ -15,7 +15,6 @@ from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.first_run import first_run
 from jaxllm.executor.constrained_calls import ConstrainedCalls, with_chosen
 from jaxllm.executor.device_calls import DeviceCalls
-from jaxllm.executor.packing import StepPacker, active_shard_plans, output_lengths
 from jaxllm.executor.program_table import (
     COPY_PAGES,
     COPY_STATES,
@@ -33,6 +32,7 @@ from jaxllm.executor.sampler.prompt_logprobs import PROMPT_LOGPROB_ROWS
 from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.sampler.table import UPDATE_SIZE, SamplingTable
 from jaxllm.executor.step_inputs import StepShape
+from jaxllm.executor.step_packer import StepPacker, active_shard_plans, output_lengths
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable

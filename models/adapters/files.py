@@ -11,7 +11,7 @@ import numpy as np
 from jaxllm.models.adapters.errors import AdapterError
 from jaxllm.models.adapters.file_names import WEIGHT_FILES
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
-from jaxllm.models.checkpoint.refilling import all_finite
+from jaxllm.models.checkpoint.parameter_reloader import all_finite
 from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
 from jaxllm.models.errors import ModelError
 

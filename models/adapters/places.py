@@ -11,7 +11,7 @@ from jaxllm.models.adapters.names import ModuleNames, core_of
 from jaxllm.models.checkpoint.leaves import leaf_specs
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.quantized_tensors import rows_of_all, taken_rows
-from jaxllm.models.checkpoint.source import source_of
+from jaxllm.models.checkpoint.tensor_source import source_of
 from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
 from jaxllm.models.layers.embedding import Embedding
 from jaxllm.models.layers.experts import ExpertLinear

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from jaxllm.models.checkpoint.source import Source, source_of
+from jaxllm.models.checkpoint.tensor_source import Source, source_of
 from jaxllm.models.checkpoint.weight_target import Slots, Specs, checkpoint_slots
 
 if TYPE_CHECKING:

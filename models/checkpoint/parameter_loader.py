@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
 from jaxllm.models.checkpoint.read_ahead import read_ahead
 from jaxllm.models.checkpoint.safetensors_file import Tensor
-from jaxllm.models.checkpoint.source import Whole
+from jaxllm.models.checkpoint.tensor_source import Whole
 from jaxllm.models.checkpoint.weight_target import ParameterPath, Specs, WeightTarget
 from jaxllm.models.errors import ModelError
 from jaxllm.models.sharding import put

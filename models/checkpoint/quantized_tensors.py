@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxllm.models.checkpoint.source import Fused, Interleaved, OfExpert, TensorTransform, Transposed, Whole
+from jaxllm.models.checkpoint.tensor_source import Fused, Interleaved, OfExpert, TensorTransform, Transposed, Whole
 from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ARRAYS, ParameterSpec, Rows

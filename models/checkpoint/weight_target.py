@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxllm.models.checkpoint.source import Source, TensorTransform, Whole, source_of
+from jaxllm.models.checkpoint.tensor_source import Source, TensorTransform, Whole, source_of
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import Merged, ParameterSpec, Part, Rows
 

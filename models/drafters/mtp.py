@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxllm.models.batch import Batch
 from jaxllm.models.cache import Cache
-from jaxllm.models.checkpoint.source import Source, source_of
+from jaxllm.models.checkpoint.tensor_source import Source, source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder
 from jaxllm.models.drafters.guessing import likeliest

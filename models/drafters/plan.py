@@ -18,7 +18,7 @@ from jaxllm.models.options import ForwardOptions
 if TYPE_CHECKING:
     from jaxllm.models.causal_lm import CausalLM
     from jaxllm.models.checkpoint.loading import WeightSource
-    from jaxllm.models.checkpoint.source import Source
+    from jaxllm.models.checkpoint.tensor_source import Source
 
 States = jax.Array
 """What a drafter goes on from, [T, ...]."""

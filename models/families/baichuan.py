@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source, UnitRows
+from jaxllm.models.checkpoint.tensor_source import Source, UnitRows
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import gpt
 from jaxllm.models.families.common import read_llama

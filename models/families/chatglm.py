@@ -2,7 +2,7 @@
 
 from jaxllm.models.attention_plan import AttentionPlan, RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import fused
+from jaxllm.models.checkpoint.tensor_source import fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import gpt
 from jaxllm.models.families.common import read_sizes

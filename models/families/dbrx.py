@@ -1,7 +1,7 @@
 """DBRX: norms by mean and variance, clipped heads, and all experts of a layer in three tensors."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import OfExpert, Source, Transposed, fused
+from jaxllm.models.checkpoint.tensor_source import OfExpert, Source, Transposed, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_experts, with_norms
 from jaxllm.models.families.family import Family, Names

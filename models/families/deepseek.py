@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import with_experts
 from jaxllm.models.families.expert_groups import check_expert_groups, sigmoid_router

@@ -1,7 +1,7 @@
 """ERNIE 4.5: Llama with neighbours rotated in pairs, and one switch for all biases; dense, or with experts."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source, VectorAsRow
+from jaxllm.models.checkpoint.tensor_source import Source, VectorAsRow
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_biases, with_experts
 from jaxllm.models.families.family import (

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.cache import States
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import source_of
+from jaxllm.models.checkpoint.tensor_source import source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_biases
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names

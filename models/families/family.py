@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers.fused_decoder import make_decoder_layer
 from jaxllm.models.options import ForwardOptions

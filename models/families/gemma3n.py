@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import (
     FULL,

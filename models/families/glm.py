@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import fused
+from jaxllm.models.checkpoint.tensor_source import fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_biases, with_norms
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names

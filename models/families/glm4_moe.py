@@ -5,7 +5,7 @@ have.
 from collections.abc import Sequence
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import (
     FULL,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Interleaved, OfExpert, Source, Transposed
+from jaxllm.models.checkpoint.tensor_source import Interleaved, OfExpert, Source, Transposed
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import FULL, SLIDING, layer_types, read_llama, with_biases, with_experts
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import fused
+from jaxllm.models.checkpoint.tensor_source import fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import granitemoe
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Fused, OfExpert, Source, fused
+from jaxllm.models.checkpoint.tensor_source import Fused, OfExpert, Source, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import with_experts
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxllm.models.attention_plan import LatentAttentionPlan, RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import fused
+from jaxllm.models.checkpoint.tensor_source import fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_layers, read_sizes
 from jaxllm.models.families.family import LLAMA_NAMES, Names

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jaxllm.models.attention_plan import QueryScale
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Fused, OfExpert, Source, Transposed
+from jaxllm.models.checkpoint.tensor_source import Fused, OfExpert, Source, Transposed
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.common import FULL, layer_types, read_llama, text_part, with_biases, with_experts

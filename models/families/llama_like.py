@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import fused
+from jaxllm.models.checkpoint.tensor_source import fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import (
     FULL,

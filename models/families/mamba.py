@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source, fused
+from jaxllm.models.checkpoint.tensor_source import Source, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.family import Family, Names
 from jaxllm.models.families.mamba2 import sizes_without_attention

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source, fused
+from jaxllm.models.checkpoint.tensor_source import Source, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.family import Family, Names

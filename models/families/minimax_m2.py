@@ -1,7 +1,7 @@
 """MiniMax-M2: experts by the sigmoid of their scores, queries and keys normalised over all heads."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_experts
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names, expert_names

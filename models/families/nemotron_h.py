@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import source_of
+from jaxllm.models.checkpoint.tensor_source import source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.common import read_sizes

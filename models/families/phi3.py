@@ -1,7 +1,7 @@
 """Phi-3, 3.5 and 4: Llama with fused projections, and longrope for texts beyond the trained length."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import fused
+from jaxllm.models.checkpoint.tensor_source import fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names

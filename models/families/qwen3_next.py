@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Fused, Source, fused
+from jaxllm.models.checkpoint.tensor_source import Fused, Source, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.common import FULL, read_llama, sparse_layers, text_part, with_biases, with_experts

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxllm.models.attention_plan import AttentionPlan, RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import OfExpert, Source, Transposed, fused
+from jaxllm.models.checkpoint.tensor_source import OfExpert, Source, Transposed, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import gpt

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.cache import States
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source, fused, source_of
+from jaxllm.models.checkpoint.tensor_source import Source, fused, source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import gpt

@@ -16,7 +16,7 @@ from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.other_formats import is_gguf
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.safetensors_writer import Entry
-from jaxllm.models.checkpoint.source import Fused, Interleaved, Whole
+from jaxllm.models.checkpoint.tensor_source import Fused, Interleaved, Whole
 from jaxllm.models.checkpoint.weight_target import Slots, Specs, WeightTarget
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError

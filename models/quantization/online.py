@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.quantization.types import LAYERS, with_types
 from jaxllm.pallas_kernels.linear.weight_type import INT4, Activations, Values, WeightType

@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.format import Format

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from jaxllm.models.checkpoint.source import Source, source_of
+from jaxllm.models.checkpoint.tensor_source import Source, source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.quantization.format import Format
 from jaxllm.pallas_kernels.linear.weight_type import WeightType

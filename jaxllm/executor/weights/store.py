@@ -20,8 +20,8 @@ from jaxllm.models.causal_lm import abstract_model, checkpoint_names, kv_scales_
 from jaxllm.models.checkpoint.array_tensor import ArrayTensor
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.other_formats import STATE_FILE
-from jaxllm.models.checkpoint.refilling import all_finite
-from jaxllm.models.checkpoint.replacement import Replacement
+from jaxllm.models.checkpoint.parameter_reloader import all_finite
+from jaxllm.models.checkpoint.weight_update import WeightUpdate
 from jaxllm.models.errors import ModelError
 
 Place = Literal["devices", "host", "nowhere"]
@@ -39,7 +39,7 @@ class WeightStore:
         self._folder: Path | None = resolved.folder
         """Folder of the checkpoint that has these weights; None if they come from elsewhere."""
         self._copies: list[list[HostCopy]] = []
-        self._replacing: list[Replacement] = []
+        self._updates: list[WeightUpdate] = []
         self._begun_whole = False
         self.place: Place = "devices"
         self.needs: str | None = None
@@ -50,7 +50,7 @@ class WeightStore:
 
     def leave(self, *, keep: bool, progress: Progress = silent) -> None:
         """Free the memory of the devices; `keep` the weights on the host, or drop them."""
-        assert not self._replacing
+        assert not self._updates
         for _, calls in self._parts:
             leaves, calls.parameters = calls.parameters, ()
             if keep and self.needs is None and self.place == "devices":
@@ -91,7 +91,7 @@ class WeightStore:
 
     def begin(self, progress: Progress = silent) -> None:
         """An update begins: `take` its tensors, then `finish`."""
-        if self._replacing:
+        if self._updates:
             raise RequestError("a weight update is already in progress: finish it first")
         self.restore(progress)
         self._begun_whole = self.place == "devices" and self.needs is None
@@ -99,14 +99,14 @@ class WeightStore:
             for part, calls in self._parts:
                 model = abstract_model(part.model, part.forward, jnp.dtype(part.dtype))
                 names = checkpoint_names(part.model, part.forward)
-                self._replacing.append(Replacement(model, names, calls.parameters or None))
+                self._updates.append(WeightUpdate(model, names, calls.parameters or None))
             for _, calls in self._parts:
                 calls.parameters = ()
         except BaseException:
             # An interrupt must not lose the weights.
-            if len(self._replacing) == len(self._parts):
+            if len(self._updates) == len(self._parts):
                 self._give_back()
-            self._replacing = []
+            self._updates = []
             raise
 
     def take(self, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -114,15 +114,15 @@ class WeightStore:
 
         Raises `RequestError`; after one that is wrong the update is over, and `needs` says if weights are lost.
         """
-        if not self._replacing:
+        if not self._updates:
             raise RequestError("no weight update is in progress: call start_weight_update first")
         source = "weight update"
         with self._abort_on_error():
             found = [ArrayTensor.of(name, array, source) for name, array in tensors]
-            matched = [each.match(found, source) for each in self._replacing]
-            for replacement, own in zip(self._replacing, matched, strict=True):
+            matched = [each.match(found, source) for each in self._updates]
+            for update, own in zip(self._updates, matched, strict=True):
                 if own:
-                    replacement.take(own)
+                    update.take(own)
             for tensor in found:
                 tensor.values.release()
 
@@ -135,7 +135,7 @@ class WeightStore:
         given = list(tensors)
         with self._abort_on_error():
             found = [ArrayTensor.of(name, array, source) for name, array in given]
-            for each in self._replacing:
+            for each in self._updates:
                 each.match(found, source)
             for name, array in given:
                 if isinstance(array, np.ndarray) and not all_finite(array):
@@ -146,18 +146,18 @@ class WeightStore:
 
         `folder` is the checkpoint that has the weights now.
         """
-        if not self._replacing:
+        if not self._updates:
             raise RequestError("no weight update is in progress: call start_weight_update first")
         with self._abort_on_error():
-            for each in self._replacing:
+            for each in self._updates:
                 each.finish()
-            missing = [name for each in self._replacing for name in each.missing()]
+            missing = [name for each in self._updates for name in each.missing()]
             if missing:
                 some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
                 raise ModelError(f"weight update: {len(missing)} parameters received no values: {some}")
-            if not self._begun_whole and not all(each.is_whole for each in self._replacing):
+            if not self._begun_whole and not all(each.is_whole for each in self._updates):
                 raise ModelError("weight update: must contain all tensors, because the previous weights were lost")
-        has_changed = any(each.has_changed for each in self._replacing)
+        has_changed = any(each.has_changed for each in self._updates)
         self._give_back()
         self.needs = None
         if has_changed:
@@ -181,16 +181,16 @@ class WeightStore:
         self.begin(progress)
         with self._abort_on_error():
             checkpoint = Checkpoint(folder, load_format)
-            matched = [each.match(checkpoint.tensors, str(folder), is_whole=True) for each in self._replacing]
+            matched = [each.match(checkpoint.tensors, str(folder), is_whole=True) for each in self._updates]
             scales = [
                 kv_scales_of(abstract_model(part.model, part.forward, jnp.dtype(part.dtype)), checkpoint)
                 for part, _ in self._parts
             ]
-            for replacement, own, beside in zip(self._replacing, matched, scales, strict=True):
-                replacement.take(own, lambda done, total: progress("Loading weights", done, total))
-                replacement.take_scales(beside)
-                if replacement.lacks_apart:
-                    replacement.take_apart(load_drafter(self._parts[-1][0]))
+            for update, own, beside in zip(self._updates, matched, scales, strict=True):
+                update.take(own, lambda done, total: progress("Loading weights", done, total))
+                update.take_scales(beside)
+                if update.lacks_apart:
+                    update.take_apart(load_drafter(self._parts[-1][0]))
         self.finish(folder)
 
     def _update_from_state(self, folder: Path, progress: Progress) -> None:
@@ -199,16 +199,16 @@ class WeightStore:
         with self._abort_on_error():
             state = SavedState(folder)
             saved = [SavedWeights(state, part) for part, _ in self._parts]
-            for replacement, own in zip(self._replacing, saved, strict=True):
-                replacement.take_saved(own.read(progress))
+            for update, own in zip(self._updates, saved, strict=True):
+                update.take_saved(own.read(progress))
         self.finish(folder)
 
     def save(self, path: str, pattern: str | None, max_size: int | None, progress: Progress = silent) -> None:
         """Write the weights to a folder as they lie on the devices. Raises `RequestError`."""
-        if self._replacing or self.place != "devices" or self.needs is not None:
+        if self._updates or self.place != "devices" or self.needs is not None:
             why = self.needs or (
                 "a weight update is in progress"
-                if self._replacing
+                if self._updates
                 else "the weights are offloaded: wake up the engine first"
             )
             raise RequestError(f"save_sharded_state: {why}")
@@ -245,7 +245,7 @@ class WeightStore:
 
     def _give_up(self, error: BaseException) -> None:
         """An update has failed: take back what there is."""
-        changed = any(each.has_changed for each in self._replacing)
+        changed = any(each.has_changed for each in self._updates)
         before = self.needs
         self._give_back()
         if self.place == "devices" and changed:
@@ -256,8 +256,8 @@ class WeightStore:
 
     def _give_back(self) -> None:
         """The parameters are the programs' again."""
-        found = [each.leaves for each in self._replacing]
-        self._replacing = []
+        found = [each.leaves for each in self._updates]
+        self._updates = []
         if any(leaves is None for leaves in found):
             for leaves in found:
                 for leaf in leaves or ():

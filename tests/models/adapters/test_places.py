@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models.adapters.places import Place
-from jaxllm.models.checkpoint.source import Fused, Interleaved, TensorTransform, Transposed, UnitRows, Whole
+from jaxllm.models.checkpoint.tensor_source import Fused, Interleaved, TensorTransform, Transposed, UnitRows, Whole
 from jaxllm.models.checkpoint.weight_target import WeightTarget
 from jaxllm.models.layers.parameter import Rows
 

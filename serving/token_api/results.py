@@ -11,7 +11,7 @@ from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.text.sequence import RequestState
 from jaxllm.serving.text.sequence import Sequence as TokenSequence
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.serving.tokens.protocol import GivenChoice, GivenTokenLogprob, GivenTokens
+from jaxllm.serving.token_api.protocol import GivenChoice, GivenTokenLogprob, GivenTokens
 
 _REASONS = ("stop", "length", "repetition", "abort")
 

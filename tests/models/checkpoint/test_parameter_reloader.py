@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxllm.models.checkpoint.refilling import _patch
+from jaxllm.models.checkpoint.parameter_reloader import _patch
 from jaxllm.models.checkpoint.weight_target import WeightTarget
 from jaxllm.models.layers.parameter import ParameterSpec, Part, Rows
 from jaxllm.pallas_kernels.linear.tpu.layout import StripArray

@@ -21,7 +21,7 @@ _Key = tuple[ParameterPath, int | None]
 _Piece = tuple[WeightTarget, np.ndarray]
 
 
-class Refilling(ParameterLoader):
+class ParameterReloader(ParameterLoader):
     """Parameters of which some are replaced, whole or in part. What is not replaced stays as it is.
 
     A parameter of several tensors is put together on the host, once the last of them has come; those of which some do

@@ -6,8 +6,8 @@ from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.openai.protocol.chat import ChatCompletion, ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionRequest
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest
-from jaxllm.serving.tokens import derender, protocol, render
-from jaxllm.serving.tokens.generate import generate_tokens
+from jaxllm.serving.token_api import derender, protocol, render
+from jaxllm.serving.token_api.generate import generate_tokens
 
 OPERATIONS = (
     Operation(

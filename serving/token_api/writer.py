@@ -11,7 +11,7 @@ from jaxllm.serving.openai.generation.events import EventFrame, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import finite, prompt_logprobs
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenChoices
-from jaxllm.serving.tokens.protocol import (
+from jaxllm.serving.token_api.protocol import (
     ListedLogprob,
     OutputMode,
     TokenIdLogprob,

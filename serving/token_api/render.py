@@ -25,7 +25,7 @@ from jaxllm.serving.openai.responses.prepare import check, prepare, read_turn
 from jaxllm.serving.openai.stores import stores_of
 from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.tokens.protocol import RenderedRequest
+from jaxllm.serving.token_api.protocol import RenderedRequest
 
 _SAID_ELSEWHERE = (
     "bad_words_token_ids",

@@ -20,8 +20,8 @@ from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.prompts import ParsedPrompt
-from jaxllm.serving.tokens.protocol import TokensRequest
-from jaxllm.serving.tokens.writer import TokensWriter
+from jaxllm.serving.token_api.protocol import TokensRequest
+from jaxllm.serving.token_api.writer import TokensWriter
 
 PARAMS = "sampling_params"
 _NOT_GIVEN = (

@@ -22,8 +22,8 @@ from jaxllm.serving.openai.protocol.chat import ChatCompletion, ChatCompletionRe
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionRequest
 from jaxllm.serving.openai.protocol.usage import Usage
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.tokens.protocol import DerenderChatRequest, DerenderCompletionRequest, GivenTokens
-from jaxllm.serving.tokens.results import check_given, num_listed, result_of
+from jaxllm.serving.token_api.protocol import DerenderChatRequest, DerenderCompletionRequest, GivenTokens
+from jaxllm.serving.token_api.results import check_given, num_listed, result_of
 
 _ONE_PER_PROMPT = "give one per prompt"
 _NOT_TOLD = "{}: not available in responses of token IDs"

@@ -13,7 +13,7 @@ OWNERS_SECONDS = 600.0
 """For so long after a change of owners there are several of them."""
 
 
-class Turns:
+class OverlapPolicy:
     """Knows whether several owners send requests, and how long steps take.
 
     A step that is scheduled while another runs begins with whoever is there by then. If both compute long prompts, a
@@ -26,13 +26,13 @@ class Turns:
         self._several_until = 0.0
         self._seconds: dict[int, float] = {}  # of steps with prompts, by their shapes' tokens
 
-    def arrived(self, owner: Owner) -> None:
+    def on_request(self, owner: Owner) -> None:
         """A request of this owner has come."""
         if self._owner is not None and owner.name != self._owner.name:
             self._several_until = self._clock() + OWNERS_SECONDS
         self._owner = owner
 
-    def took(self, bucket_tokens: int, seconds: float) -> None:
+    def on_step(self, bucket_tokens: int, seconds: float) -> None:
         """A step with prompts, of a shape of so many tokens, has taken so long."""
         self._seconds[bucket_tokens] = (self._seconds.get(bucket_tokens, seconds) + seconds) / 2
 
