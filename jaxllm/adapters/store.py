@@ -17,8 +17,14 @@ class AdapterKey(NamedTuple):
 
     name: str
     path: str
-    version: int = 0
-    """How often it has been read in place of what had the name before."""
+    number: int
+    """`lora_int_id`. A server gives each adapter that it loads another one."""
+    version: int
+    """Differs between adapters that had the same name, path and number one after the other."""
+
+    def is_of(self, lora: LoRARequest) -> bool:
+        """Whether this is the adapter that a request means."""
+        return (self.name, self.path, self.number) == (lora.lora_name, lora.lora_path, lora.lora_int_id)
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,9 @@ class AdapterStore:
         self._adapters.move_to_end(key)
         return self._adapters[key]
 
+    def __len__(self) -> int:
+        return len(self._adapters)
+
     @property
     def is_reading(self) -> bool:
         """Whether `ready` may have something to say."""
@@ -78,7 +87,7 @@ class AdapterStore:
             else:
                 found.append((key, _fault(key, error)))
         if found:
-            self._shrink({key for key, _ in found}.union(in_use))
+            self.shrink({key for key, _ in found}.union(in_use))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -97,7 +106,8 @@ class AdapterStore:
         """Read no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _shrink(self, kept: Collection[AdapterKey]) -> None:
+    def shrink(self, kept: Collection[AdapterKey]) -> None:
+        """Forget those that were used longest ago, as long as there are more than `capacity`, but none of `kept`."""
         for key in list(self._adapters):
             if len(self._adapters) <= self._capacity:
                 return

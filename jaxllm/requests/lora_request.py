@@ -14,8 +14,8 @@ MAX_NAME = 256
 class LoRARequest:
     """An adapter by name, and the folder that it is read from when it is first asked for.
 
-    `lora_int_id` is there for programs written for vLLM, which wants a number of 1 or more for each adapter; jaxllm
-    knows adapters by name and path. With `load_inplace` the folder is read again, and replaces what has that name.
+    `lora_int_id` is a number of 1 or more, as vLLM wants one for each adapter: another number is another adapter,
+    which is read for itself. With `load_inplace` the folder is read again, and replaces what has that name.
 
     Raises `RequestError` for values of other types, an empty name or path, and a number below 1.
     """

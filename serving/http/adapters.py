@@ -20,7 +20,7 @@ class ServedAdapters:
     def __init__(self, model_names: Sequence[str], shared: SharedAdapters | None = None) -> None:
         self._model_names, self._shared = tuple(model_names), shared
         self._own: dict[str, ServedAdapter] = {}
-        self._version = 0
+        self._version = self._last = 0
 
     def __iter__(self) -> Iterator[ServedAdapter]:
         return iter(self._adapters.values())
@@ -44,14 +44,17 @@ class ServedAdapters:
         return list(self._adapters)
 
     def make(self, name: str, path: str, *, load_inplace: bool = False) -> LoRARequest:
-        """A request for an adapter that is to be served. Raises `RequestError` and an error of status 400."""
+        """A request for an adapter that is to be served. Raises `RequestError` and an error of status 400.
+
+        Its number is none that an adapter has had before. A request that was on its way when that one was removed
+        still asks for that one, and the engine takes neither for the other.
+        """
         if name in self._model_names:
             raise RequestError(f"lora_name={quoted(name)} is a name of the model; choose another", "lora_name")
         known = self._adapters.get(name)
         if known is not None and not load_inplace:
             raise already_loaded(name)
-        last = max((each.request.lora_int_id for each in self), default=0)
-        number = known.request.lora_int_id if known is not None else last + 1
+        number = known.request.lora_int_id if known is not None else self._last + 1
         return LoRARequest(name, number, path, load_inplace=load_inplace)
 
     def add(self, request: LoRARequest, parent: str | None = None) -> None:
@@ -59,6 +62,7 @@ class ServedAdapters:
         plain = LoRARequest(request.lora_name, request.lora_int_id, request.lora_path)
         with self._changing():
             self._own[request.lora_name] = ServedAdapter(plain, parent or self._model_names[0])
+            self._last = max(self._last, request.lora_int_id)
 
     def remove(self, name: str) -> None:
         """Serve an adapter no more."""
@@ -75,6 +79,7 @@ class ServedAdapters:
         with self._changing():
             if not self._version:
                 self._own = {each.request.lora_name: each for each in others}
+                self._last = max([self._last, *(each.request.lora_int_id for each in others)])
 
     @property
     def _adapters(self) -> dict[str, ServedAdapter]:
@@ -91,10 +96,10 @@ class ServedAdapters:
         with self._shared.locked():
             self._refresh(self._shared)
             yield
-            self._version = self._shared.write(list(self._own.values()))
+            self._version = self._shared.write(list(self._own.values()), self._last)
 
     def _refresh(self, shared: SharedAdapters) -> None:
-        self._version, adapters = shared.read()
+        self._version, self._last, adapters = shared.read()
         self._own = {each.request.lora_name: each for each in adapters}
 
 

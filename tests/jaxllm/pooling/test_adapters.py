@@ -204,8 +204,9 @@ def test_aborts_and_loading(tmp_path: Path) -> None:
         np.testing.assert_allclose(found["0"].data, expected[0], atol=1e-6, rtol=0)
         np.testing.assert_allclose(found["1"].data, expected[1], atol=1e-6, rtol=0)
         assert (run(engine, [asking("2", TEXTS[1], folders[2])])[0] == expected[2]).all()
-        while not engine.control.add_lora("named", str(folders[0]), again="named" in engine.adapters._known):  # type: ignore[union-attr]
-            pass
+        again = False
+        while not engine.control.add_lora("named", str(folders[0]), again=again):
+            again = True
         assert engine.control.pin_lora("named")
         assert engine.control.remove_lora("named")
         assert not engine.control.remove_lora("named")

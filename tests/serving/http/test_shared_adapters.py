@@ -80,3 +80,16 @@ def test_processes_do_not_lose_changes_of_others(handle: int) -> None:
     assert [process.wait(60) for process in running] == [0, 0, 0]
     served = ServedAdapters(("demo",), SharedAdapters(handle))
     assert set(served.names) == {f"{name}-{number}" for name in "abc" for number in range(0, 200, 2)}
+
+
+def test_no_adapter_has_the_number_of_one_that_was_removed(handle: int) -> None:
+    one, two = (ServedAdapters(("demo",), SharedAdapters(handle)) for _ in range(2))
+    numbers = list[int]()
+    for index in range(6):
+        here, there = (one, two) if index % 2 else (two, one)
+        made = here.make("sql", "/sql")
+        numbers.append(made.lora_int_id)
+        here.add(made)
+        assert there.make("sql", "/sql", load_inplace=True).lora_int_id == made.lora_int_id
+        there.remove("sql")
+    assert len(set(numbers)) == len(numbers)
