@@ -1,12 +1,41 @@
 """Adapters over several devices: the tokens are those of one."""
 
+import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.adapter_folders import write_adapter
 from tests.e2e.driving import make_engine, run
+from tests.e2e.parallel.test_hosts import process
 from tests.e2e.test_adapters import OPTIONS, prompts, with_adapter
+from tests.ports import free_ports
+
+HOSTS = """
+import json, sys
+from jaxllm import LLM, LoRARequest, SamplingParams
+from jaxllm.config import EngineConfig
+from jaxllm.load import follow_engine
+from tests.e2e.parallel.generate_on_devices import PROMPTS, options_for
+rank, size, port, *folders = sys.argv[1:]
+lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "lora_vectors": True, "dtype": "float32"}
+hosts = {"nnodes": int(size), "node_rank": int(rank), "master_port": int(port)} if int(size) > 1 else {}
+options = options_for(size) | lora | hosts
+if int(rank):
+    follow_engine(EngineConfig.from_options(options))
+else:
+    with LLM(**options) as llm:
+        params, found = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), []
+        loras = [None, *(LoRARequest(f"adapter-{index}", index + 1, folder) for index, folder in enumerate(folders))]
+        llm.add_lora(loras[1])
+        for shift in range(2):
+            given = [loras[(index + shift) % len(loras)] for index in range(len(PROMPTS))]
+            outputs = llm.generate(PROMPTS, params, lora_request=given, use_tqdm=False)
+            found += [list(output.outputs[0].token_ids) for output in outputs]
+            llm.remove_lora(1)
+        print(json.dumps(found), flush=True)
+"""
 
 WAYS = (
     {"tensor_parallel_size": 2, "layer_stack": "scan"},
@@ -45,3 +74,20 @@ def test_several_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
     wanted = tokens(folders)
     for way in WAYS:
         assert tokens(folders, **way) == wanted, way
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_engine_give_the_tokens_of_one(tmp_path: Path) -> None:
+    """The first reads adapters, and the other gets what is in them: its disk has none."""
+    folders = [str(write_adapter(tmp_path / str(seed), seed, scale=0.3, use_dora=seed == 1)) for seed in range(3)]
+    found = []
+    for size in (1, 2):
+        port = free_ports()
+        with ExitStack() as stack:
+            arguments = [(str(rank), str(size), str(port), *([] if rank else folders)) for rank in range(size)]
+            children = [stack.enter_context(process("-c", HOSTS, *each)) for each in arguments]
+            said = [child.communicate(timeout=600) for child in children]
+            assert [child.returncode for child in children] == [0] * size, [error[-2000:] for _, error in said]
+            found.append(json.loads(said[0][0].splitlines()[-1]))
+    assert found[1] == found[0]
+    assert len(set(map(tuple, found[0]))) > len(found[0]) // 2
