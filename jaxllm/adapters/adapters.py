@@ -37,7 +37,7 @@ class Ready(Generic[Request]):
 
     request: Request
     slot: int = -1
-    digest: bytes = b""
+    adapter: HostAdapter | None = None
     error: JaxLLMError | None = None
 
 
@@ -135,7 +135,7 @@ class Adapters(Generic[Request]):
                 found.append(Ready(request, error=_write_fault(key, slot)))
             else:
                 self._use.run(key.name)
-                found.append(Ready(request, slot, self._store[key].digest))
+                found.append(Ready(request, slot, self._store[key]))
         return found
 
     def stats(self) -> AdapterStats:

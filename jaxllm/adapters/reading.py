@@ -13,6 +13,7 @@ from jaxllm.adapters.adapters import Adapters, SetAdapter
 from jaxllm.adapters.store import HostAdapter, Read
 from jaxllm.errors import RequestError, quoted
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.adapters.errors import AdapterError
 from jaxllm.models.adapters.reading import read_adapter
 from jaxllm.models.adapters.slot_arrays import SlotShapes, slot_arrays
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names
@@ -39,11 +40,16 @@ def make_reader(resolved: ResolvedConfig) -> Read:
     """Reads adapters of a model that generates."""
     options = resolved.config.lora
     stages = [AdaptedStage.of(each) for each in resolved.stage_configs]
-    return read_for(stages, options.max_lora_rank, options.lora_target_modules)
+    return read_for(stages, options.max_lora_rank, options.lora_target_modules, is_generative=True)
 
 
-def read_for(stages: "Sequence[AdaptedStage]", max_rank: int, targets: Sequence[str] = ()) -> Read:
-    """Reads adapters of a model of these stages, for these modules only if there are `targets`."""
+def read_for(
+    stages: "Sequence[AdaptedStage]", max_rank: int, targets: Sequence[str] = (), *, is_generative: bool = False
+) -> Read:
+    """Reads adapters of a model of these stages, for these modules only if there are `targets`.
+
+    Those that start at an invocation are for models that generate, as in PEFT.
+    """
 
     def read(lora: LoRARequest) -> HostAdapter:
         folder = Path(lora.lora_path)
@@ -55,12 +61,15 @@ def read_for(stages: "Sequence[AdaptedStage]", max_rank: int, targets: Sequence[
             # The folder may have changed between two stages.
             if len({each.digest for each in found}) > 1:
                 raise RequestError(f"adapter {quoted(lora.lora_name)} changed while it was read", "lora_request")
+            if found[0].config.invocation_tokens and not is_generative:
+                raise AdapterError("'alora_invocation_tokens' is set, which pooling models do not support")
             arrays = [
                 slot_arrays(each, stage.slots, stage.specs, targets) for each, stage in zip(found, stages, strict=True)
             ]
         except ModelError as error:
             raise RequestError(f"adapter {quoted(lora.lora_name)}: {error}", "lora_request") from error
-        return HostAdapter(bytes.fromhex(found[0].digest), tuple(map(tuple, arrays)))
+        invocation = found[0].config.invocation_tokens or ()
+        return HostAdapter(bytes.fromhex(found[0].digest), tuple(map(tuple, arrays)), invocation)
 
     return read
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, quoted
 from jaxllm.requests.lora_request import LoRARequest
@@ -35,7 +36,23 @@ class HostAdapter:
     """sha256 of its content."""
     stages: tuple[tuple[np.ndarray, ...], ...]
     """For each stage of layers what one slot has of each array of its slots, in order: the inputs of `SET_ADAPTER`."""
+    invocation: tuple[int, ...] = ()
+    """The tokens in a prompt from whose last occurrence on the adapter counts (aLoRA). Empty: from the start on."""
 
+    def start(self, prompt: npt.NDArray[np.int32]) -> int:
+        """The first position [T] that has the adapter, `NEVER` where the prompt does not have the invocation."""
+        if not self.invocation:
+            return 0
+        size = len(self.invocation)
+        if size > len(prompt):
+            return NEVER
+        places = np.lib.stride_tricks.sliding_window_view(prompt, size)
+        found = np.flatnonzero((places == np.array(self.invocation)).all(axis=1))
+        return int(found[-1]) if len(found) else NEVER
+
+
+NEVER = 2**31 - 1
+"""A position that no token has."""
 
 Read = Callable[[LoRARequest], HostAdapter]
 """Reads an adapter from its folder. Raises `RequestError` for a folder that holds none, or one of another model."""

@@ -157,6 +157,11 @@ class HostStep:
         return self._table.adapter_slots[self.plan.slots]
 
     @property
+    def adapter_starts(self) -> Int32Array:
+        """The first position of each row that has its adapter: int32 [n]."""
+        return self._table.adapter_starts[self.plan.slots]
+
+    @property
     def sample_positions(self) -> Int32Array:
         """See `host_sample_positions`."""
         return host_sample_positions(self.plan)
@@ -222,6 +227,7 @@ STEP_INPUTS: Final = (
     StepInput("last_pages", ("R",), is_present=lambda shape: shape.num_tables == 1),
     StepInput("last_pages", ("G", "R"), is_present=lambda shape: shape.num_tables > 1),
     StepInput("adapter_slots", ("R",), is_present=lambda shape: shape.adapters is not None),
+    StepInput("adapter_starts", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("num_tokens", ()),
     StepInput("num_decodes", ()),
     StepInput("num_requests", ()),

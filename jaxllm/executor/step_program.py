@@ -138,8 +138,10 @@ def _token_adapters(inputs: dict[str, jax.Array], ragged: RaggedBatch, shape: St
     if shape.adapters is None:
         return None
     rows = inputs["adapter_slots"][ragged.token_rows]
+    starts = inputs["adapter_starts"][ragged.token_rows]
     is_token = jnp.arange(len(rows), dtype=jnp.int32) < ragged.num_tokens
-    return TokenSlots.of(jnp.where(is_token, rows, -1), shape.adapters.num_slots, shape.adapters.rank)
+    has_adapter = is_token & (inputs["positions"] >= starts)
+    return TokenSlots.of(jnp.where(has_adapter, rows, -1), shape.adapters.num_slots, shape.adapters.rank)
 
 
 def _with_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, RaggedBatch]:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
-from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests, root_digest
+from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests, page_key, root_digest
 from jaxllm.kv.retention import Retention
 from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.requests.request import Request
@@ -149,7 +149,7 @@ class KVManager:
             return
         digests = request.page_hashes
         tokens = token_ids[: last * size]
-        extend_digests(digests, tokens, size, self._root_of(request), request.prompt_embeds)
+        extend_digests(digests, tokens, size, self._root_of(request), request)
         new = digests[first:last]
         self._cache.remember(new)
         tables = pages.reshape(self._num_tables, -1)[:, first : first + len(new)]
@@ -179,9 +179,7 @@ class KVManager:
         for request, number in zip(requests, numbers, strict=True):
             digests = request.page_hashes
             if len(digests) == number:
-                page = data[offset : offset + stride]
-                if request.prompt_embeds is not None:
-                    page += request.prompt_embeds.page_key(number)
+                page = data[offset : offset + stride] + page_key(request, number, self.block_size)
                 extend_digest(digests, page, b"" if digests else self._root_of(request))
             new.append(digests[number])
             offset += stride
@@ -264,14 +262,15 @@ class KVManager:
         """Where the chain of a request's digests starts; not computed where the chain has pages."""
         if request.page_hashes:
             return b""
-        return root_digest(request.cache_salt, self.weights_version, request.adapter_digest)
+        adapter = b"" if request.adapter_start else request.adapter_digest
+        return root_digest(request.cache_salt, self.weights_version, adapter)
 
     def _find_prefix(self, request: Request) -> Int32Array:
         """The cached pages that the request can begin with, int32 [tables, pages]."""
         if not self._reads_cache(request):
             return np.zeros((self.groups.num_tables, 0), np.int32)
-        tokens, embeds = request.prompt_token_ids, request.prompt_embeds
-        extend_digests(request.page_hashes, tokens, self.block_size, self._root_of(request), embeds)
+        tokens = request.prompt_token_ids
+        extend_digests(request.page_hashes, tokens, self.block_size, self._root_of(request), request)
         return self._cache.find_for(self._readable(request), self.groups, self.snapshots)
 
     def num_cached_tokens(self, request: Request) -> int:

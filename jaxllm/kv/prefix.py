@@ -2,7 +2,9 @@
 
 The digest of a page is sha256(digest of the page before + its int32 token ids), and the chain starts from the
 request's `cache_salt`, the version of the weights and the content of its adapter. Where embeddings stand in place of
-tokens, their digest follows the ids. Equal digests therefore mean equal inputs from position 0 on, within one salt.
+tokens, their digest follows the ids. An adapter that starts at an invocation (aLoRA) is no part of the root: it
+follows the ids of the first page that has it, so that pages before that are shared with the model. Equal digests
+therefore mean equal inputs from position 0 on, within one salt.
 Each page table of a request has pages of its own after the same digests.
 """
 
@@ -15,7 +17,7 @@ import numpy as np
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array
 from jaxllm.kv.snapshots import SnapshotPool
-from jaxllm.requests.prompt_embeds import PromptEmbeds
+from jaxllm.requests.request import Request
 
 _UNSALTED = bytes(32)
 
@@ -33,11 +35,11 @@ def extend_digests(
     token_ids: Int32Array,
     block_size: int,
     root: bytes,
-    embeds: PromptEmbeds | None = None,
+    request: Request | None = None,
 ) -> None:
     """Append the digests of the full pages of `token_ids` (int32 [T], from position 0) that `digests` lacks.
 
-    `root` is `root_digest` of the request, `embeds` what stands in place of tokens.
+    `root` is `root_digest` of the `request`, which may have more than token ids in its pages.
     """
     first, last = len(digests), len(token_ids) // block_size
     if first >= last:
@@ -46,9 +48,18 @@ def extend_digests(
     data = np.asarray(token_ids[first * block_size : last * block_size], np.int32).tobytes()
     stride = 4 * block_size
     for offset in range(0, len(data), stride):
-        key = b"" if embeds is None else embeds.page_key(len(digests))
+        key = b"" if request is None else page_key(request, len(digests), block_size)
         parent = sha256(parent + data[offset : offset + stride] + key).digest()
         digests.append(parent)
+
+
+def page_key(request: Request, page: int, block_size: int) -> bytes:
+    """What tells a request's page of this number from others with the same token ids and the same page before."""
+    key = b"" if request.prompt_embeds is None else request.prompt_embeds.page_key(page)
+    start = request.adapter_start
+    if start and start // block_size == page:
+        key += start.to_bytes(4, "little") + request.adapter_digest
+    return key
 
 
 def extend_digest(digests: list[bytes], data: bytes, root: bytes) -> None:

@@ -71,6 +71,8 @@ class Request:
     """Where its adapter is on the devices; -1: it has none, or waits for it."""
     adapter_digest: bytes = b""
     """sha256 of the content of its adapter; empty without one."""
+    adapter_start: int = 0
+    """The position of the first token that has the adapter: those before it are computed as without (aLoRA)."""
 
     @property
     def num_tokens(self) -> int:

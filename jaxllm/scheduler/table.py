@@ -31,6 +31,7 @@ class RequestTable:
     generation: int64 [S], changes whenever the slot changes hands.
     owners: int32 [S], indexes in `Shares`; priorities: int64 [S], all 0 unless `by_priority`.
     adapter_slots: int32 [S], where the adapters of the requests are on the devices; -1 for none.
+    adapter_starts: int32 [S], the first position that has the adapter.
     in_group: bool [S], the slot belongs to a `SequenceGroup`, which decides about its tokens.
     requests: the owner of each slot.
     """
@@ -69,6 +70,7 @@ class RequestTable:
         self.priorities: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.in_group = np.zeros(num_slots, np.bool_)
         self.adapter_slots: Int32Array = np.full(num_slots, -1, np.int32)
+        self.adapter_starts: Int32Array = np.zeros(num_slots, np.int32)
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
             self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.max_total,
@@ -119,6 +121,7 @@ class RequestTable:
         self.in_group[slot] = request.group is not None
         leader = request if request.group is None else request.group.leader
         self.adapter_slots[slot] = leader.adapter_slot
+        self.adapter_starts[slot] = leader.adapter_start
         self._set_stops(slot, request)
         return slot
 

@@ -56,7 +56,10 @@ def slot_arrays(
 def _problems(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
     """What of an adapter has no place in a slot."""
     if adapter.config.invocation_tokens:
-        yield "'alora_invocation_tokens': adapters that start at an invocation are not supported"
+        # Queries multiply with them what keys of all tokens have in common, from before the invocation, too.
+        heads = [each.module for each in adapter.low_rank if _is_of_heads(each, slots)]
+        if heads:
+            yield f"'alora_invocation_tokens' with an adapter of {heads[0]!r} is not supported"
     yield from _problems_of_whole(adapter, slots)
     if adapter.token_rows:
         yield "'trainable_token_indices': trained embeddings are not supported"
@@ -91,6 +94,11 @@ def _problems_of_whole(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
         for other in ("weight", "bias"):
             if array is not None and _whole(path, other) in slots and (*path[:-1], other) not in given:
                 yield f"{replaced.name!r} has no {other} beside it"
+
+
+def _is_of_heads(each: LowRank, slots: SlotShapes) -> bool:
+    """Whether an adapter is one of the matrices of heads, see `HeadSlots`."""
+    return each.kind != "linear" and _path_of(each, "down") in slots
 
 
 def _whole(path: ParameterPath, array: str) -> ParameterPath:

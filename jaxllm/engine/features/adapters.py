@@ -57,6 +57,10 @@ class AdapterRequests(StepFeature):
                     is_fault = isinstance(each.error, RequestFaultError)
                     self._refuse(request, str(each.error), parameter or "lora_request", is_fault=is_fault)
                     continue
-                request.adapter_slot, request.adapter_digest = each.slot, each.digest
-                request.page_hashes = []
+                assert each.adapter is not None
+                start = each.adapter.start(request.prompt_token_ids)
+                # Each sequence of a group has pages that it publishes.
+                for sequence in request.sequences:
+                    sequence.adapter_slot, sequence.adapter_digest = each.slot, each.adapter.digest
+                    sequence.adapter_start, sequence.page_hashes = start, []
                 self._scheduler.release(request, self.hold_reason)

@@ -1,6 +1,7 @@
 """Pooling models with LoRA adapters: results are those of PEFT on transformers, whatever else is in the batch."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,12 @@ EMBEDDERS: list[Any] = [
 ]
 
 
-def asking(name: str, text: list[int], folder: Path | None, params: PoolingParams | None = None) -> PoolingRequest:
-    made = request(name, text, params)
+def asking(
+    request_id: str, text: list[int], folder: Path | None, params: PoolingParams | None = None, name: str | None = None
+) -> PoolingRequest:
+    made = request(request_id, text, params)
     if folder is not None:
-        made.lora_request = LoRARequest(folder.name, 1, str(folder))
+        made.lora_request = LoRARequest(name or folder.name, 1, str(folder))
     return made
 
 
@@ -204,6 +207,10 @@ def test_aborts_and_loading(tmp_path: Path) -> None:
         np.testing.assert_allclose(found["0"].data, expected[0], atol=1e-6, rtol=0)
         np.testing.assert_allclose(found["1"].data, expected[1], atol=1e-6, rtol=0)
         assert (run(engine, [asking("2", TEXTS[1], folders[2])])[0] == expected[2]).all()
+        config = folders[1] / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"alora_invocation_tokens": [5]}))
+        engine.add_request(asking("3", TEXTS[1], folders[1], name="activated"))
+        assert "'alora_invocation_tokens' is set, which pooling models do not" in str(ended(engine)["3"].refusal)
         again = False
         while not engine.control.add_lora("named", str(folders[0]), again=again):
             again = True

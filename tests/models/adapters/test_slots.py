@@ -117,7 +117,6 @@ def test_magnitudes_and_biases(tmp_path: Path, name: str, options: dict[str, Any
         ),
         ({"lora_bias": True}, r"q_proj' has a bias \(lora_bias\), which takes --lora-vectors"),
         ({"modules_to_save": ["lm_head"]}, "is trained as a whole, which is not supported"),
-        ({"alora_invocation_tokens": [1, 2]}, "adapters that start at an invocation are not supported"),
         ({"trainable_token_indices": [1, 2]}, "trained embeddings are not supported"),
         ({"target_modules": ["embed_tokens", "q_proj"]}, "'model.embed_tokens.weight' is trained as a whole"),
     ],
@@ -129,3 +128,11 @@ def test_what_slots_do_not_have_is_refused_by_name(tmp_path: Path, options: dict
         logits(tmp_path, folder, "loop")
     assert str(folder) in str(error.value)
     assert "merge the adapter into its model to serve it" in str(error.value)
+
+
+def test_activated_adapters_of_matrices_of_heads_are_refused(tmp_path: Path) -> None:
+    model = FAMILIES["deepseek_v3"].save(tmp_path)
+    trained = train(model, target_modules=["kv_b_proj"], alora_invocation_tokens=[1, 2])
+    folder = save(trained, tmp_path / "adapter")
+    with pytest.raises(AdapterError, match=r"'alora_invocation_tokens' with an adapter of '.*kv_b_proj'"):
+        logits(tmp_path, folder, "loop")
