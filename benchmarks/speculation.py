@@ -1,10 +1,12 @@
 """Speculative decoding against none on this machine: the same loads, alternating; medians and ratios.
 
 The model has 125 million parameters and the cost of any such model, but its next token follows from the last one
-alone: attention and MLPs add zeros, and the output layer is a permutation of the embeddings. So it is known how much of
-a text repeats: `copy` goes through one cycle of tokens again and again, `edit` leaves it at times, and `random` draws
-tokens that nobody can guess. With `--hybrid`, three of four layers have a gated delta net in place of attention. With
-`--draft-layers`, a model like it with fewer layers makes the guesses on the device.
+alone: attention and MLPs add zeros, and the output layer is made of the embeddings. So it is known how much of a text
+repeats. `copy` gives back the prompt, and `edit` does so with every twentieth token replaced by one that was not there.
+`wander` leaves what it repeats every eighth token, for a text that was not there before, and does not come back: there
+is next to nothing to guess. `random` draws tokens that nobody can guess. With `--hybrid`, three of four layers have a
+gated delta net in place of attention. With `--draft-layers`, a model like it with fewer layers makes the guesses on the
+device.
 """
 
 import argparse
@@ -35,9 +37,20 @@ from jaxllm.engine.engine import Engine
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 
-VOCAB_SIZE, LAYERS, CYCLE = 32000, 12, 60
+VOCAB_SIZE, LAYERS, CYCLE = 32000, 12, 200
+PROMPT = CYCLE + 40
+"""A prompt is a text and its first tokens again."""
+
+REPLACED = VOCAB_SIZE // 2
+"""A token and the one so much greater stand for each other: either is followed by the next of the text."""
+
 SHARPNESS = 12.0
 """Logit of the next token of the cycle; others have about 0, give or take one."""
+
+EDITING = 0.5
+"""The temperature at which one token of `EDITED` is replaced."""
+
+EDITED = 20
 
 
 @dataclass(frozen=True)
@@ -54,13 +67,13 @@ class Load:
 
 LOADS = tuple(
     Load(name, count, temperature)
-    for name, temperature in (("copy", 0.0), ("edit", 0.95), ("random", 8.0))
+    for name, temperature in (("copy", 0.0), ("edit", EDITING), ("wander", 0.95), ("random", 8.0))
     for count in (1, 8, 64)
 )
 
 
 def write_chain_model(folder: Path, *, layers: int = LAYERS, hybrid: bool = False) -> Path:
-    """Write a model whose most likely next token is that of a cycle of `CYCLE` tokens, for every token."""
+    """Write a model whose most likely next token is that of a cycle of `CYCLE` tokens, for every token of a cycle."""
     write_reference_model(folder, layers=layers, vocab_size=VOCAB_SIZE, **(CONFIG if hybrid else {}))
     rng = np.random.default_rng(0)
 
@@ -69,10 +82,12 @@ def write_chain_model(folder: Path, *, layers: int = LAYERS, hybrid: bool = Fals
 
     embedding = rng.standard_normal((VOCAB_SIZE, HIDDEN), np.float32)
     embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
-    numbers = np.arange(VOCAB_SIZE)
+    numbers = np.arange(REPLACED)
     following = numbers - numbers % CYCLE + (numbers + 1) % CYCLE
+    before = embedding[:REPLACED] + embedding[REPLACED:]
     output = np.zeros_like(embedding)
-    output[np.minimum(following, VOCAB_SIZE - 1)] = embedding[numbers] * SHARPNESS / np.sqrt(HIDDEN)
+    output[following] = before * SHARPNESS / np.sqrt(HIDDEN)
+    output[REPLACED + following] = before * (SHARPNESS - EDITING * np.log(EDITED - 1)) / np.sqrt(HIDDEN)
     ones = np.ones(HIDDEN, ml_dtypes.bfloat16)
     tensors: dict[str, Any] = {
         "model.embed_tokens.weight": embedding.astype(ml_dtypes.bfloat16),
@@ -96,22 +111,34 @@ def write_chain_model(folder: Path, *, layers: int = LAYERS, hybrid: bool = Fals
     return folder
 
 
-def run(engine: Engine, load: Load, output_tokens: int, seed: int) -> tuple[float, dict[str, list[int]]]:
-    """Output tokens per second, and the tokens."""
+@dataclass(frozen=True)
+class Run:
+    """What a run took, and the tokens of each request."""
+
+    seconds: float
+    processor_seconds: float
+    steps: int
+    tokens: dict[str, list[int]]
+
+
+def run(engine: Engine, load: Load, output_tokens: int, seed: int) -> Run:
+    """Answer the requests of a load."""
     rng = np.random.default_rng(seed)
     for index in range(load.requests):
-        first = int(rng.integers(0, VOCAB_SIZE // CYCLE)) * CYCLE
-        prompt = first + np.arange(2 * CYCLE, dtype=np.int32) % CYCLE
+        first = int(rng.integers(0, REPLACED // CYCLE)) * CYCLE
+        prompt = first + np.arange(PROMPT, dtype=np.int32) % CYCLE
         params = SamplingParams(
             temperature=load.temperature, seed=seed + index, max_tokens=output_tokens, ignore_eos=True
         )
         engine.add_request(Request(request_id=f"{seed}-{index}", prompt_token_ids=prompt, params=params))
     found: dict[str, list[int]] = {}
-    began = time.perf_counter()
+    began, processor, steps = time.perf_counter(), time.process_time(), 0
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        outputs = engine.step()
+        steps += bool(outputs)
+        for output in outputs:
             found.setdefault(output.request_id, []).extend(output.token_ids)
-    return load.requests * output_tokens / (time.perf_counter() - began), found
+    return Run(time.perf_counter() - began, time.process_time() - processor, steps, found)
 
 
 def compare(
@@ -142,27 +169,37 @@ def compare(
             Engine.from_config(EngineConfig.from_options({**options, **drafting, "num_speculative_tokens": tokens})),
         ]
         for load in loads:
-            speeds: tuple[list[float], list[float]] = ([], [])
-            before = engines[1].stats().drafts
-            for index in range(runs + 1):
-                order = (0, 1) if index % 2 else (1, 0)
-                found = {}
-                for place in order:
-                    speed, found[place] = run(engines[place], load, output_tokens, 1000 * index)
-                    if index:
-                        speeds[place].append(speed)
-                assert found[0] == found[1], "drafts have changed tokens"
-            drafts = engines[1].stats().drafts.since(before)
-            yield {
-                "load": str(load),
-                "tokens_per_s_without": round(statistics.median(speeds[0]), 1),
-                "tokens_per_s_with": round(statistics.median(speeds[1]), 1),
-                "ratio": round(statistics.median([b / a for a, b in zip(*speeds, strict=True)]), 3),
-                "accepted": round(drafts.num_accepted_tokens / max(1, drafts.num_draft_tokens), 3),
-                "drafts_per_step": round(drafts.num_draft_tokens / max(1, drafts.num_drafts), 2),
-            }
+            yield _compare_one(engines, load, output_tokens, runs)
         for engine in engines:
             engine.close()
+
+
+def _compare_one(engines: Sequence[Engine], load: Load, output_tokens: int, runs: int) -> dict[str, Any]:
+    """`runs` of a load with each engine, and one before them that does not count."""
+    plain: list[Run] = []
+    drafting: list[Run] = []
+    before = engines[1].stats().drafts
+    for index in range(runs + 1):
+        order = (0, 1) if index % 2 else (1, 0)
+        found = {place: run(engines[place], load, output_tokens, 1000 * index) for place in order}
+        assert found[0].tokens == found[1].tokens, "drafts have changed tokens"
+        if index:
+            plain.append(found[0])
+            drafting.append(found[1])
+    drafts = engines[1].stats().drafts.since(before)
+    pairs = list(zip(plain, drafting, strict=True))
+    num_tokens = load.requests * output_tokens
+    return {
+        "load": str(load),
+        "tokens_per_s_without": round(num_tokens / statistics.median(each.seconds for each in plain), 1),
+        "tokens_per_s_with": round(num_tokens / statistics.median(each.seconds for each in drafting), 1),
+        "ratio": round(statistics.median(a.seconds / b.seconds for a, b in pairs), 3),
+        "processor_ratio": round(statistics.median(a.processor_seconds / b.processor_seconds for a, b in pairs), 3),
+        "steps_without": statistics.median(each.steps for each in plain),
+        "steps_with": statistics.median(each.steps for each in drafting),
+        "accepted": round(drafts.num_accepted_tokens / max(1, drafts.num_draft_tokens), 3),
+        "drafts_per_step": round(drafts.num_draft_tokens / max(1, drafts.num_drafts), 2),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
