@@ -30,6 +30,8 @@ class AcceptanceRates:
     """For each slot, the probability that a guess is right if those before it are.
 
     Guesses are counted whether a step has computed them or not: the next token says what the first would have been.
+    Until one for a request has been counted, the probability is 0. To wait for that costs a request one step at most,
+    and drafts for many requests that begin with text that nobody can guess would cost all of them more.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -47,7 +49,7 @@ class AcceptanceRates:
         prior = self._all_hits / self._all_trials
         rates: Floats = (self._hits[slots] + PRIOR_WEIGHT * prior) / (self._trials[slots] + PRIOR_WEIGHT)
         classes = streak_classes(self._streaks[slots], most)
-        return np.take_along_axis(rates, classes, axis=1)
+        return np.take_along_axis(rates, classes, axis=1) * self._trials[slots].any(axis=1, keepdims=True)
 
     def count(self, slots: Int32Array, hits: Int32Array, trials: Int32Array) -> None:
         """Of so many guesses for each of `slots` (int32 [n], distinct) so many were right: the first ones.

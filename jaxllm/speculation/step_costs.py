@@ -1,9 +1,12 @@
 """How long a step takes, by its number of tokens, as far as steps have shown."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from jaxllm.speculation.compiled import compiled
 
 Floats = npt.NDArray[np.float64]
 
@@ -13,7 +16,7 @@ KEPT = 0.9
 SIZES_PER_DOUBLING = 4
 """Sizes that are told apart where padding is not computed: steps of one size differ by less than a fifth in tokens."""
 
-OUTLIER = 3.0
+OUTLIER = 1.5
 """A step counts as at most so many times what was expected: something else took the rest of its time."""
 
 GUESSED_SMALL, GUESSED_GROWTH = 1.15, 0.5
@@ -38,16 +41,21 @@ class StepCosts:
         smallest = next((size for size in sizes if size > 1), 1)
         guess = [planned.get(int(size)) or _guess(int(size), smallest) for size in self._sizes]
         self._guess: Floats = np.array(guess)
+        self._seconds = self._guess
+        fit_rising(np.ones(1), np.ones(1), np.ones(1))  # Compile now, which takes a moment, and not in a step.
         self._known: Floats = np.full(len(self._sizes), np.nan)
+        self._weights: Floats = np.zeros(len(self._sizes))
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Take the time of a step."""
         place = self._place(num_tokens)
         before = self._known[place]
         if np.isnan(before):
-            self._known[place] = seconds
+            self._known[place] = min(seconds, OUTLIER * self._seconds[place]) if self._weights.any() else seconds
         else:
             self._known[place] = KEPT * before + (1 - KEPT) * min(seconds, OUTLIER * before)
+        self._weights[place] = KEPT * self._weights[place] + 1
+        self._seconds = self._expected()
 
     def _place(self, num_tokens: int) -> int:
         place = min(int(np.searchsorted(self._sizes, num_tokens)), len(self._sizes) - 1)
@@ -58,17 +66,48 @@ class StepCosts:
 
     def of(self, num_tokens: npt.NDArray[np.integer]) -> Floats:
         """Seconds of steps of so many tokens, [n]; only their ratios mean anything before the first was observed."""
-        known = ~np.isnan(self._known)
-        seconds = self._guess
-        if known.any():
-            # A size between known ones takes what lies between; one outside is to the last as guesses say.
-            places = np.flatnonzero(known)
-            nearest = np.clip(np.arange(len(known)), places[0], places[-1])
-            between = np.interp(self._sizes, self._sizes[places], self._known[places])
-            seconds = np.maximum.accumulate(between * self._guess / self._guess[nearest])
         if self._computes_padding:
-            return seconds[np.minimum(np.searchsorted(self._sizes, num_tokens), len(self._sizes) - 1)]
-        return np.interp(num_tokens, self._sizes, seconds)
+            return self._seconds[np.minimum(np.searchsorted(self._sizes, num_tokens), len(self._sizes) - 1)]
+        return np.interp(num_tokens, self._sizes, self._seconds)
+
+    def _expected(self) -> Floats:
+        """Seconds of a step of each size: between known sizes what lies between, and beyond them what guesses say."""
+        places = np.flatnonzero(self._weights)
+        known = np.empty(len(places))
+        fit_rising(self._known[places], self._weights[places], known)
+        sizes = self._sizes[places]
+        nearest = np.clip(np.arange(len(self._sizes)), places[0], places[-1])
+        seconds: Floats = np.interp(self._sizes, sizes, known) * self._guess / self._guess[nearest]
+        # Where time has grown faster than guessed up to the last known size, it goes on so.
+        last, half = sizes[-1], sizes[-1] / 2
+        if sizes[0] <= half:
+            growth = np.log2(known[-1] / np.interp(half, sizes, known))
+            larger = slice(places[-1], None)
+            grown = known[-1] * (self._sizes[larger] / last) ** min(growth, 1.0)
+            seconds[larger] = np.maximum(seconds[larger], grown)
+        return np.maximum.accumulate(seconds)
+
+
+@compiled
+def fit_rising(values: Any, weights: Any, fitted: Any) -> None:
+    """Write to `fitted` [n] what is nearest to `values` and never falls: neighbours that fall take their mean.
+
+    One step that something else held up would otherwise make all larger sizes look as slow.
+    """
+    means, sums, ends = np.empty(len(values)), np.empty(len(values)), np.empty(len(values), np.int64)
+    count = 0
+    for place in range(len(values)):
+        mean, weight = values[place], weights[place]
+        while count and means[count - 1] > mean:
+            count -= 1
+            mean = (mean * weight + means[count] * sums[count]) / (weight + sums[count])
+            weight += sums[count]
+        means[count], sums[count], ends[count] = mean, weight, place + 1
+        count += 1
+    begin = 0
+    for block in range(count):
+        fitted[begin : ends[block]] = means[block]
+        begin = ends[block]
 
 
 def _guess(size: int, smallest: int) -> float:
