@@ -36,17 +36,25 @@ def draft_tokens(
 
     `hidden` [T, D] are the model's hidden states of the step, and `tapped` those that the drafter reads between layers.
     `sampled` int32 [N] are the step's tokens, where `is_sampled` (bool [N]) says so. The first `inputs["draft_steps"]`
-    of the guesses are made, and those of rows that sample nothing mean nothing.
+    of the guesses are made, and those of rows that sample nothing mean nothing. Where that is -1 in all shards, the
+    drafter does nothing.
     """
     drafter = model.drafter
     assert drafter is not None
     ragged = replace(batch.ragged, page_table=batch.ragged.page_table[:, : shape.table_width])
     after = tokens_after(batch, sampled, is_sampled, inputs)
     between = jnp.concatenate(tapped, axis=1) if tapped else hidden[:, :0]
-    states, cache = drafter.follow(model, Batch(batch.token_ids, ragged), after, hidden, between, cache)
+    steps = max_over_shards(inputs["draft_steps"])
+
+    def follow(_: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
+        return drafter.follow(model, Batch(batch.token_ids, ragged), after, hidden, between, carry[1])
+
+    nothing = jax.eval_shape(follow, jnp.int32(0), (hidden, cache))[0]
+    # A loop of one round or none, which has the cache in place.
+    followed = lax.fori_loop(0, jnp.minimum(steps + 1, 1), follow, (jnp.zeros(nothing.shape, nothing.dtype), cache))
+    (states, cache), steps = followed, jnp.maximum(steps, 0)
     lasts = last_accepted(batch, sampled, is_sampled, inputs, shape.max_drafts)
     start, states = ragged.positions[lasts], states[lasts]
-    steps = max_over_shards(inputs["draft_steps"])
     # Guesses may go on to the page after that of the last token, which the device's table does not have yet.
     columns = jnp.maximum(ragged.kv_lens - 1, 0) // shape.page_size + 1
     rows = jnp.arange(len(lasts), dtype=jnp.int32)

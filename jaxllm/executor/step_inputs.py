@@ -182,8 +182,8 @@ class HostStep:
 
     @property
     def draft_steps(self) -> int:
-        """How many drafts of each row the step makes for the one after it."""
-        return self.plan.draft_steps
+        """How many drafts of each row the step makes for the one after it; -1: the drafter does not read its tokens."""
+        return self.plan.draft_steps if self.plan.is_followed else -1
 
     @property
     def num_preceding(self) -> Int32Array:

@@ -28,7 +28,8 @@ class StepPlan:
     num_drafts: int32 [n], how many of each row's new tokens, the last ones, are drafts: guesses at what follows the
     known tokens. `draft_ids` are these, row after row. A row with drafts gets a token after each of them as well, and
     `Scheduler.update` takes those off `num_new_tokens` that were not accepted. None: no row has any. `draft_steps` is
-    how many drafts the device makes of what follows this step, of each row that samples. `num_forced`, int32 [n], is
+    how many drafts the device makes of what follows this step, of each row that samples. Not `is_followed`: what makes
+    them does not even read the tokens of the step. `num_forced`, int32 [n], is
     set before `Scheduler.update`: how many tokens of each row it has not computed, as a grammar has put them after the
     sampled ones. None: of no row.
 
@@ -61,6 +62,7 @@ class StepPlan:
     num_drafts: Int32Array | None = None
     draft_ids: Int32Array | None = None
     draft_steps: int = 0
+    is_followed: bool = True
     num_forced: Int32Array | None = None
     num_replayed: Int32Array | None = None
     copies: Int32Array | None = None

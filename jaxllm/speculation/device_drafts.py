@@ -8,8 +8,11 @@ from jaxllm.scheduler.table import RequestTable
 
 Int32Array = npt.NDArray[np.int32]
 
-LONGEST_PAUSE = 63
+LONGEST_PAUSE = 31
 """Steps without drafts at most between two tries, while drafts turn out not to be worth it."""
+
+FIRST_REST, LONGEST_REST = 128, 4096
+"""Steps in which what makes drafts does not even read the tokens, after tries at that pace were in vain, too."""
 
 
 class DeviceDrafts:
@@ -20,6 +23,16 @@ class DeviceDrafts:
         self._counts = np.zeros(num_slots, np.int32)
         self._places = np.full(num_slots, -1, np.int32)  # where in their requests the first of these would be
         self._generations = np.full(num_slots, -1, np.int64)
+        self._missed = np.full(num_slots, -1, np.int64)
+
+    def miss(self, table: RequestTable, slots: Int32Array) -> None:
+        """The device has not read tokens of these slots, int32 [n]: its guesses for them would be bad ones."""
+        self._missed[slots] = table.generation[slots]
+
+    def has_read(self, table: RequestTable, slots: Int32Array) -> npt.NDArray[np.bool_]:
+        """Whether the device has read all tokens of each of these slots, bool [n]."""
+        read: npt.NDArray[np.bool_] = self._missed[slots] != table.generation[slots]
+        return read
 
     def take(self, table: RequestTable, slots: Int32Array, places: Int32Array, drafts: Int32Array) -> None:
         """Keep drafts [n, K] of slots, int32 [n], the first of which are for `places` in their requests, int32 [n]."""
@@ -31,7 +44,7 @@ class DeviceDrafts:
     def propose(self, table: RequestTable, slots: Int32Array, limits: Int32Array) -> tuple[Int32Array, Int32Array]:
         """See `Drafter.propose`."""
         fits = self._places[slots] == table.num_tokens[slots]
-        fits &= self._generations[slots] == table.generation[slots]
+        fits &= (self._generations[slots] == table.generation[slots]) & self.has_read(table, slots)
         counts = np.where(fits, np.minimum(limits, self._counts[slots]), 0).astype(np.int32)
         is_taken = np.arange(self._ids.shape[1]) < counts[:, None]
         return counts, self._ids[slots][is_taken]
@@ -41,19 +54,44 @@ class DeviceDrafts:
 
 
 class DraftPace:
-    """In which steps the device makes drafts: in all while they are used, in ever fewer while they are not."""
+    """In which steps the device makes drafts: in all while they are used, in ever fewer while they are not.
+
+    When even few are in vain, it rests: it makes none, and does not keep up with the text, which costs part of a step,
+    too. Afterwards it tries again with requests that begin then. Each rest is twice as long as the one before, until
+    a draft is used.
+    """
 
     def __init__(self) -> None:
         self._pause = self._left = 0
+        self._rest, self._rest_left = FIRST_REST, 0
+        self._rests = self._awaits_note = False
+
+    def rests(self, *, begins: bool) -> bool:
+        """Whether the device rests in the step that is planned now, in which some request begins or none."""
+        if self._rests:
+            self._rest_left -= 1
+            if begins and self._rest_left < 0:
+                self._rests, self._pause, self._left = False, 0, 0
+        return self._rests
 
     def wants_drafts(self) -> bool:
         """Whether the step that is planned now should make some."""
         if self._left:
             self._left -= 1
             return False
+        self._awaits_note = True
         return True
 
     def note(self, *, used: bool) -> None:
-        """Drafts were there for a step, and it has used some or none."""
-        self._pause = 0 if used else min(2 * self._pause + 1, LONGEST_PAUSE)
+        """Drafts were there for a step, and it has used some or none. The first step in which they are there counts."""
+        if not (used or self._awaits_note):
+            return
+        self._awaits_note = False
+        if used:
+            self._pause, self._rest = 0, FIRST_REST
+        elif self._pause < LONGEST_PAUSE:
+            self._pause = 2 * self._pause + 1
+        elif not self._rests:
+            self._rests, self._rest_left = True, self._rest
+            self._rest = min(2 * self._rest, LONGEST_REST)
         self._left = self._pause

@@ -99,7 +99,9 @@ def test_with_preemption_and_few_pages(
         made.close()
 
 
-def test_drafts_that_are_never_right_are_hardly_made_any_more(drafting: Engine, prompts: list[list[int]]) -> None:
+def test_drafts_that_are_never_right_are_hardly_made_any_more(
+    drafting: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[int] = []
     assert drafting._speculation is not None
     taken = drafting._speculation._on_device
@@ -110,13 +112,30 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(drafting: Engine, 
         steps.append(1)
         type(taken).take(taken, table, slots, places, rng.integers(5, 900, drafts.shape).astype(np.int32))
 
+    followed: list[bool] = []
+    dispatch = drafting.runner.dispatch
+
+    def noting(plan: Any, *args: Any, **options: Any) -> Any:
+        followed.append(plan.is_followed)
+        return dispatch(plan, *args, **options)
+
+    monkeypatch.setattr(drafting.runner, "dispatch", noting)
     taken.take = take  # type: ignore[method-assign]
     try:
-        asked = [request(i, prompts[i], max_tokens=200, **GREEDY) for i in range(4)]
-        run(drafting, asked)
+        wanted = tokens(run(drafting, [request(i, prompts[i], max_tokens=200, **GREEDY) for i in range(4)]))
+        assert len(steps) < 15
+        assert 20 < sum(followed) < 100, "it does not even read the text any more"
+        assert not any(followed[100:])
     finally:
         del taken.take
-    assert len(steps) < 100
+    # After a rest, drafts are tried again with the next request.
+    for _ in range(8):
+        followed.clear()
+        assert tokens(run(drafting, [request(0, prompts[0], max_tokens=40, **GREEDY)]))["0"] == wanted["0"][:40]
+        if all(followed):
+            break
+    else:
+        pytest.fail("it has never read the text of a request again")
 
 
 @pytest.mark.slow

@@ -113,15 +113,21 @@ class Speculation(StepFeature):
 
     def _ask_device(self, plan: StepPlan) -> None:
         """Let the device make drafts of what follows this step, if some request of it can use them."""
+        assert self._on_device is not None
+        table = self._scheduler.table
+        if self._pace.rests(begins=bool(plan.admitted)):
+            self._on_device.miss(table, plan.slots)
+            for part in _parts_of(plan):
+                part.is_followed = False
+            return
         slots = plan.slots[plan.samples]
         if self._most_requests is not None and len(slots) > self._most_requests:
             return
-        may_draft = self._generations[slots] == self._scheduler.table.generation[slots]
+        may_draft = (self._generations[slots] == table.generation[slots]) & self._on_device.has_read(table, slots)
         most = int((self._limits[slots] * may_draft).max(initial=0))
         if most and self._pace.wants_drafts():
-            for part in (plan, *plan.parts):
-                if part is not None:
-                    part.draft_steps = most
+            for part in _parts_of(plan):
+                part.draft_steps = most
 
     def propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
         """See `DraftSource`. Where a drafter fails there are no drafts, and nobody loses more than time."""
@@ -246,6 +252,11 @@ class Speculation(StepFeature):
                 steps.append((int(asked[row]), int(counts[row]) - 1 - forced))
             if (steps or output.scheduled_time is not None) and plan.requests[row] in self.requests:
                 output.drafts = RequestDrafts(self._max_drafts, self._metrics == "detailed", steps)
+
+
+def _parts_of(plan: StepPlan) -> list[StepPlan]:
+    """A plan, and those of its shards that do something."""
+    return [part for part in (plan, *plan.parts) if part is not None]
 
 
 def make_speculation(

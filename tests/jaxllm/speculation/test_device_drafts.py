@@ -1,0 +1,67 @@
+"""Drafts of the device: which are kept, and how often they are made."""
+
+import numpy as np
+
+from jaxllm.scheduler.table import RequestTable
+from jaxllm.speculation.device_drafts import FIRST_REST, LONGEST_PAUSE, DeviceDrafts, DraftPace
+
+
+def steps_until_rest(pace: DraftPace, *, used: bool = False) -> tuple[int, int]:
+    """How many steps make drafts until the device rests, and in how many it reads the text; at most 1,000."""
+    tries = 0
+    for step in range(1000):
+        if pace.rests(begins=not step):
+            return tries, step
+        if pace.wants_drafts():
+            tries += 1
+            pace.note(used=used)
+    return tries, 1000
+
+
+def test_drafts_in_vain_are_made_ever_less_and_then_the_device_rests() -> None:
+    pace = DraftPace()
+    assert steps_until_rest(pace) == (6, 6 + 1 + 3 + 7 + 15 + LONGEST_PAUSE)
+    rest = 0
+    while pace.rests(begins=True):
+        rest += 1
+    assert FIRST_REST - 2 <= rest <= FIRST_REST
+    steps_until_rest(pace)
+    rest = 0
+    while pace.rests(begins=True):
+        rest += 1
+    assert rest >= 2 * FIRST_REST - 2, "each rest is longer"
+
+
+def test_a_rest_ends_with_a_request_that_begins() -> None:
+    pace = DraftPace()
+    steps_until_rest(pace)
+    assert all(pace.rests(begins=False) for _ in range(10 * FIRST_REST))
+    assert not pace.rests(begins=True)
+    assert pace.wants_drafts()
+
+
+def test_drafts_that_are_used_are_made_in_every_step() -> None:
+    pace = DraftPace()
+    assert steps_until_rest(pace, used=True) == (1000, 1000)
+    steps_until_rest(pace)
+    while pace.rests(begins=True):
+        pass
+    pace.note(used=True)
+    steps_until_rest(pace)
+    rest = 0
+    while pace.rests(begins=True):
+        rest += 1
+    assert rest <= FIRST_REST, "after drafts that were used, rests are short again"
+
+
+def test_no_drafts_for_a_text_that_was_not_read() -> None:
+    table, drafts = RequestTable(2, 16, 4), DeviceDrafts(2, 3)
+    slots = np.arange(2, dtype=np.int32)
+    table.num_tokens[:] = 5
+    drafts.miss(table, slots[:1])
+    drafts.take(table, slots, np.full(2, 5, np.int32), np.arange(6, dtype=np.int32).reshape(2, 3))
+    counts, ids = drafts.propose(table, slots, np.full(2, 3, np.int32))
+    assert counts.tolist() == [0, 3]
+    assert ids.tolist() == [3, 4, 5]
+    table.generation[0] += 1
+    assert drafts.has_read(table, slots).all(), "another request has the slot"
