@@ -82,6 +82,13 @@ class Settings:
         """A finite number within bounds."""
         return self._number(name, self._take(name, default), low, high)
 
+    def text(self, name: str, default: str) -> str:
+        """A text."""
+        value = self._take(name, default)
+        if not isinstance(value, str):
+            raise self.fail(f"{name}={quoted(value)}: expected a text")
+        return value
+
     def channels(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
         """A number for each of the three channels; one number stands for all."""
         value = self._take(name, default)

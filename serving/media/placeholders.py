@@ -1,0 +1,368 @@
+"""What a prompt has in place of an image, as text: the tokens of its features, and those around them.
+
+Each class writes what transformers' processor of that name writes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from jaxllm.errors import quoted
+from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
+from jaxllm.serving.media.image_processors.gemma4 import Gemma4
+from jaxllm.serving.media.image_processors.llava_next import LLaVANext, best_resolution
+from jaxllm.serving.media.image_processors.pixtral import Pixtral
+from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
+from jaxllm.serving.media.image_processors.settings import Settings
+
+IMAGE: Final = "<image>"
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """A text, so many times."""
+
+    text: str
+    count: int = 1
+    is_feature: bool = False
+    """Whether each is a token that gets a row of the tower's output, in order."""
+
+
+def text_of(runs: tuple[TextRun, ...]) -> str:
+    """The runs as one text."""
+    return "".join(run.text * run.count for run in runs)
+
+
+def features_of(runs: tuple[TextRun, ...]) -> int:
+    """Rows of the tower's output that the runs need."""
+    return sum(run.count for run in runs if run.is_feature)
+
+
+class Placeholder(Protocol):
+    """How a model's prompts show images."""
+
+    @property
+    def marker(self) -> str:
+        """The text that stands for an image in a rendered chat template, and is replaced."""
+        ...
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker of a processed image."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenPerFeature:
+    """A feature token per row, between two texts that may be empty: most models."""
+
+    marker: str
+    feature: str
+    count: Callable[[ProcessedImage], int]
+    before: str = ""
+    after: str = ""
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        around = [TextRun(self.before)] if self.before else []
+        behind = [TextRun(self.after)] if self.after else []
+        return (*around, TextRun(self.feature, self.count(image), True), *behind)
+
+
+@dataclass(frozen=True)
+class Idefics3Tiles:
+    """Every tile with its row and column, a line per row, and the whole image at last."""
+
+    length: int
+    fake: str
+    marker: str
+    whole: str
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        features = TextRun(self.marker, self.length, True)
+        found: list[TextRun] = []
+        for row in range(1, image.rows + 1):
+            for column in range(1, image.columns + 1):
+                found += [TextRun(self.fake), TextRun(f"<row_{row}_col_{column}>"), features]
+            found.append(TextRun("\n"))
+        if found:
+            found.append(TextRun("\n"))
+        return (*found, TextRun(self.fake), TextRun(self.whole), features, TextRun(self.fake))
+
+
+@dataclass(frozen=True)
+class Idefics2Pieces:
+    """The features of each piece between fake tokens, of which neighbours share one."""
+
+    length: int
+    fake: str
+    marker: str
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker. Where two images meet, transformers leaves one fake token of two."""
+        piece = (TextRun(self.fake), TextRun(self.marker, self.length, True))
+        return (*(piece * len(image.crops)), TextRun(self.fake))
+
+
+@dataclass(frozen=True)
+class PixtralRows:
+    """A token per patch, and a break after each row; the last is an end."""
+
+    processor: Pixtral
+    marker: str
+    row_break: str
+    end: str
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        height, width = image.crops[0].shape[:2]
+        rows, columns = height // self.processor.patch["height"], width // self.processor.patch["width"]
+        row = TextRun(self.marker, columns, True)
+        return (*((row, TextRun(self.row_break)) * (rows - 1)), row, TextRun(self.end))
+
+
+@dataclass(frozen=True)
+class Gemma3Crops:
+    """A block of features for the image and for each crop, with words around the crops."""
+
+    length: int
+    marker: str
+    feature: str
+    end: str
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        block = (
+            TextRun("\n\n"), TextRun(self.marker), TextRun(self.feature, self.length, True), TextRun(self.end),
+            TextRun("\n\n"),
+        )  # fmt: skip
+        crops = len(image.crops) - 1
+        if not crops:
+            return block
+        found = [TextRun("Here is the original image "), *block]
+        found.append(TextRun(" and here are some crops to help you see better "))
+        for number in range(crops):
+            found += [TextRun(" "), *block] if number else block
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class AyaTiles:
+    """Every tile with its number, and the whole image at last, between a start and an end."""
+
+    length: int
+    marker: str
+    feature: str
+    start: str
+    end: str
+    tile: str
+    whole: str
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        features = TextRun(self.feature, self.length, True)
+        found = [TextRun(self.start)]
+        for number in range(1, len(image.crops)):
+            found += [TextRun(f"{self.tile}_{number}"), features]
+        return (*found, TextRun(self.whole), features, TextRun(self.end))
+
+
+@dataclass(frozen=True)
+class LLaVANextCount:
+    """Features of LLaVA-NeXT and OneVision: the whole image, and tiles without padding, with a token per row."""
+
+    processor: LLaVANext
+    side: tuple[int, int]
+    """Features of a crop: rows and columns."""
+    added: int
+    """To the features of the whole image, such as a class token; may be negative."""
+    most_tiles: int | None
+    """OneVision's tiles from which on features are reduced."""
+
+    def __call__(self, image: ProcessedImage) -> int:
+        """The number of features."""
+        rows, columns = self.side
+        height, width = best_resolution((image.height, image.width), self.processor.resolutions)
+        crop_height, crop_width = image.crops[0].shape[:2]
+        unpadded = self._unpadded(image, rows * (height // crop_height), columns * (width // crop_width))
+        return unpadded + rows * columns + self.added
+
+    def _unpadded(self, image: ProcessedImage, rows: int, columns: int) -> int:
+        if image.width / image.height > columns / rows:
+            new_rows = int(round(image.height * (columns / image.width), 7))
+            rows -= (rows - new_rows) // 2 * 2
+        else:
+            new_columns = int(round(image.width * (rows / image.height), 7))
+            columns -= (columns - new_columns) // 2 * 2
+        if self.most_tiles is not None:
+            ratio = math.sqrt(rows * columns / (self.most_tiles * self.side[0] ** 2))
+            if ratio > 1.1:
+                rows, columns = int(rows // ratio), int(columns // ratio)
+        return rows * columns + rows
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a placeholder is made of."""
+
+    settings: Settings
+    """Of processor_config.json."""
+    tokens: Mapping[str, str]
+    """Of the tokenizer, by the names that its configuration gives them."""
+    processor: ImageProcessor
+    image_fields: Mapping[str, Any]
+    """Of the image processor."""
+
+    def image_processor(self, kind: type[Kind]) -> Kind:
+        """The image processor, which must be of this kind. Raises the error of the settings."""
+        if not isinstance(self.processor, kind):
+            found = quoted(self.image_fields.get("image_processor_type"))
+            raise self.settings.fail(f"its processor_class does not go with image_processor_type={found}")
+        return self.processor
+
+    def token(self, name: str, default: str | None = None) -> str:
+        """The text of a token. Raises the error of the settings where it is missing."""
+        found = self.tokens.get(name, default)
+        if found is None:
+            raise self.settings.fail(f"tokenizer_config.json has no {name}")
+        return found
+
+
+def _idefics3(model: Model) -> Placeholder:
+    length = model.settings.integer("image_seq_len", 169)
+    return Idefics3Tiles(length, "<fake_token_around_image>", IMAGE, "<global-img>")
+
+
+def _smolvlm(model: Model) -> Placeholder:
+    return Idefics3Tiles(
+        model.settings.integer("image_seq_len", 169),
+        model.token("fake_image_token", "<fake_token_around_image>"),
+        model.token("image_token", IMAGE),
+        model.token("global_image_token", "<global-img>"),
+    )
+
+
+def _idefics2(model: Model) -> Placeholder:
+    fake = model.token("image_boundary_token", "<fake_token_around_image>")
+    return Idefics2Pieces(model.settings.integer("image_seq_len", 64), fake, model.token("image_token", IMAGE))
+
+
+def _strategy(model: Model) -> int:
+    """What LLaVA's processor adds to the number of patches."""
+    added = model.settings.integer("num_additional_image_tokens", 0, 0, 64)
+    return added - (model.settings.text("vision_feature_select_strategy", "full") == "default")
+
+
+def _patch_size(model: Model) -> int:
+    if not model.settings.given("patch_size"):
+        raise model.settings.fail("patch_size is missing: it tells how many tokens an image has")
+    return model.settings.integer("patch_size", 14, 1, 256)
+
+
+def _llava(model: Model) -> Placeholder:
+    size, added = _patch_size(model), _strategy(model)
+
+    def count(image: ProcessedImage) -> int:
+        height, width = image.crops[0].shape[:2]
+        return height // size * (width // size) + added
+
+    token = model.token("image_token", model.settings.text("image_token", IMAGE))
+    return TokenPerFeature(token, token, count)
+
+
+def _llava_next(model: Model) -> Placeholder:
+    size, processor = _patch_size(model), model.image_processor(LLaVANext)
+    side = processor.crop or processor.size
+    height = side.get("height") or side["shortest_edge"]
+    features = (height // size, (side.get("width") or height) // size)
+    token = model.token("image_token", model.settings.text("image_token", IMAGE))
+    return TokenPerFeature(token, token, LLaVANextCount(processor, features, _strategy(model), None))
+
+
+def _one_vision(model: Model) -> Placeholder:
+    length = model.settings.integer("num_image_tokens", 729)
+    side = math.isqrt(length)
+    ratio = model.settings.text("vision_aspect_ratio", "anyres_max_9").removeprefix("anyres_max_")
+    if not ratio.isdecimal() or int(ratio) < 1:
+        raise model.settings.fail(f"vision_aspect_ratio={quoted(ratio)}: expected anyres_max_ and a number")
+    added = _strategy(model) + length - side * side
+    token = model.token("image_token", model.settings.text("image_token", IMAGE))
+    count = LLaVANextCount(model.image_processor(LLaVANext), (side, side), added, int(ratio))
+    return TokenPerFeature(token, token, count)
+
+
+def _pixtral(model: Model) -> Placeholder:
+    texts = (("image_token", "[IMG]"), ("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]"))
+    return PixtralRows(model.image_processor(Pixtral), *(model.settings.text(name, default) for name, default in texts))
+
+
+def _gemma3(model: Model) -> Placeholder:
+    names = ("boi_token", "image_token", "eoi_token")
+    return Gemma3Crops(model.settings.integer("image_seq_length", 256), *map(model.token, names))
+
+
+def _paligemma(model: Model) -> Placeholder:
+    length, token = model.image_fields.get("image_seq_length"), model.token("image_token", IMAGE)
+    if not isinstance(length, int) or length < 1:
+        raise model.settings.fail(f"image_seq_length={quoted(length)} of the image processor: expected an integer")
+    return TokenPerFeature(token, token, lambda image: length)
+
+
+def _merged(default: str | None) -> Callable[[Model], Placeholder]:
+    def make(model: Model) -> Placeholder:
+        processor = model.image_processor(Qwen2VL)
+        token = model.token("image_token", default)
+        return TokenPerFeature(token, token, lambda image: image.rows * image.columns // processor.merge_size**2)
+
+    return make
+
+
+def _internvl(model: Model) -> Placeholder:
+    length, token = model.settings.integer("image_seq_length", 256), model.token("context_image_token")
+    start, end = model.token("start_image_token"), model.token("end_image_token")
+    return TokenPerFeature(token, token, lambda image: length * len(image.crops), start, end)
+
+
+def _aya(model: Model) -> Placeholder:
+    settings = model.settings
+    patch = settings.integer("patch_size", 28) * settings.integer("downsample_factor", 1, 1, 16)
+    texts = (
+        ("image_token", IMAGE), ("img_patch_token", "<|IMG_PATCH|>"), ("start_of_img_token", "<|START_OF_IMG|>"),
+        ("end_of_img_token", "<|END_OF_IMG|>"), ("tile_token", "TILE"), ("tile_global_token", "TILE_GLOBAL"),
+    )  # fmt: skip
+    length = (settings.integer("img_size", 364) // patch) ** 2
+    return AyaTiles(length, *(settings.text(name, default) for name, default in texts))
+
+
+def _gemma4(model: Model) -> Placeholder:
+    processor = model.image_processor(Gemma4)
+    token = model.token("image_token")
+    start, end = model.token("boi_token"), model.token("eoi_token")
+    area = processor.pooling**2
+    return TokenPerFeature(token, token, lambda image: image.rows * image.columns // area, start, end)
+
+
+PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
+    "AyaVisionProcessor": _aya,
+    "Gemma3Processor": _gemma3,
+    "Gemma4Processor": _gemma4,
+    "Glm46VProcessor": _merged("<|image|>"),
+    "Glm4vProcessor": _merged("<|image|>"),
+    "Idefics2Processor": _idefics2,
+    "Idefics3Processor": _idefics3,
+    "InternVLProcessor": _internvl,
+    "LlavaNextProcessor": _llava_next,
+    "LlavaOnevisionProcessor": _one_vision,
+    "LlavaProcessor": _llava,
+    "PaliGemmaProcessor": _paligemma,
+    "PaddleOCRVLProcessor": _merged(None),
+    "PixtralProcessor": _pixtral,
+    "Qwen2VLProcessor": _merged("<|image_pad|>"),
+    "Qwen2_5_VLProcessor": _merged("<|image_pad|>"),
+    "Qwen3VLProcessor": _merged("<|image_pad|>"),
+    "SmolVLMProcessor": _smolvlm,
+}
+"""By processor_class."""
