@@ -68,7 +68,8 @@ class _Process:
             head = receive(self._connection, ANSWER.size)
             if len(head) < ANSWER.size:
                 raise ConnectionResetError("the process has ended")
-            return self._read(*ANSWER.unpack(head), most_pixels)
+            kind, width, height, size = ANSWER.unpack(head)
+            return self._read(kind, width, height, size, most_pixels)
         finally:
             timer.cancel()
 
@@ -78,7 +79,7 @@ class _Process:
             if size != 3 * width * height or not 0 < width * height <= most_pixels:
                 raise ConnectionResetError("the process tells nonsense")
             pixels = np.empty((height, width, 3), np.uint8)
-            if receive_into(self._connection, memoryview(pixels).cast("B")) < size:
+            if receive_into(self._connection, pixels.data.cast("B")) < size:
                 raise ConnectionResetError("the process has ended")
             return pixels
         if size > MOST_MESSAGE:

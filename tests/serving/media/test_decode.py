@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_the_first_frame_of_an_animation() -> None:
 def test_exif_turns_images(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    turns = {
+    turns: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
         1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1],
         5: lambda a: a.transpose(1, 0, 2), 6: lambda a: np.rot90(a, -1), 7: lambda a: np.rot90(a, 2).transpose(1, 0, 2),
         8: np.rot90,

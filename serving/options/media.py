@@ -1,0 +1,51 @@
+"""Options of images in requests, as in `jaxllm.config`; names are vLLM's wherever vLLM has one.
+
+They have no flags yet: no route takes images.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.config import Section, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaOptions(Section):
+    """Where images come from, how large they may be, and how they are processed."""
+
+    allowed_media_domains: tuple[str, ...] = option(
+        (), "Host names from which images are fetched; all others are rejected. Default: every public host."
+    )
+    allowed_media_networks: tuple[str, ...] = option(
+        (),
+        "Networks with addresses that are not public from which images are fetched as well, such as 10.1.0.0/16; "
+        "'*' allows all addresses.",
+    )
+    allowed_local_media_path: str | None = option(
+        None, "Folder from which requests may read images by file:// URLs. Default: none may."
+    )
+    image_fetch_timeout: float = option(
+        5.0, "Seconds in which an image must be fetched, redirects included.", minimum=0.01, maximum=600.0
+    )
+    max_image_bytes: int = option(32 << 20, "Maximum size of an image file in bytes.", minimum=1024)
+    max_image_pixels: int = option(
+        89_478_485,
+        "Maximum number of pixels of an image before it is resized.",
+        minimum=1,
+        maximum=1 << 30,
+    )
+    media_decoder_processes: int | None = option(
+        None, "Number of processes that decode images. Default: one per CPU, and at most 8.", minimum=1, maximum=64
+    )
+    media_io_kwargs: Mapping[str, Any] | None = option(
+        None,
+        'How media are decoded, as JSON: {"image": {"rgba_background_color": [255, 255, 255]}} is what transparency '
+        "shows.",
+    )
+    mm_processor_kwargs: Mapping[str, Any] | None = option(
+        None, "Fields of the model's image processor, as JSON, in place of those of the checkpoint."
+    )
+    mm_processor_cache_gb: float = option(
+        4.0, "Memory for processed images in GiB, so that they are not processed again; 0 keeps none.", minimum=0.0
+    )
