@@ -7,7 +7,6 @@ certificates are checked for, and it leaves redirects to the caller.
 import asyncio
 import binascii
 import ssl
-import threading
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -16,6 +15,7 @@ import httpx
 
 from jaxllm.errors import quoted, shortened
 from jaxllm.serving.media.addresses import AddressPolicy, Resolver, resolve
+from jaxllm.serving.media.blocking import run_now
 from jaxllm.serving.media.errors import MediaFetchError, MediaTooLargeError
 from jaxllm.serving.media.local_files import LocalFolder
 from jaxllm.serving.options.media import MediaOptions
@@ -67,24 +67,11 @@ class MediaFetcher:
 
     def fetch_now(self, urls: Iterable[str]) -> list[bytes]:
         """Fetch several at once, from a thread that may have an event loop of its own. Raises the first error."""
-        results: list[list[bytes]] = []
-        errors: list[BaseException] = []
 
         async def every() -> list[bytes]:
             return await asyncio.gather(*map(self.fetch, urls))
 
-        def run() -> None:
-            try:
-                results.append(asyncio.run(every()))
-            except BaseException as error:  # noqa: BLE001  (it is raised again, where it belongs)
-                errors.append(error)
-
-        thread = threading.Thread(target=run, name="fetch")
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return run_now(every)
 
     def _read_file(self, url: str) -> bytes:
         if self._folder is None:

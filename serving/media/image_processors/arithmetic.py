@@ -65,14 +65,15 @@ def center_crop(image: Bytes, height: int, width: int) -> Bytes:
     given_height, given_width = image.shape[:2]
     top, left = (given_height - height) // 2, (given_width - width) // 2
     if top >= 0 and left >= 0 and top + height <= given_height and left + width <= given_width:
-        return image[top : top + height, left : left + width]
+        # A copy: a view would keep all of the image.
+        return image[top : top + height, left : left + width].copy()
     new_height, new_width = max(height, given_height), max(width, given_width)
     check_pixels(new_height, new_width, image)
     padded = np.zeros((new_height, new_width, CHANNELS), np.uint8)
     above, before = math.ceil((new_height - given_height) / 2), math.ceil((new_width - given_width) / 2)
     padded[above : above + given_height, before : before + given_width] = image
     top, left = top + above, left + before
-    return padded[max(0, top) : min(new_height, top + height), max(0, left) : min(new_width, left + width)]
+    return padded[max(0, top) : min(new_height, top + height), max(0, left) : min(new_width, left + width)].copy()
 
 
 def pad_to_square(image: Bytes, color: tuple[int, ...]) -> Bytes:
