@@ -57,7 +57,10 @@ LONG = (
     "e2e/serving/test_data_parallel.py",
     "serving/pooling/test_tenants.py",
     "serving/openai/files/test_files.py",
+    "serving/media/image_processors/test_against_transformers.py",
     "serving/bench/test_load.py",
+    "serving/media/test_checkpoint.py",
+    "serving/media/test_decode.py",
     "serving/pooling/test_http.py",
     "serving/telemetry/test_http.py",
 )
