@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jaxllm.models.drafters.plan import Drafter
     from jaxllm.models.layers.altup import Streams
     from jaxllm.models.layers.token_input import TokenInputs
+    from jaxllm.models.towers.image_tower import ImageTower
 
 
 class CausalLM(Decoder):
@@ -62,6 +63,8 @@ class CausalLM(Decoder):
         self.head = make_head(bias=config.output.bias) if has_head else None
         self.drafter = None if plan is None else cast("Drafter", plan.make(config, options, dtype))
         """Guesses at further tokens, where an engine asks for them."""
+        self.tower = _make_tower(config, options, dtype) if options.sees_images else None
+        """Makes rows of images that stand in place of tokens, see `TowerPlan`."""
         set_weight_types(self, config.weight_types)
 
     def __call__(self, batch: Batch, cache: Cache, received: jax.Array | None = None) -> tuple[jax.Array, Cache]:
@@ -140,6 +143,13 @@ def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions,
     from jaxllm.models.layers.altup import Streams
 
     return Streams(config.hidden_size, plan, options, dtype=dtype)
+
+
+def _make_tower(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> "ImageTower | None":
+    """The tower, in the stage that makes the first layer's input."""
+    if config.tower is None or (options.stage is not None and not options.stage.is_first):
+        return None
+    return cast("ImageTower", config.tower.make(config, options, dtype))
 
 
 def _make_embedding(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> Embedding | None:

@@ -12,6 +12,7 @@ from jaxllm.models.plan import EmbeddingPlan, LayerPlan, OutputPlan, RecurrentPl
 
 if TYPE_CHECKING:
     from jaxllm.models.quantization.format import Format
+    from jaxllm.models.towers.plan import TowerPlan
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
@@ -40,6 +41,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     mtp_layers: int = 0
     """Layers after the last that predict further tokens."""
+    tower: "TowerPlan | None" = None
+    """How it sees images, if it does."""
     dtype: str = "float32"
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()
     """Types of quantized matrices outside of the layers, by the names of their modules: "embedding", "head", ..."""

@@ -44,7 +44,7 @@ class ForwardOptions:
     `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
     these are not all. With `adapters` every linear layer of the model's layers has slots for adapters.
     `drafter` is the plan of what guesses at further tokens alongside the model. Decodes have up to `most_drafts` drafts
-    after them.
+    after them. With `sees_images` the model has its tower, which turns images into rows in place of tokens.
     """
 
     platform: str = "cpu"
@@ -65,3 +65,4 @@ class ForwardOptions:
     adapters: AdapterShape | None = None
     drafter: "DrafterPlan | None" = None
     most_drafts: int = 0
+    sees_images: bool = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from jaxllm.config.compile import CompileOptions
+from jaxllm.config.images import ImageOptions
 from jaxllm.config.lora import LoRAOptions
 from jaxllm.config.model import MAMBA_BLOCK_SIZE, CacheOptions, ModelOptions
 from jaxllm.config.option import OptionInfo, Section, option
@@ -28,6 +29,7 @@ __all__ = [
     "CompileOptions",
     "DistributedOptions",
     "EngineConfig",
+    "ImageOptions",
     "LoRAOptions",
     "ModelOptions",
     "OptionInfo",
@@ -59,6 +61,7 @@ class EngineConfig:
     profiling: ProfilingOptions = field(default_factory=ProfilingOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
     lora: LoRAOptions = field(default_factory=LoRAOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     @property

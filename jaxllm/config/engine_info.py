@@ -46,6 +46,19 @@ class StageInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int
 
 
+class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How images become rows: patches of `patch_size` pixels each way, squares of `merge` each way of which are a row.
+
+    A row stands in place of `token_id`. A crop has at most `most_patches`, and a request at most `most_rows`.
+    """
+
+    patch_size: int
+    merge: int
+    token_id: int
+    most_patches: int
+    most_rows: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits and its memory: all that a process without the engine must know of it.
 
@@ -88,6 +101,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageInfo, ...] = ()
     logprobs_mode: str = "raw_logprobs"
     embedding_size: int | None = None
+    images: ImageInfo | None = None
+    """None where requests may have no images."""
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ from jaxllm.requests.request import Request
 from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from jaxllm.engine.features.faults import Faults
     from jaxllm.engine.features.logits_processors import Processing
+    from jaxllm.engine.features.media import MediaRequests
     from jaxllm.kv.shards import ShardedPages
     from jaxllm.scheduler.sharded import ShardedScheduler
 
@@ -87,6 +89,22 @@ def make_adapters(resolved: ResolvedConfig, runner: Runner) -> "Adapters[Request
     from jaxllm.adapters.reading import adapters_of
 
     return adapters_of(resolved, runner.set_adapter)
+
+
+def make_media(
+    resolved: ResolvedConfig, runner: Runner, scheduler: "Scheduler | ShardedScheduler", faults: "Faults"
+) -> "MediaRequests | None":
+    """What encodes images, or None where the engine takes none."""
+    tower = resolved.model.tower
+    if tower is None or not resolved.sees_images:
+        return None
+    # Most engines take none: starts are faster without the imports.
+    from jaxllm.engine.features.media import MediaRequests
+    from jaxllm.executor.media_calls import MediaCalls
+    from jaxllm.media.pool import MediaPool
+
+    pool, calls = MediaPool(resolved.media_rows), MediaCalls(runner.calls, tower)
+    return MediaRequests(faults, pool, calls, scheduler, patches_per_step=resolved.max_num_batched_tokens)
 
 
 def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:

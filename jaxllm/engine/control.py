@@ -288,6 +288,8 @@ class EngineControl(AdapterControl):
 
     def _drop_cache(self) -> None:
         self._engine.scheduler.preempt_all()
+        if self._engine.media is not None:
+            self._engine.media.forget_images()
         forgotten = self._engine.scheduler.reset_prefix_cache()
         assert forgotten, "a request holds pages although none runs"
 

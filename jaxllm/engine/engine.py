@@ -12,6 +12,7 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.assembly import (
     describe_stages,
     make_adapters,
+    make_media,
     make_processing,
     make_scheduler,
     planned_step_seconds,
@@ -73,6 +74,8 @@ class Engine(StepLoop[Dispatched]):
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
         """Those that requests may have; None where the engine takes none."""
+        self.media = make_media(resolved, runner, self.scheduler, self._faults)
+        """What encodes images; None where requests have none."""
         constrained = ConstrainedDecoding(
             self._faults, make_constraints(resolved), self.scheduler, runner, self._refuse, make_processing(resolved)
         )
@@ -80,6 +83,7 @@ class Engine(StepLoop[Dispatched]):
         self._features = Features(
             (
                 *self._adapter_feature(),
+                *((self.media,) if self.media else ()),
                 constrained,
                 *((self._speculation,) if self._speculation else ()),
                 BeamSearches(self._faults, resolved.max_model_len, self._finish_with_output),

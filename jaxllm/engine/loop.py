@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import jax
 
 from jaxllm.config import EngineConfig
-from jaxllm.config.engine_info import EngineInfo, PoolingInfo, StageInfo
+from jaxllm.config.engine_info import EngineInfo, ImageInfo, PoolingInfo, StageInfo
 from jaxllm.engine.garbage import trim_heap
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import RequestError
@@ -126,6 +126,7 @@ def describe(
         enable_prefix_caching=enable_prefix_caching,
         dtype=resolved.dtype,
         embedding_size=model.hidden_size if config.model.enable_prompt_embeds and pooling is None else None,
+        images=_image_info(resolved),
         kv_cache_dtype=resolved.kv_dtype,
         device_kind=resolved.device_kind,
         num_devices=resolved.num_devices * resolved.data_shards * resolved.num_stages,
@@ -139,6 +140,19 @@ def describe(
         structured_outputs_backend=config.structured.structured_outputs_backend,
         kernels=dict(resolved.kernels),
         planned_step_seconds=planned_step_seconds or {},
+    )
+
+
+def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
+    tower = resolved.model.tower
+    if tower is None or not resolved.sees_images:
+        return None
+    return ImageInfo(
+        patch_size=tower.vision.patch_size,
+        merge=tower.merge,
+        token_id=tower.token_id,
+        most_patches=tower.most_patches,
+        most_rows=resolved.media_rows,
     )
 
 

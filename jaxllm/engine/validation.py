@@ -10,6 +10,8 @@ from jaxllm.config.engine_info import EngineInfo
 from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.media import FIELD as MEDIA
+from jaxllm.requests.media import PromptMedia
 from jaxllm.requests.prompt_embeds import FIELD, NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
@@ -55,6 +57,7 @@ class RequestLimits:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
         self.check_adapter(request.lora_request)
         self.check_prompt(request.prompt_token_ids, request.prompt_embeds)
+        self.check_media(request.media)
         self.check_logprobs(request.params)
         self.check_sampling(request)
 
@@ -74,6 +77,22 @@ class RequestLimits:
             known = np.where(token_ids == NO_TOKEN, 0, token_ids)
         if ((known < 0) | (known >= self.vocab_size)).any():
             raise unknown_token(known, self.vocab_size)
+
+    def check_media(self, media: PromptMedia | None) -> None:
+        """Raise `RequestError` for images where the engine takes none, and for more of them than it holds."""
+        if media is None:
+            return
+        images = None if self.engine is None else self.engine.images
+        if images is None:
+            raise RequestError("this model accepts text only", MEDIA)
+        # Each image is there once, however often it occurs.
+        num_rows = sum({item.digest: item.num_rows for item in media.items}.values())
+        if num_rows > images.most_rows:
+            raise RequestError(
+                f"the images take {num_rows} tokens, but the engine holds at most {images.most_rows} of a request "
+                "(media_pool_tokens); give fewer or smaller images",
+                MEDIA,
+            )
 
     def check_width(self, width: int | None = None) -> None:
         """Raise `RequestError` unless prompts may be embeddings, of this width if it is known."""

@@ -93,6 +93,10 @@ class DeviceCalls:
         """Start a program on `arrays` of the host, and take over the new state. Returns its result, at once."""
         return self._run(program, program.name, arrays)
 
+    def call_sized(self, program: ProgramRecord, size: int, *arrays: Any) -> Any:
+        """`call`, of the program of a size."""
+        return self._run(program, program.sized_name(size), arrays)
+
     def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
         """Bring an adapter to a slot: for each stage the inputs of `SET_ADAPTER`."""
         (own,) = stages

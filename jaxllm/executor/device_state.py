@@ -1,6 +1,6 @@
 """What stays on the devices of an engine from step to step.
 
-Axis letters: T tokens, S slots, G page tables, W page-table width, D hidden size.
+Axis letters: T tokens, S slots, G page tables, W page-table width, E rows of images, D hidden size.
 """
 
 from dataclasses import dataclass
@@ -41,5 +41,7 @@ class DeviceState(StageState):
 
     Where prompts may be embeddings, those of the next step replace them once nobody asks for them any more.
     """
+    media_pool: jax.Array | None = None
+    """[E, D], rows of images, which stand in place of tokens. Each data shard has all of them."""
     drafter_cache: Cache | None = None
     """What the model's drafter keeps of each token, in the pages that the model's first page table names."""

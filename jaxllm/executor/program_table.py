@@ -25,6 +25,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program, program_from_leaves
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
+from jaxllm.executor.media_programs import encode_body, encode_sizes
 from jaxllm.executor.sampler.constrained import sample_constrained_body
 from jaxllm.executor.sampler.listed import listed_logprobs_body
 from jaxllm.executor.sampler.logprobs import Logprobs
@@ -45,6 +46,7 @@ from jaxllm.executor.step_program import stage_step_body, step_body
 
 PARAMETERS, ADAPTERS, STATE = "parameters", "adapters", "state"
 HIDDEN, SAMPLING, LAST_TOKENS = "state.hidden", "state.sampling", "state.last_tokens"
+MEDIA = "state.media_pool"
 PAGE_TABLE, PAGES, RECURRENT = "state.page_table", "state.kv_cache.pages", "state.kv_cache.states"
 
 ARRAY: Any = 0
@@ -98,14 +100,26 @@ class ProgramRecord:
     """Whether every stage of layers has it, or the last one alone. An engine without stages is a last one."""
     is_present: Callable[[ProgramContext[Any]], bool] = lambda context: True
     """Whether an engine has it."""
+    sizes: Callable[[ProgramContext[Any]], tuple[int, ...]] | None = None
+    """The sizes of its inputs, if there is a program for each, called `sized_name`. Steps have buckets instead."""
 
     def is_in(self, context: ProgramContext[Any]) -> bool:
         """Whether the engine, or the stage, has it."""
         return (self.is_in_every_stage or context.is_last) and self.is_present(context)
 
-    def make(self, context: ProgramContext[Any], bucket: Bucket | None = None) -> Program:
-        """The program; that of a step for a bucket."""
-        body = self.body(context) if bucket is None else self.body(context, bucket)
+    def sized_name(self, size: int) -> str:
+        """The name of the program of a size."""
+        return f"{self.name}_{size}"
+
+    def programs(self, context: ProgramContext[Any]) -> dict[str, Program]:
+        """Its programs, by name: one, or one for each size."""
+        if self.sizes is None:
+            return {self.name: self.make(context)}
+        return {self.sized_name(size): self.make(context, size) for size in self.sizes(context)}
+
+    def make(self, context: ProgramContext[Any], size: Bucket | int | None = None) -> Program:
+        """The program; that of a step for a bucket, and others of a size if they have several."""
+        body = self.body(context) if size is None else self.body(context, size)
         shapes = [*self.arguments(context), *body.inputs]
         replaced = [attrgetter(path)(context) for path in self._replaced]
         outputs = [(each, jax.tree.map(lambda leaf: leaf.sharding, each)) for each in replaced]
@@ -121,7 +135,9 @@ class ProgramRecord:
             "mesh": context.mesh,
         }
         if PARAMETERS in self.reads:
-            name = self.name if bucket is None else f"{self.name}_{bucket.tokens}_tokens"
+            name = self.name
+            if size is not None:
+                name = f"{name}_{size.tokens}_tokens" if isinstance(size, Bucket) else self.sized_name(size)
             program = program_from_leaves(name, body.function, *shapes, precision=context.precision, **options)
         else:
             program = Program(body.function, tuple(shapes), **options)
@@ -247,6 +263,14 @@ SET_EMBEDDINGS: Final = ProgramRecord(
     updates=(HIDDEN,),
     is_present=lambda context: context.shape.takes_embeddings,
 )
+ENCODE: Final = ProgramRecord(
+    "encode",
+    encode_body,
+    reads=(PARAMETERS,),
+    updates=(MEDIA,),
+    is_present=lambda context: context.tower is not None,
+    sizes=encode_sizes,
+)
 SAMPLE_PROCESSED: Final = ProgramRecord(
     "sample_processed",
     sample_processed_body,
@@ -282,6 +306,7 @@ PROGRAMS: Final = (
     ROW_SQUARES,
     SCALE_ADAPTER,
     SET_EMBEDDINGS,
+    ENCODE,
     SAMPLE_PROCESSED,
     ROW_LOGITS,
     SAMPLE_FROM_HOST,
@@ -295,6 +320,8 @@ def find_record(name: str) -> ProgramRecord:
     """The record of a program that another process calls by its name. Raises `EngineError` for an unknown one."""
     if name.startswith(f"{STEP.name}_"):
         return STEP
+    if name.startswith(f"{ENCODE.name}_"):
+        return ENCODE
     if name not in _BY_NAME:
         raise EngineError(f"program {name!r} is unknown (known: steps and {', '.join(_BY_NAME)})")
     return _BY_NAME[name]

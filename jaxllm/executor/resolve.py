@@ -108,6 +108,8 @@ def resolve_config(
         drafter=drafter,
         drafter_folder=drafter_folder,
     )
+    if model.tower is not None and runner == "generate":
+        resolved = _with_images(resolved)
     if config.lora.lora_target_modules:
         # Seldom given: starts of others are faster without the import.
         from jaxllm.executor.adapter_targets import with_target_modules
@@ -170,6 +172,22 @@ def _adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
         )
     rank, kind = options.max_lora_rank, dtype if options.lora_dtype == "auto" else options.lora_dtype
     return AdapterShape(whole_blocks(options.max_loras, rank), rank, kind, options.lora_vectors)
+
+
+MOST_MEDIA_ROWS = 32768
+"""Rows of images on the devices, unless an option says more."""
+
+
+def _with_images(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The configuration with room for images, unless it is of the language model alone."""
+    options, parallel = resolved.config.images, resolved.config.parallel
+    if options.language_model_only:
+        return resolved
+    stages = parallel.pipeline_parallel_size
+    if stages > 1:
+        logger.warning("images are refused: they are not supported with pipeline_parallel_size=%d", stages)
+        return resolved
+    return replace(resolved, media_rows=options.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS))
 
 
 def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:

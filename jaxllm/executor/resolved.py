@@ -66,6 +66,14 @@ class ResolvedConfig:
     drafter_folder: Path | None = None
     """Folder of its weights, if they are not in the model's checkpoint."""
 
+    media_rows: int = 0
+    """Rows of images that the devices hold; 0 where requests may have no images."""
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether requests may have images."""
+        return self.media_rows > 0
+
     def backend(self, operation: Operation) -> str:
         """Name of the implementation of an operation."""
         return self.kernels[operation].name
@@ -98,6 +106,7 @@ class ResolvedConfig:
             stage=self.stage,
             drafter=self.drafter,
             most_drafts=self.max_drafts,
+            sees_images=self.sees_images,
         )
 
     @property

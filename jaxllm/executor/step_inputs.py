@@ -57,6 +57,8 @@ class StepShape:
     """Data shards. All else is of one of them, and so is a `Bucket`."""
     takes_embeddings: bool = False
     """Whether prompts may be embeddings."""
+    sees_images: bool = False
+    """Whether rows of the media pool may stand in place of tokens."""
     adapters: AdapterShape | None = None
     """Slots for adapters, if there are any."""
     max_drafts: int = 0
@@ -152,6 +154,13 @@ class HostStep:
         self._table, self._page_size = table, page_size
 
     @property
+    def media_rows(self) -> Int32Array:
+        """1 + the row of the media pool in place of each token, 0 for none: int32 [tokens]."""
+        rows = self._table.media_rows
+        assert rows is not None
+        return rows[self.plan.slots[self.token_rows], self.positions]
+
+    @property
     def adapter_slots(self) -> Int32Array:
         """The slot of each row's adapter, -1 for none: int32 [n]."""
         return self._table.adapter_slots[self.plan.slots]
@@ -226,6 +235,7 @@ STEP_INPUTS: Final = (
     StepInput("slots", ("R",)),
     StepInput("last_pages", ("R",), is_present=lambda shape: shape.num_tables == 1),
     StepInput("last_pages", ("G", "R"), is_present=lambda shape: shape.num_tables > 1),
+    StepInput("media_rows", ("T",), is_present=lambda shape: shape.sees_images),
     StepInput("adapter_slots", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("adapter_starts", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("num_tokens", ()),

@@ -74,6 +74,8 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         if shape.takes_embeddings:
             given = GivenEmbeddings(state.hidden[: bucket.tokens], known == FROM_EMBEDDINGS)
             token_ids = jnp.maximum(token_ids, 0)
+        if state.media_pool is not None:
+            given = _with_media(given, state.media_pool, inputs["media_rows"])
         slots = inputs["slots"] if state.kv_cache.states else None
         adapters = _token_adapters(inputs, ragged, shape)
         drafts = DraftRows.of(inputs["num_replayed"], inputs["num_drafts"]) if shape.replays_drafts else None
@@ -95,10 +97,22 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
             page_table=page_table,
             last_tokens=put_last_tokens(state.last_tokens, rows, sampled),
             hidden=lax.dynamic_update_slice(state.hidden, hidden, (0, 0)),
+            media_pool=state.media_pool,
             drafter_cache=drafter_cache,
         )
 
     return step
+
+
+def _with_media(given: GivenEmbeddings | None, pool: jax.Array, media_rows: jax.Array) -> GivenEmbeddings:
+    """Rows of the pool [E, D] in place of tokens, by `media_rows` int32 [T] (1 + row, or 0), besides those `given`."""
+    is_given = media_rows > 0
+    shape = (len(media_rows), pool.shape[1])
+    # Most steps have no images: their tokens are not looked up twice.
+    rows = lax.cond(is_given.any(), lambda: pool[jnp.maximum(media_rows - 1, 0)], lambda: jnp.zeros(shape, pool.dtype))
+    if given is None:
+        return GivenEmbeddings(rows, is_given)
+    return GivenEmbeddings(jnp.where(is_given[:, None], rows, given.rows), is_given | given.is_given)
 
 
 def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., Any]:

@@ -55,7 +55,7 @@ def extend_digests(
 
 def page_key(request: Request, page: int, block_size: int) -> bytes:
     """What tells a request's page of this number from others with the same token ids and the same page before."""
-    key = b"" if request.prompt_embeds is None else request.prompt_embeds.page_key(page)
+    key = b"" if request.in_place_of_tokens is None else request.in_place_of_tokens.page_key(page)
     start = request.adapter_start
     if start and start // block_size == page:
         key += start.to_bytes(4, "little") + request.adapter_digest

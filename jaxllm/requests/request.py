@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.media import PromptMedia
 from jaxllm.requests.owners import NOBODY, Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds
 from jaxllm.requests.sampling_params import SamplingParams
@@ -47,6 +48,8 @@ class Request:
     owner: Owner = NOBODY
     prompt_embeds: PromptEmbeds | None = None
     """The embeddings in place of prompt tokens, where their id is `NO_TOKEN`."""
+    media: PromptMedia | None = None
+    """The images in place of prompt tokens."""
     lora_request: LoRARequest | None = None
     """The adapter that it asks for."""
 
@@ -73,6 +76,8 @@ class Request:
     """sha256 of the content of its adapter; empty without one."""
     adapter_start: int = 0
     """The position of the first token that has the adapter: those before it are computed as without (aLoRA)."""
+    hold_again: tuple[str, ...] = ()
+    """Reasons to hold it again when it is preempted."""
 
     @property
     def num_tokens(self) -> int:
@@ -80,11 +85,16 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def in_place_of_tokens(self) -> PromptEmbeds | PromptMedia | None:
+        """What its prompt has in place of tokens, if anything."""
+        return self.media if self.prompt_embeds is None else self.prompt_embeds
+
+    @property
     def prefix_salt(self) -> str | None:
         """Shared by requests with equal beginnings, besides their token ids."""
-        if self.prompt_embeds is None:
+        if self.in_place_of_tokens is None:
             return self.cache_salt
-        return f"{self.cache_salt or ''} {self.prompt_embeds.page_keys[0].hex()}"
+        return f"{self.cache_salt or ''} {self.in_place_of_tokens.page_key(0).hex()}"
 
     @property
     def sequences(self) -> "list[Request]":
@@ -102,6 +112,7 @@ class Request:
             eos_token_ids=self.eos_token_ids,
             owner=self.owner,
             prompt_embeds=self.prompt_embeds,
+            media=self.media,
             lora_request=self.lora_request,
             grammar_bytes=self.grammar_bytes,
         )

@@ -352,7 +352,10 @@ class Scheduler:
         if request.group is not None:
             request.group.rewind()
         self.num_preemptions += 1
-        self._wait(request)
+        if request.hold_again:
+            self._holds.add(request, request.hold_again)
+        else:
+            self._wait(request)
 
     def _plan(
         self,

@@ -32,6 +32,8 @@ class RequestTable:
     owners: int32 [S], indexes in `Shares`; priorities: int64 [S], all 0 unless `by_priority`.
     adapter_slots: int32 [S], where the adapters of the requests are on the devices; -1 for none.
     adapter_starts: int32 [S], the first position that has the adapter.
+    media_rows: int32 [S, max_model_len], 1 + the row of the media pool that stands in place of a token; 0 where the
+    token stands for itself. None where there is no pool.
     in_group: bool [S], the slot belongs to a `SequenceGroup`, which decides about its tokens.
     requests: the owner of each slot.
     """
@@ -71,6 +73,7 @@ class RequestTable:
         self.in_group = np.zeros(num_slots, np.bool_)
         self.adapter_slots: Int32Array = np.full(num_slots, -1, np.int32)
         self.adapter_starts: Int32Array = np.zeros(num_slots, np.int32)
+        self.media_rows: Int32Array | None = None
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
             self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.max_total,

@@ -105,12 +105,24 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
         # Embedders that were made of decoders, such as GTE-Qwen2.
         config = config.bidirectional()
     file.check_all_used(IRRELEVANT)
+    if config.tower is not None:
+        config = _with_pixels(config, folder)
     changes: dict[str, object] = {"dtype": _dtype(folder, file)}
     if (folder / "generation_config.json").is_file():
         # As in transformers, the generation file has the last word on what ends a text.
         end = ConfigFile.read(folder / "generation_config.json").token_ids("eos_token_id")
         changes["eos_token_ids"] = end or config.eos_token_ids
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def _with_pixels(config: ModelConfig, folder: Path) -> ModelConfig:
+    """A model that sees images, with the numbers that these become."""
+    # Most models do not: starts are faster without the import.
+    from jaxllm.models.towers.pixels import read_pixels
+
+    assert config.tower is not None
+    pixels = read_pixels(folder, config.tower.pixels, config.tower.vision.channels)
+    return dataclasses.replace(config, tower=dataclasses.replace(config.tower, pixels=pixels))
 
 
 def _dtype(folder: Path, file: ConfigFile) -> str:

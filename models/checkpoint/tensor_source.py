@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isqrt
 from typing import Protocol
 
 import numpy as np
@@ -142,6 +143,27 @@ class UnitRows:
         wide = tensor.astype(np.float32)
         length = np.linalg.norm(wide, axis=1, keepdims=True)
         return (wide / np.maximum(length, 1e-12)).astype(tensor.dtype)
+
+
+@dataclass(frozen=True)
+class ConvolutionAsMatrix:
+    """A convolution over patches, (out, channels, height, width), as a matrix (out, height * width * channels).
+
+    Patches are square and have `channels`. Biases are as elsewhere.
+    """
+
+    channels: int = 3
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """Shape of the convolution."""
+        if len(wanted) == 1:
+            return wanted
+        side = isqrt(wanted[1] // self.channels)
+        return (wanted[0], self.channels, side, side)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy where channels come last."""
+        return tensor if len(wanted) == 1 else np.ascontiguousarray(tensor.transpose(0, 2, 3, 1)).reshape(wanted)
 
 
 @dataclass(frozen=True)

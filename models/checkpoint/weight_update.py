@@ -59,7 +59,7 @@ class WeightUpdate:
 
     def take(self, matched: "Matched", progress: Progress | None = None) -> None:
         """Replace what `match` found. Raises `ModelError`; what came before the tensor that it names stays replaced."""
-        check_names([tensor.name for tensor, _ in matched], self._seen)
+        check_names([self._names.new_name(tensor.name) for tensor, _ in matched], self._seen)
         load_arrays(matched, self._sought, progress, self._reloader)
 
     def take_scales(self, scales: Mapping[ParameterPath, np.ndarray]) -> None:

@@ -209,6 +209,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Gemma3TextForSequenceClassification": _Known("gemma.GEMMA3", "classify"),
     "Gemma3TextModel": _Known("gemma.GEMMA3", "embed"),
     "HF_ColBERT": _Known("colbert.BERT"),
+    "Idefics3ForConditionalGeneration": _Known("idefics3"),
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
     "JAISLMHeadModel": _Known("jais"),
     "Llama4ForConditionalGeneration": _Known("llama4"),
@@ -222,6 +223,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Qwen3_5ForConditionalGeneration": _Known("qwen3_next.QWEN3_5"),
     "Qwen3_5MoeForConditionalGeneration": _Known("qwen3_next.QWEN3_5_MOE"),
     "RWForCausalLM": _Known("falcon"),
+    "SmolVLMForConditionalGeneration": _Known("idefics3"),
 }
 
 

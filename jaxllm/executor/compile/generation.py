@@ -49,6 +49,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         num_tables=resolved.cache_plan.num_tables,
         shards=resolved.data_shards,
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
+        sees_images=resolved.sees_images,
         adapters=resolved.adapters,
         max_drafts=resolved.max_drafts,
         drafter=resolved.drafter,
@@ -67,6 +68,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         precision=resolved.matmul_precision,
         handover=Handover(resolved.mesh, resolved.model.hidden_size, jnp.dtype(resolved.dtype)),
         stage=stage,
+        tower=resolved.model.tower if resolved.sees_images else None,
         **_adapters(resolved),
         processors=processors,
         has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),
@@ -76,7 +78,12 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         step = STEP if shape.drafter is None else DRAFTING_STEP
     return ProgramSet(
         step=partial(step.make, context),
-        others={record.name: record.make(context) for record in PROGRAMS if record.is_in(context)},
+        others={
+            name: program
+            for record in PROGRAMS
+            if record.is_in(context)
+            for name, program in record.programs(context).items()
+        },
         buckets=buckets,
         shape=shape,
         parameters=parameters,
@@ -128,6 +135,7 @@ def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepSh
         ),
         last_tokens=array((slots,), jnp.int32, "shards"),
         hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
+        media_pool=array((resolved.media_rows, resolved.model.hidden_size), dtype) if resolved.sees_images else None,
         drafter_cache=_drafter_cache(resolved, shards * pages),
     )
 

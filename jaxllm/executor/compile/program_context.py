@@ -21,6 +21,7 @@ from jaxllm.models.stage import Stage
 if TYPE_CHECKING:
     from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
     from jaxllm.models.layers.adapter_slots import AdaptedGraph
+    from jaxllm.models.towers.plan import TowerPlan
 
 State = TypeVar("State", bound=StageState)
 
@@ -83,6 +84,8 @@ class ProgramContext(Generic[State]):
     """The graph of the model with slots for adapters, where there are any: steps run it."""
     adapters: tuple[jax.ShapeDtypeStruct, ...] = ()
     """The arrays of these slots."""
+    tower: "TowerPlan | None" = None
+    """What makes rows of images, where the engine takes some."""
     row_squares: tuple[jax.ShapeDtypeStruct, ...] = ()
     """What the program of this name measures, if slots have vectors."""
 

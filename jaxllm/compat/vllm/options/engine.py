@@ -95,7 +95,7 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
              "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",
              "mm-encoder-fp8-scale-save-margin", "video-pruning-rate", "video-pruning-method", "mm-tensor-ipc",
              "mm-processor-device", "mm-ipc-gpu-memory-gb"),
-    **switches(_TEXT, "language-model-only", "enable-mm-embeds", "mm-encoder-only", "interleave-mm-strings",
+    **switches(_TEXT, "enable-mm-embeds", "mm-encoder-only", "interleave-mm-strings",
                "skip-mm-profiling", "mm-device-do-normalize", "disable-mm-preprocessor-cache"),
     # Adapters
     **values("adapters are for the linear layers of models that read text", "default-mm-loras",

@@ -1,0 +1,53 @@
+"""The host's side of images: their crops are sent to the devices, and encoded there."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.program_table import ENCODE
+from jaxllm.models.towers.plan import TowerPlan
+from jaxllm.requests.media import ImageCrop, MediaItem
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class MediaCalls:
+    """Encodes images, a crop at a time.
+
+    A crop is always computed alone, by the program of the smallest size that holds it. So its rows do not depend on
+    other images.
+    """
+
+    def __init__(self, calls: DeviceCalls, plan: TowerPlan) -> None:
+        self._calls, self._plan = calls, plan
+
+    def encode(self, item: MediaItem, rows: Int32Array) -> Iterator[int]:
+        """Encode an image into `rows` of the pool, and give the number of patches after each crop was sent."""
+        first = 0
+        for crop in item.crops:
+            count = self._plan.rows_of(len(crop.patches))
+            self._encode(crop, rows[first : first + count])
+            first += count
+            yield len(crop.patches)
+
+    def _encode(self, crop: ImageCrop, rows: Int32Array) -> None:
+        count = len(crop.patches)
+        size = next(each for each in self._plan.sizes if each >= count)
+        patches, places = crop.patches, patch_places(crop.height, crop.width, self._plan.merge)
+        if count < size:
+            padding = ((0, size - count), (0, 0))
+            patches, places = np.pad(patches, padding), np.pad(places, padding)
+            rows = np.pad(rows, (0, self._plan.rows_of(size) - len(rows)), constant_values=-1)
+        extent = np.array([crop.height, crop.width], np.int32)
+        self._calls.call_sized(ENCODE, size, patches, places, extent, rows)
+
+
+@lru_cache(maxsize=64)
+def patch_places(height: int, width: int, merge: int) -> Int32Array:
+    """Where patches are in a crop, int32 [P, 2], in the order of `TowerPlan`: square by square of `merge` each way."""
+    places = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), axis=-1)
+    squares = places.reshape(height // merge, merge, width // merge, merge, 2).transpose(0, 2, 1, 3, 4)
+    return np.ascontiguousarray(squares.reshape(-1, 2), np.int32)

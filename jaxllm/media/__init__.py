@@ -1,0 +1,1 @@
+"""Images of requests on the devices: which are there, and where."""

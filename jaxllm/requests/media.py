@@ -1,0 +1,98 @@
+"""Images in a prompt: their pixels, and the tokens whose place they take."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.errors import RequestError
+
+FIELD: Final = "multi_modal_data"
+"""The name that requests give them."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ImageCrop:
+    """A part of an image that the model sees alone: `patches` uint8 [P, bytes], and how many there are each way.
+
+    They come in the order of the model's `TowerPlan`.
+    """
+
+    patches: npt.NDArray[np.uint8]
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MediaItem:
+    """An image: its crops, the rows that the model makes of all of them, and the sha256 of what they are made of."""
+
+    digest: bytes
+    crops: tuple[ImageCrop, ...]
+    num_rows: int
+
+    @classmethod
+    def of(cls, crops: tuple[ImageCrop, ...], patches_per_row: int) -> Self:
+        """An image of these crops, of which so many patches become one row."""
+        digest = sha256()
+        for crop in crops:
+            digest.update(np.array([crop.height, crop.width], np.int64).tobytes())
+            digest.update(np.ascontiguousarray(crop.patches).data)
+        return cls(digest.digest(), crops, sum(len(crop.patches) for crop in crops) // patches_per_row)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PromptMedia:
+    """The images of a prompt, in order, and the `places` in it that their rows take, int32 [rows of all].
+
+    `page_keys` has for each page of the prompt what it depends on besides its token ids: the digest of each image with
+    a row in it, and which of its rows is the first there.
+    """
+
+    items: tuple[MediaItem, ...]
+    places: npt.NDArray[np.int32]
+    page_keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, items: tuple[MediaItem, ...], token_ids: np.ndarray, token_id: int, block_size: int) -> Self:
+        """Images for the places of `token_id` in a prompt, int32 [length], in pages of so many tokens.
+
+        Raises `RequestError` where there are more places than rows, or fewer.
+        """
+        places = np.flatnonzero(token_ids == token_id).astype(np.int32)
+        total = sum(item.num_rows for item in items)
+        if len(places) != total:
+            raise RequestError(
+                f"the prompt has {len(places)} image tokens, but its {len(items)} images take {total}", FIELD
+            )
+        return cls(items, places, _page_keys(items, places, -(-len(token_ids) // block_size), block_size))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all images, each as often as it occurs."""
+        return len(self.places)
+
+    @property
+    def end(self) -> int:
+        """The place after the last row."""
+        return int(self.places[-1]) + 1 if len(self.places) else 0
+
+    def page_key(self, number: int) -> bytes:
+        """What the prompt's page of this number depends on besides its token ids."""
+        return self.page_keys[number] if number < len(self.page_keys) else b""
+
+
+def _page_keys(
+    items: tuple[MediaItem, ...], places: npt.NDArray[np.int32], num_pages: int, block_size: int
+) -> tuple[bytes, ...]:
+    keys = [b""] * num_pages
+    first = 0
+    for item in items:
+        pages = places[first : first + item.num_rows] // block_size
+        # The first row of the image in each of its pages.
+        for row in np.flatnonzero(np.diff(pages, prepend=-1)).tolist():
+            keys[pages[row]] += item.digest + row.to_bytes(8, "little")
+        first += item.num_rows
+    return tuple(keys)

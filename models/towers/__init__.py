@@ -1,0 +1,1 @@
+"""Towers: what turns images into rows that stand in place of tokens."""

@@ -1,0 +1,51 @@
+"""What a tower is told of the crop that it sees.
+
+Axis letters: P patches.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+
+from jaxllm.models.forward_context import ForwardContext
+from jaxllm.pallas_kernels.segment_attention.segments import Segments
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Crop:
+    """A crop of `size` int32 [2] patches, in height and width, at `places` int32 [P, 2]; the rest of P is padding."""
+
+    places: jax.Array
+    size: jax.Array
+
+    @property
+    def num_patches(self) -> jax.Array:
+        """int32 []: patches that are not padding."""
+        return self.size[0] * self.size[1]
+
+    @property
+    def context(self) -> ForwardContext:
+        """The context of products about the patches."""
+        return ForwardContext(self.num_patches)
+
+    @property
+    def segments(self) -> Segments:
+        """The crop as the one text of a batch."""
+        count = self.num_patches
+        starts = jnp.stack([jnp.zeros_like(count), count])
+        rows = jnp.zeros(len(self.places), jnp.int32)
+        return Segments(starts, rows, count, jnp.int32(1))
+
+    def position_ids(self, side: int) -> jax.Array:
+        """The trained position of each patch, int32 [P], of those in a square of `side` each way.
+
+        Crops of other sizes have their patches spread over the square, as NaViT does it (arXiv 2307.06304).
+        """
+        boundaries = jnp.arange(1, side, dtype=jnp.float32) / side
+        step = 1.0 / self.size.astype(jnp.float32)
+        fractions = jnp.minimum(self.places.astype(jnp.float32) * step, jnp.float32(1.0 - 1e-6))
+        buckets = jnp.searchsorted(boundaries, fractions, side="right").astype(jnp.int32)
+        return buckets[:, 0] * side + buckets[:, 1]

@@ -1,0 +1,23 @@
+"""Cutting an image into the patches that a tower takes, on the host.
+
+Axis letters: H, W height and width in pixels, C channels, P patches, B bytes of a patch.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def cut_patches(pixels: Pixels, patch_size: int, merge: int) -> Pixels:
+    """Patches [P, B] of `pixels` [H, W, C], in the order of `TowerPlan`; their bytes by height, width and channel.
+
+    Height and width must be multiples of `patch_size * merge`.
+    """
+    height, width, channels = pixels.shape
+    side = patch_size * merge
+    assert height % side == 0
+    assert width % side == 0
+    # Rows of squares, rows of patches in each, rows of pixels in those; likewise across.
+    split = pixels.reshape(height // side, merge, patch_size, width // side, merge, patch_size, channels)
+    return split.transpose(0, 3, 1, 4, 2, 5, 6).reshape(-1, patch_size * patch_size * channels)

@@ -1,0 +1,36 @@
+"""How a checkpoint's images become numbers, as the file of its image processor says."""
+
+from pathlib import Path
+
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.towers.plan import PixelPlan
+
+PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
+
+
+def read_pixels(folder: Path, default: PixelPlan, channels: int) -> PixelPlan:
+    """The plan of the checkpoint in `folder`; `default` where it has no such file. Raises `ModelError`."""
+    file = _image_processor(folder)
+    if file is None:
+        return default
+    rescale = file.number("rescale_factor", default.rescale) if file.boolean("do_rescale", True) else 1.0
+    if not file.boolean("do_normalize", True):
+        return PixelPlan((0.0,) * channels, (1.0,) * channels, rescale)
+    mean, std = (
+        tuple(file.numbers(key)) if file.has(key) else own
+        for key, own in (("image_mean", default.mean), ("image_std", default.std))
+    )
+    if len(mean) != channels or len(std) != channels or 0.0 in std:
+        raise file.wrong("image_mean", f"{channels} numbers, and image_std as many that are not 0")
+    return PixelPlan(mean, std, rescale)
+
+
+def _image_processor(folder: Path) -> ConfigFile | None:
+    """The part of the files about images. The newer one has a section of it, the older one is nothing else."""
+    path = folder / PROCESSOR
+    if path.is_file():
+        section = ConfigFile.read(path).section("image_processor")
+        if section is not None:
+            return section
+    path = folder / PREPROCESSOR
+    return ConfigFile.read(path) if path.is_file() else None
