@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -23,6 +24,9 @@ from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.version import __version__
+
+if TYPE_CHECKING:
+    from jaxllm.serving.http.images import RequestImages
 
 _NO_PROCESSORS = Ignored("only logits processors read it, and this server has none (--logits-processors)", ({},))
 
@@ -51,6 +55,8 @@ class ServerState:
     replies: ReplyFormats = field(init=False)
     bodies: Bodies = field(init=False)
     limits: AdmissionLimits = field(init=False)
+    images: "RequestImages | None" = field(init=False)
+    """What makes images of requests ready; None where the model takes none."""
     chat_template: str = field(init=False)
     """Text of the operator's chat template, or else of the model's; empty where there is none."""
 
@@ -70,6 +76,7 @@ class ServerState:
         self.bodies = Bodies(JsonLimits.of(info), fields, self._resolver())
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
+        self.images = self._request_images()
         self.chat_template = "" if template is None else template.text
         render = None if template is None else template.render
         self.replies = ReplyFormats.of(options, self.chat_template, render)
@@ -80,6 +87,15 @@ class ServerState:
         self.fingerprint = given.get(
             options.fingerprint_mode, f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
         )
+
+    def _request_images(self) -> "RequestImages | None":
+        images = getattr(self.llm.inputs, "images", None)
+        if images is None:
+            return None
+        # Most models take none: starts are faster without the import.
+        from jaxllm.serving.http.images import RequestImages
+
+        return RequestImages(self.options, images, self.llm.run_text)
 
     def _resolver(self) -> ResolveModel | None:
         """Finds adapters that requests name, where the operator allows it. Raises `ConfigError`."""

@@ -13,6 +13,7 @@ from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.media import ImageCrop, MediaItem, PromptMedia
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds
@@ -105,6 +106,40 @@ class Embeds(msgspec.Struct):
         return PromptEmbeds(self.rows.array(), self.places, self.page_keys)
 
 
+class Media(msgspec.Struct):
+    """See `PromptMedia`. An image that occurs several times travels once.
+
+    `images` are digest, rows, and for each crop height, width and patches; `order` are indexes of them.
+    """
+
+    images: list[tuple[bytes, int, list[tuple[int, int, Weight]]]]
+    order: list[int]
+    places: np.ndarray
+    page_keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, media: PromptMedia) -> "Media":
+        """From those of a request."""
+        distinct = {item.digest: item for item in media.items}
+        numbers = {digest: number for number, digest in enumerate(distinct)}
+        images = [(item.digest, item.num_rows, [_crop(crop) for crop in item.crops]) for item in distinct.values()]
+        return cls(images, [numbers[item.digest] for item in media.items], media.places, media.page_keys)
+
+    def media(self) -> PromptMedia:
+        """The images of a request."""
+        images = [
+            MediaItem(
+                digest, tuple(ImageCrop(patches.array(), height, width) for height, width, patches in crops), num_rows
+            )
+            for digest, num_rows, crops in self.images
+        ]
+        return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys)
+
+
+def _crop(crop: ImageCrop) -> tuple[int, int, Weight]:
+    return crop.height, crop.width, Weight.of("", crop.patches)
+
+
 class Add(msgspec.Struct, tag=True):
     """Sequences to continue one prompt with; they share all but their names and parameters.
 
@@ -120,6 +155,7 @@ class Add(msgspec.Struct, tag=True):
     grammar_bytes: int = 0
     embeds: Embeds | None = None
     lora_request: LoRARequest | None = None
+    media: Media | None = None
 
     @classmethod
     def of(cls, requests: list[Request]) -> "Add":
@@ -136,11 +172,13 @@ class Add(msgspec.Struct, tag=True):
             first.grammar_bytes,
             None if first.prompt_embeds is None else Embeds.of(first.prompt_embeds),
             first.lora_request,
+            None if first.media is None else Media.of(first.media),
         )
 
     def requests(self) -> list[Request]:
         """The requests that the message stands for."""
         embeds = None if self.embeds is None else self.embeds.embeds()
+        media = None if self.media is None else self.media.media()
         return [
             Request(
                 request_id=request_id,
@@ -151,6 +189,7 @@ class Add(msgspec.Struct, tag=True):
                 eos_token_ids=self.eos_token_ids,
                 owner=self.owner,
                 prompt_embeds=embeds,
+                media=media,
                 grammar_bytes=self.grammar_bytes,
                 lora_request=self.lora_request,
             )

@@ -172,7 +172,13 @@ class AsyncLLM(AsyncControl):
             self.engines.members.serve(PoolingProcessor)
         else:
             self._forms = loading.form_checker(self.config, info, tokenizer)
-            self.inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
+            self.inputs = InputProcessor(
+                tokenizer,
+                RequestLimits.of(info),
+                info.eos_token_ids,
+                self._forms,
+                loading.prompt_images(info, self.tokenizer),
+            )
             # Starting it takes some of the processor, which others need more until the first requests are served.
             self._canary_start = self._loop.call_later(CANARY_SECONDS, self.run_text, self._forms.start)
             self.engines.members.serve(partial(OutputProcessor, tokenizer, True, self.config.output.stream_interval))

@@ -16,7 +16,14 @@ from jaxllm.requests.request import as_request_ids
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
-from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
+from jaxllm.serving.llm.loading import (
+    check_vocabulary,
+    default_params,
+    find_tokenizer,
+    form_checker,
+    load_tokenizer,
+    prompt_images,
+)
 from jaxllm.serving.llm.weights import control_of, sleep
 from jaxllm.serving.llm.worker import call, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
     from jaxllm.serving.llm.offline_metrics import Metric
     from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
+    from jaxllm.serving.media.loader import ImageLoader
     from jaxllm.serving.telemetry.metrics import Metrics
 
 
@@ -58,6 +66,7 @@ class LLMEngine(TextEngine[TextRequest]):
         self._waiting: list[RequestOutput] = []
         self._refused: list[tuple[str, RequestError]] = []
         self._so_far: dict[str, Cumulative] = {}
+        self._image_loader: ImageLoader | None = None
 
     @classmethod
     def from_config(
@@ -90,6 +99,18 @@ class LLMEngine(TextEngine[TextRequest]):
         """Free the engine and its device memory. Nothing can be run afterwards."""
         super().close()
         self.inputs.close()
+        if self._image_loader is not None:
+            self._image_loader.close()
+
+    @property
+    def image_loader(self) -> "ImageLoader":
+        """What fetches and decodes images of conversations; made when it is first asked for."""
+        if self._image_loader is None:
+            from jaxllm.serving.options.media import MediaOptions
+
+            assert self.inputs.images is not None
+            self._image_loader = self.inputs.images.loader(MediaOptions())
+        return self._image_loader
 
     def add_request(
         self,
@@ -291,7 +312,8 @@ def open_engine(
 
                 return PoolingLLMEngine(engine, tokenizer)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
-            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)
+            images = prompt_images(info, tokenizer)
+            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms, images)
             defaults = default_params(config.model, Path(info.model_folder))
             metrics = _metrics(info) if measure else None
             return LLMEngine(engine, tokenizer, inputs, defaults, metrics, config.output.stream_interval)

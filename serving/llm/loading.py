@@ -22,6 +22,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.backend import Vocabulary
 
 if TYPE_CHECKING:
+    from jaxllm.serving.text.prompt_images import PromptImages
     from jaxllm.structured.grammar_sandbox.checker import CanaryChecker
 
 _NAMES = {
@@ -32,6 +33,16 @@ _NAMES = {
     "min_p": "min_p",
     "max_new_tokens": "max_tokens",
 }
+
+
+def prompt_images(info: EngineInfo, tokenizer: Tokenizer | None) -> "PromptImages | None":
+    """How the model takes images, or None where it takes none."""
+    if info.images is None:
+        return None
+    # Most models take none: starts are faster without the import.
+    from jaxllm.serving.text.prompt_images import PromptImages
+
+    return PromptImages.of(info, tokenizer)
 
 
 def default_params(options: ModelOptions, folder: Path) -> SamplingParams:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.media import FIELD as MEDIA
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
@@ -154,12 +155,30 @@ class OfflineGeneration:
         conversations = _as_conversations(messages)
         for index, conversation in enumerate(conversations):
             try:
-                prompts.append(self.render_chat(conversation, **settings))
+                prompts.append(self._prompt_of(conversation, settings))
             except RequestError as error:
                 if len(conversations) == 1:
                     raise
                 raise RequestError(f"conversation {index}: {error}", error.parameter) from error
         return prompts
+
+    def _prompt_of(self, conversation: Conversation, settings: Mapping[str, Any]) -> Prompt:
+        if self._engine.inputs.images is None:
+            return self.render_chat(conversation, **settings)
+        # Most models take none: starts are faster without the imports.
+        from jaxllm.serving.media.loader import ImageSource
+        from jaxllm.serving.media.pictures import pixels_of
+        from jaxllm.serving.text.image_parts import take_images
+
+        prompt_images, loader = self._engine.inputs.images, self._engine.image_loader
+
+        def load(where: str, url: str) -> Any:
+            (loaded,) = loader.load_now([ImageSource(url)])
+            return prompt_images.prepared(loaded.image, loaded.runs)
+
+        messages, images = take_images(conversation, load, lambda where, given: pixels_of(given, where))
+        text = self.render_chat(messages, with_images=True, **settings)
+        return {"prompt": text, MEDIA: {"image": images}} if images else text
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
         """The prompt of one conversation."""

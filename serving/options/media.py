@@ -1,7 +1,4 @@
-"""Options of images in requests, as in `jaxllm.config`; names are vLLM's wherever vLLM has one.
-
-They have no flags yet: no route takes images.
-"""
+"""Options of images in requests, as in `jaxllm.config`; names are vLLM's wherever vLLM has one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ class MediaOptions(Section):
     image_fetch_timeout: float = option(
         5.0, "Seconds in which an image must be fetched, redirects included.", minimum=0.01, maximum=600.0
     )
+    max_images_per_prompt: int = option(64, "Maximum number of images in a request.", minimum=1, maximum=1024)
     max_image_bytes: int = option(32 << 20, "Maximum size of an image file in bytes.", minimum=1024)
     max_image_pixels: int = option(
         89_478_485,

@@ -25,6 +25,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     allow_special_tokens: bool = False,
+    with_images: bool = False,
     apply: Apply = rendering.apply,
 ) -> str:
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
@@ -32,7 +33,8 @@ def render_chat(
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
     takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages,
     tools or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode`
-    encodes it as text; with `allow_special_tokens` it is the token. `apply` renders; a `TemplateSandbox` does so for
+    encodes it as text; with `allow_special_tokens` it is the token. `with_images` lets parts of type "image" stand for
+    an image each. `apply` renders; a `TemplateSandbox` does so for
     templates that nobody has looked at. Raises `RequestError` for messages or a template that do not work.
     """
     if add_generation_prompt and continue_final_message:
@@ -56,7 +58,8 @@ def render_chat(
         )
     template = tokenizer.template(chat_template, apply)
     listed = fit_tools(tools, template) if tools else None
-    plain = fit_messages(normalise_messages(messages), template, chat_template_content_format, tools=listed is not None)
+    normal = normalise_messages(messages, with_images=with_images)
+    plain = fit_messages(normal, template, chat_template_content_format, tools=listed is not None)
     kwargs = dict(chat_template_kwargs or {})
     for name in rendering.OWN & kwargs.keys():
         raise RequestError(f"chat_template_kwargs.{name}: not a template argument", "chat_template_kwargs")

@@ -37,6 +37,10 @@ class ChatPrompt(str):
         made.escaped = escaped
         return made
 
+    def escaped_as(self, escaped: str) -> "ChatPrompt":
+        """The same text, encoded as another one in which control tokens have their secret names."""
+        return ChatPrompt(str(self), self.escaped.with_text(escaped))
+
     def __add__(self, text: str) -> "ChatPrompt":
         return ChatPrompt(str(self) + text, self.escaped.followed_by(text))
 
@@ -47,6 +51,10 @@ class Escaped:
     def __init__(self, text: str, control: "ControlTokens") -> None:
         self.text = text
         self._control = control
+
+    def with_text(self, text: str) -> "Escaped":
+        """Another text."""
+        return Escaped(text, self._control)
 
     def followed_by(self, text: str) -> "Escaped":
         """With more text after, whose control tokens are meant."""

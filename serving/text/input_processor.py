@@ -11,6 +11,7 @@ import numpy as np
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.media import FIELD as MEDIA
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
@@ -31,6 +32,7 @@ from jaxllm.structured.checking import DirectChecker, FormChecker
 
 if TYPE_CHECKING:
     from jaxllm.serving.tenancy.quotas import Reservation
+    from jaxllm.serving.text.prompt_images import PromptImages
 
 
 @dataclass(slots=True)
@@ -77,15 +79,18 @@ class InputProcessor:
         limits: RequestLimits,
         eos_token_ids: Sequence[int] = (),
         forms: FormChecker | None = None,
+        images: "PromptImages | None" = None,
     ) -> None:
         """`limits` are the engine's. `eos_token_ids` are the model's own; the tokenizer's end token is added.
 
-        `forms` looks at grammars; otherwise that is done in this process.
+        `forms` looks at grammars; otherwise that is done in this process. `images` is how the model takes images, if it
+        does.
 
         Without a tokenizer, prompts must be token ids and no text is produced.
         """
         self._tokenizer = tokenizer
         self._limits = limits
+        self.images = images
         self._forms: FormChecker = forms or DirectChecker(limits.structured_outputs_backend)
         eos = dict.fromkeys(eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -154,6 +159,8 @@ class InputProcessor:
                 if id(own) not in finished:
                     finished[id(own)] = self._finished(own)
             for index, prompt in enumerate(prompts):
+                if prompt.images:
+                    self._place_images(prompt, params[index])
                 self._bound(prompt, params[index])
             self._encode(prompts, add_special_tokens)
             for index, name in enumerate(request_ids):
@@ -186,8 +193,13 @@ class InputProcessor:
         self._limits.check_sampling(children[0])
         # Only now: ids that are too large must not wrap around before they are looked at.
         token_ids = token_ids.astype(np.int32)
+        media = None
+        if prompt.items:
+            assert self.images is not None
+            media = self.images.media(prompt, token_ids)
+            self._limits.check_media(media)
         for child in children:
-            child.prompt_token_ids = token_ids
+            child.prompt_token_ids, child.media = token_ids, media
         if embeds is not None:
             token_ids = np.maximum(token_ids, 0)
         return TextRequest(
@@ -198,6 +210,16 @@ class InputProcessor:
             children=children,
             stops=StopAutomaton(params.stop_strings) if params.stop else None,
         )
+
+    def _place_images(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
+        if self.images is None:
+            raise RequestError("this model accepts text only", MEDIA)
+        if params.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "truncate_prompt_tokens cannot be combined with images, which cannot be cut; omit it",
+                "truncate_prompt_tokens",
+            )
+        self.images.place(prompt)
 
     def _embeds(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptEmbeds | None:
         """The embeddings of a prompt, as far as they are not cut off."""

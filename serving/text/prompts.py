@@ -3,15 +3,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.media import FIELD as MEDIA
+from jaxllm.requests.media import MediaItem
 from jaxllm.requests.prompt_embeds import FIELD
 from jaxllm.serving.text.tokenizer import check_text
+
+if TYPE_CHECKING:
+    from jaxllm.models.towers.patches import Pixels
+    from jaxllm.serving.text.prompt_images import PreparedImage
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or one of the dictionaries below."""
@@ -25,6 +31,8 @@ class TextPrompt(TypedDict):
 
     prompt: str
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
+    """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. The text has a marker for each."""
 
 
 class TokensPrompt(TypedDict):
@@ -33,6 +41,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
 
 
 class EmbedsPrompt(TypedDict):
@@ -52,9 +61,9 @@ class EmbedsPrompt(TypedDict):
 
 IntArray = npt.NDArray[np.integer[Any]]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", FIELD, "prompt_is_token_ids"}
-_IMAGES = {"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"}
-"""vLLM's keys for images and sound: without a value, they ask for nothing."""
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", FIELD, "prompt_is_token_ids", MEDIA}
+_IMAGES = {"multi_modal_uuids", "mm_processor_kwargs"}
+"""vLLM's further keys for images and sound: without a value, they ask for nothing."""
 
 
 @dataclass(slots=True)
@@ -73,6 +82,10 @@ class ParsedPrompt:
     is_token: Any = None
     """Where `embeds` are those of all places: which of them have a token id."""
     lora_request: LoRARequest | None = None
+    images: "Sequence[Pixels | PreparedImage]" = ()
+    """Its images: uint8 [height, width, 3] each, or processed."""
+    items: tuple[MediaItem, ...] = ()
+    """What the engine takes of them."""
 
     def cut(self, token_ids: Any, most: int) -> Any:
         """At most so many tokens (1 at least) of the end that stays."""
@@ -97,7 +110,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, Mapping):
         for key in prompt:
             if key in _IMAGES and prompt[key]:
-                raise RequestError(f"{key}: models accept text only", "prompt")
+                raise RequestError(f"{key}: not supported; omit it", "prompt")
             if key not in _PROMPT_KEYS and key not in _IMAGES:
                 raise RequestError(f"unknown key {quoted(key)} in a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
         text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
@@ -116,10 +129,22 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
             raise RequestError(f"cache_salt={quoted(salt)}: must be a non-empty string", "cache_salt")
         if text is not None:
             check_text(text)
-        return ParsedPrompt(text, token_ids, salt, embeds=embeds, is_token=is_token)
+        parsed = ParsedPrompt(text, token_ids, salt, embeds=embeds, is_token=is_token)
+        if prompt.get(MEDIA):
+            parsed.images = _images(prompt[MEDIA], parsed)
+        return parsed
     if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
         return ParsedPrompt(None, prompt, None)
     raise RequestError(f"a prompt must be a string or a list of token IDs, got {type(prompt).__name__}", "prompt")
+
+
+def _images(given: Any, prompt: ParsedPrompt) -> "Sequence[Pixels | PreparedImage]":
+    if prompt.embeds is not None:
+        raise RequestError(f"{MEDIA} cannot be combined with {FIELD}", MEDIA)
+    # Most prompts have none: starts are faster without the import.
+    from jaxllm.serving.text.prompt_images import images_of
+
+    return images_of(given)
 
 
 def as_token_ids(token_ids: Any) -> IntArray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -15,6 +16,11 @@ from jaxllm.serving.openai.chat.tools import NO_TOOLS, ToolUse, tool_use
 from jaxllm.serving.openai.generation.parameters import naming_form
 from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.tenancy.access import owner_of
+from jaxllm.serving.text.image_parts import image_urls
+
+if TYPE_CHECKING:
+    from jaxllm.serving.text.prompt_images import PreparedImage
 
 
 async def prepare_chat(
@@ -40,7 +46,10 @@ async def prepare_chat(
     use = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
     try:
         priority = _check(body, server.limits, limit, asked)
-        build = partial(build_request, server.llm.inputs, body, engine_ids, priority)
+        images: Sequence[PreparedImage] = ()
+        if server.images is not None:
+            images = await server.images.prepare(image_urls(body.messages), owner_of(request).name)
+        build = partial(build_request, server.llm.inputs, body, engine_ids, priority, images)
         plan, made = await server.run_text_of(body.chat_template)(plan_and_build, server, body, use, asked, build)
         if made is None:
             await try_grammar(request, server, plan.params)

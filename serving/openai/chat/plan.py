@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,9 @@ from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.prompts import ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.serving.text.prompt_images import PreparedImage
 
 _ANY = {"additionalProperties": True}
 
@@ -74,12 +77,14 @@ def build_request(
     body: ChatCompletionRequest,
     engine_ids: Sequence[str],
     priority: int,
+    images: "Sequence[PreparedImage]",
     plan: ReplyPlan,
 ) -> TextRequest:
     """The request for the engine of the one id in `engine_ids`. Raises `RequestError`."""
     assert isinstance(inputs, InputProcessor)
+    side = body.truncation_side or "left"
     (made,) = inputs.build(
-        [ParsedPrompt(plan.prompt, None, body.cache_salt, truncation_side=body.truncation_side or "left")],
+        [ParsedPrompt(plan.prompt, None, body.cache_salt, truncation_side=side, images=images)],
         [plan.params],
         engine_ids,
         [priority],

@@ -13,7 +13,8 @@ from jaxllm.serving.openai.protocol.messages import ContentPart, Message, Tool, 
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.text.chat import render_chat
-from jaxllm.serving.text.messages import TEXT_TYPES, is_media
+from jaxllm.serving.text.image_parts import URLS
+from jaxllm.serving.text.messages import IMAGE, TEXT_TYPES, is_media
 from jaxllm.serving.text.templates.rendering import apply
 
 _NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
@@ -28,7 +29,8 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
             "with --trust-request-chat-template",
             "chat_template",
         )
-    messages = conversation(body.messages or ())
+    sees_images = server.images is not None
+    messages = conversation(body.messages or (), sees_images=sees_images)
     go_on = bool(body.continue_final_message)
     prompt = render_chat(
         server.tokenizer,
@@ -40,6 +42,7 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
         tools=tool_dictionaries(body.tools) if body.tools and _shows_tools(body, server.options) else None,
         chat_template_kwargs=_template_kwargs(body, server.options),
         allow_special_tokens=server.options.allow_special_tokens_in_content,
+        with_images=sees_images,
         apply=apply if body.chat_template is None else server.llm.templates.apply,
     )
     return messages, prompt
@@ -79,15 +82,15 @@ def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: Ser
     return kwargs
 
 
-def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def conversation(messages: Sequence[Message], *, sees_images: bool = False) -> list[dict[str, Any]]:
     """The messages as dictionaries that hold only what was given, for `render_chat`. Raises `RequestError`."""
-    plain = [_plain(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    plain = [_plain(f"messages[{index}]", message, sees_images) for index, message in enumerate(messages)]
     if any(message.function_call is not None or message.role == ROLE for message in messages):
         return conversation_with_tools(plain)
     return plain
 
 
-def _plain(where: str, message: Message) -> dict[str, Any]:
+def _plain(where: str, message: Message, sees_images: bool) -> dict[str, Any]:
     if message.content is None and message.role in _NEED_CONTENT:
         raise RequestError(
             f"{where}.content: a message with role {quoted(message.role)} needs content", f"{where}.content"
@@ -101,7 +104,8 @@ def _plain(where: str, message: Message) -> dict[str, Any]:
         # Chat templates know it under either name.
         plain["reasoning_content"] = plain["reasoning"]
     if isinstance(message.content, list):
-        plain["content"] = [_part(f"{where}.content[{index}]", part) for index, part in enumerate(message.content)]
+        parts = enumerate(message.content)
+        plain["content"] = [_part(f"{where}.content[{index}]", part, sees_images) for index, part in parts]
     if message.content is None and message.refusal is not None:
         plain["content"] = message.refusal
     if message.tool_calls is not None:
@@ -119,8 +123,10 @@ def _call(where: str, call: ToolCall) -> dict[str, Any]:
     return {**with_template_fields(call), "function": with_template_fields(call.function)}
 
 
-def _part(where: str, part: ContentPart) -> dict[str, Any]:
+def _part(where: str, part: ContentPart, sees_images: bool) -> dict[str, Any]:
     """A part of the content. Whether the template reads one that is not text is found out with the template."""
+    if sees_images and part.type in URLS:
+        return {"type": IMAGE}
     if is_media(part.type):
         raise RequestError(f"{where}.type={quoted(part.type)}: this model accepts text only", f"{where}.type")
     plain = with_template_fields(part)

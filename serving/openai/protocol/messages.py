@@ -18,7 +18,8 @@ class ContentPart(TemplateBody, kw_only=True):
     refusal: str | None = None
     prompt_cache_breakpoint: Any = None
     """Accepted, without effect: every prefix is cached."""
-    image_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    image_url: Any = None
+    """Of type image_url: the URL of an image, https or data, or an object with it as url."""
     input_audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
     audio_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
     video_url: Annotated[Any, Refused(_TEXT_ONLY)] = None

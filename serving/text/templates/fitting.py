@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from jaxllm.errors import RequestError, quoted
+from jaxllm.serving.text.messages import IMAGE
 from jaxllm.serving.text.templates.chat_template import ChatTemplate
 from jaxllm.serving.text.templates.trials import INSTRUCTIONS, Form
 
@@ -123,7 +124,8 @@ def _known_parts(
             thoughts.append(_thought(part))
         else:
             place = f"{where}.content[{index}].type"
-            raise RequestError(f"{place}={quoted(kind)}: this model accepts text only", place)
+            reason = "the chat template has no place for it" if kind == IMAGE else "this model accepts text only"
+            raise RequestError(f"{place}={quoted(kind)}: {reason}", place)
     return known, list(filter(None, thoughts))
 
 

@@ -1,0 +1,60 @@
+"""The images of requests, made ready for the engine: a bounded number at a time, whatever clients ask for."""
+
+import asyncio
+from collections.abc import Sequence
+
+from jaxllm.errors import RequestError
+from jaxllm.serving.llm.async_llm import RunText
+from jaxllm.serving.media.errors import MediaError
+from jaxllm.serving.media.loader import ImageSource
+from jaxllm.serving.options.media import MediaOptions
+from jaxllm.serving.text.prompt_images import PreparedImage, PromptImages
+
+AT_A_TIME = 16
+"""Images of all requests that are fetched, decoded or processed."""
+
+
+class RequestImages:
+    """Makes images of requests ready for the engine.
+
+    Only a few images are in memory with all their pixels: what is kept of one is what the model sees of it.
+    """
+
+    def __init__(self, options: MediaOptions, images: PromptImages, run_text: RunText) -> None:
+        """`run_text` runs what takes long in a thread. Raises `ConfigError` for options that name what is not there."""
+        self._images, self._run_text, self._most = images, run_text, options.max_images_per_prompt
+        self._loader = images.loader(options)
+        self._places = asyncio.Semaphore(AT_A_TIME)
+
+    async def prepare(self, sources: Sequence[tuple[str, str]], owner: str) -> list[PreparedImage]:
+        """The images at these places in a request, by their URLs; in order.
+
+        Raises `RequestError` that names the place, and `QueueFullError`; then nothing more is fetched.
+        """
+        if not sources:
+            return []
+        if len(sources) > self._most:
+            raise RequestError(
+                f"{len(sources)} images: a request may have at most {self._most} (--max-images-per-prompt)",
+                sources[self._most][0],
+            )
+        tasks = [asyncio.ensure_future(self._prepare(where, url, owner)) for where, url in sources]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _prepare(self, where: str, url: str, owner: str) -> PreparedImage:
+        async with self._places:
+            try:
+                loaded = await self._loader.load(ImageSource(url), owner=owner)
+                return await self._run_text(self._images.prepared, loaded.image, loaded.runs)
+            except MediaError as error:
+                raise type(error)(f"{where}: {error}", where) from None
+            except RequestError as error:
+                raise RequestError(f"{where}: {error}", where) from None
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        self._loader.close()

@@ -1,0 +1,160 @@
+"""Images of prompts: made ready for the engine, and text put in their places.
+
+A prompt has a marker for each image, which its chat template or its author writes. The tokens that stand for the rows
+of the image, and those around them, take the marker's place.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from jaxllm.config.engine_info import EngineInfo, ImageInfo
+from jaxllm.errors import ConfigError, RequestError, quoted
+from jaxllm.models.towers.patches import Pixels, cut_patches
+from jaxllm.requests.media import FIELD, ImageCrop, MediaItem, PromptMedia
+from jaxllm.serving.media.checkpoint import ImageModel
+from jaxllm.serving.media.image_processors.base import ProcessedImage
+from jaxllm.serving.media.loader import ImageLoader
+from jaxllm.serving.media.placeholders import Placeholder, TextRun, features_of, text_of
+from jaxllm.serving.options.media import MediaOptions
+from jaxllm.serving.text.control_tokens import ChatPrompt
+from jaxllm.serving.text.prompts import IntArray, ParsedPrompt
+from jaxllm.serving.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MOST_IMAGES = 256
+"""Images in a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image as the engine takes it, and the text in its place."""
+
+    item: MediaItem
+    text: str
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """How a model takes images. Immutable, and shared by threads."""
+
+    folder: Path
+    model: ImageModel
+    placeholder: Placeholder
+    info: ImageInfo
+    block_size: int
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, info: EngineInfo, tokenizer: Tokenizer | None) -> Self | None:
+        """From the files of the model, or None where it takes no images, with a warning where its files forbid it."""
+        if info.images is None or tokenizer is None:
+            return None
+        folder = Path(info.model_folder)
+        try:
+            model = ImageModel.read(folder)
+            placeholder = model.placeholder()
+        except ConfigError as error:
+            logger.warning("images are refused: %s", error)
+            return None
+        if placeholder.marker not in tokenizer.token_ids:
+            logger.warning("images are refused: the tokenizer has no token %s", quoted(placeholder.marker))
+            return None
+        return cls(folder, model, placeholder, info.images, info.block_size, tokenizer)
+
+    def loader(self, options: MediaOptions) -> ImageLoader:
+        """What loads images by their URLs. Raises `ConfigError` for options that name what is not there."""
+        model = self.model
+        if options.mm_processor_kwargs:
+            model = ImageModel.read(self.folder, options.mm_processor_kwargs)
+        limits = model.processor.limits(self.info.patch_size)
+        return ImageLoader(model, options, limits, self.info.patch_size)
+
+    def place(self, prompt: ParsedPrompt) -> None:
+        """Process the images of a prompt, and write what stands for them. Raises `RequestError`."""
+        if len(prompt.images) > MOST_IMAGES:
+            raise RequestError(f"{len(prompt.images)} images: a prompt may have at most {MOST_IMAGES}", FIELD)
+        prepared = [each if isinstance(each, PreparedImage) else self.prepare(each) for each in prompt.images]
+        if prompt.token_ids is None:
+            assert prompt.text is not None
+            prompt.text = self._in_text(prompt.text, prepared)
+        else:
+            prompt.token_ids = self._in_tokens(np.asarray(prompt.token_ids), prepared)
+        prompt.items = tuple(each.item for each in prepared)
+
+    def media(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptMedia:
+        """The images of a prompt, at their places among its tokens. Raises `RequestError`."""
+        return PromptMedia.of(prompt.items, token_ids, self.info.token_id, self.block_size)
+
+    def prepare(self, pixels: Pixels) -> PreparedImage:
+        """Process an image, uint8 [height, width, 3]. Raises `RequestError` for one that the model cannot take."""
+        processed = self.model.processor.process(pixels)
+        return self.prepared(processed, self.placeholder.runs(processed))
+
+    def prepared(self, processed: ProcessedImage, runs: tuple[TextRun, ...]) -> PreparedImage:
+        """The image as the engine takes it, with `runs` in its place. Raises `RequestError`."""
+        side = self.info.patch_size
+        crops = tuple(
+            ImageCrop(cut_patches(crop, side, self.info.merge), crop.shape[0] // side, crop.shape[1] // side)
+            for crop in processed.crops
+        )
+        item = MediaItem.of(crops, self.info.merge**2)
+        if item.num_rows != features_of(runs):
+            raise RequestError(_misfit(processed, item.num_rows, features_of(runs)), FIELD)
+        return PreparedImage(item, text_of(runs))
+
+    def _in_text(self, text: str, prepared: Sequence[PreparedImage]) -> str:
+        """The text with what stands for the images. A `ChatPrompt`, whose own markers are meant, stays one."""
+        if not isinstance(text, ChatPrompt):
+            return self._joined(text, self.placeholder.marker, [each.text for each in prepared])
+        named = self.tokenizer.control.named_secretly
+        texts = [named(each.text) for each in prepared]
+        return text.escaped_as(self._joined(text.escaped.text, named(self.placeholder.marker), texts))
+
+    def _joined(self, text: str, marker: str, texts: Sequence[str]) -> str:
+        between = text.split(marker)
+        self._check_count(len(between) - 1, len(texts))
+        return "".join(part for pair in zip(between, [*texts, ""], strict=True) for part in pair)
+
+    def _in_tokens(self, token_ids: IntArray, prepared: Sequence[PreparedImage]) -> IntArray:
+        """The tokens with those that stand for the images, unless they are there already."""
+        marker = self.tokenizer.token_ids[self.placeholder.marker]
+        places = np.flatnonzero(token_ids == marker)
+        if np.count_nonzero(token_ids == self.info.token_id) == sum(each.item.num_rows for each in prepared):
+            return token_ids
+        self._check_count(len(places), len(prepared))
+        texts = self.tokenizer.encode([each.text for each in prepared], add_special_tokens=False)
+        between = np.split(token_ids, np.repeat(places, 2) + np.tile([0, 1], len(places)))
+        between[1::2] = [np.array(each, np.int64) for each in texts]
+        return np.concatenate(between)
+
+    def _check_count(self, num_markers: int, num_images: int) -> None:
+        if num_markers != num_images:
+            marker = quoted(self.placeholder.marker)
+            raise RequestError(
+                f"the prompt has {num_markers} places for images ({marker}), but {num_images} images were given", FIELD
+            )
+
+
+def _misfit(processed: ProcessedImage, num_rows: int, num_features: int) -> str:
+    size = f"{processed.width} x {processed.height}"
+    return f"an image of {size} pixels becomes {num_rows} rows, but {num_features} tokens would stand for them"
+
+
+def images_of(given: Any) -> list[Pixels | PreparedImage]:
+    """The images in vLLM's `multi_modal_data`: {"image": one or a list}. Raises `RequestError`."""
+    from jaxllm.serving.media.pictures import pixels_of
+
+    if not isinstance(given, dict) or set(given) - {"image"}:
+        kinds = ", ".join(map(quoted, given)) if isinstance(given, dict) else type(given).__name__
+        raise RequestError(f"{FIELD}: expected {{'image': one image or a list}}, got {kinds}", FIELD)
+    images = given.get("image")
+    if images is None:
+        return []
+    several = images if isinstance(images, (list, tuple)) else [images]
+    return [each if isinstance(each, PreparedImage) else pixels_of(each) for each in several]

@@ -1,0 +1,100 @@
+"""Images for `LLM`: prompts and answers equal those of transformers' processor and model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.errors import RequestError
+from tests.e2e.images.conftest import Reference
+from tests.e2e.images.pictures import data_url, picture
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPT = "Look: <image> and tell what it is."
+
+
+@pytest.fixture(scope="module")
+def llm(reference: Reference) -> Iterator[LLM]:
+    with LLM(str(reference.folder), max_model_len=256, max_num_seqs=4, optimization_level=0) as made:
+        yield made
+
+
+def ask(llm: LLM, prompt: Any) -> tuple[list[int], list[int]]:
+    (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids is not None
+    return list(output.prompt_token_ids), list(output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("size", [(80, 120), (50, 50), (200, 60), (56, 112), (1, 30)])
+def test_a_prompt_with_an_image(llm: LLM, reference: Reference, size: tuple[int, int]) -> None:
+    image = picture(1, *size)
+    assert ask(llm, {"prompt": PROMPT, "multi_modal_data": {"image": image}}) == reference.answer(PROMPT, [image])
+
+
+def test_several_images(llm: LLM, reference: Reference) -> None:
+    text, images = "<image> or <image>?", [picture(2), picture(3, 60, 60)]
+    assert ask(llm, {"prompt": text, "multi_modal_data": {"image": images}}) == reference.answer(text, images)
+
+
+def test_an_array_and_token_ids(llm: LLM, reference: Reference) -> None:
+    image = picture(4)
+    wanted = reference.answer(PROMPT, [image])
+    ids = reference.processor.tokenizer(PROMPT)["input_ids"]
+    prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": np.asarray(image)}}
+    assert ask(llm, prompt) == wanted
+    # The tokens that stand for the image may also be there already.
+    prompt["prompt_token_ids"] = wanted[0]
+    assert ask(llm, prompt) == wanted
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"prompt": "no place"}, r"the prompt has 0 places for images \('<image>'\), but 1 images were given"),
+        ({"prompt": "<image><image>"}, r"has 2 places for images"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": "cat.png"}}, "expected an image of Pillow"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": np.zeros((2, 2, 4), np.uint8)}}, r"shape \[2, 2, 4\]"),
+        ({"prompt": "<image>", "multi_modal_data": {"audio": b""}}, "expected {'image'"),
+    ],
+)
+def test_wrong_prompts(llm: LLM, prompt: dict[str, Any], message: str) -> None:
+    given = {"multi_modal_data": {"image": picture(5)}, **prompt}
+    with pytest.raises(RequestError, match=message):
+        llm.generate([given], GREEDY, use_tqdm=False)
+
+
+def test_a_model_without_a_tower() -> None:
+    with LLM("demo", max_model_len=64, max_num_seqs=1, optimization_level=0) as llm:  # noqa: SIM117
+        with pytest.raises(RequestError, match="this model accepts text only"):
+            llm.generate([{"prompt": "a", "multi_modal_data": {"image": picture(0)}}], GREEDY, use_tqdm=False)
+
+
+QUESTION = "What is this? <image>?"
+"""Its marker is text of a user, and stands for nothing."""
+
+
+@pytest.mark.parametrize("kind", ["image_url", "url text", "image_pil", "image"])
+def test_a_conversation(llm: LLM, reference: Reference, kind: str) -> None:
+    image = picture(6)
+    parts: dict[str, dict[str, Any]] = {
+        "image_url": {"type": "image_url", "image_url": {"url": data_url(image)}},
+        "url text": {"type": "image_url", "image_url": data_url(image)},
+        "image_pil": {"type": "image_pil", "image_pil": image},
+        "image": {"type": "image", "image": image},
+    }
+    messages = [{"role": "user", "content": [parts[kind], {"type": "text", "text": "What is this?"}]}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    text = reference.rendered("What is this?")
+    wanted = reference.answer(text, [image])
+    assert (list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)) == wanted
+
+
+def test_a_marker_in_the_text_of_a_user(llm: LLM) -> None:
+    image = {"type": "image", "image": picture(7)}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": QUESTION}]}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    token = llm.get_tokenizer().convert_tokens_to_ids("<image>")
+    # Two by one tiles of 56 pixels, and the whole image: four rows each, and no more.
+    assert list(output.prompt_token_ids or ()).count(token) == 5 * 4
