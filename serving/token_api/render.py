@@ -94,6 +94,8 @@ def _rendered(
     if made.params.num_searched:
         raise RequestError("use_beam_search: beam search cannot be rendered", "use_beam_search")
     (child, *_) = made.children
+    if child.media is not None:
+        raise RequestError("messages: images have no token IDs", "messages")
     return RenderedRequest(
         request_id=identity.id if index is None else f"{identity.id}-{index}",
         token_ids=made.prompt_token_ids,

@@ -103,7 +103,7 @@ def _plan(server: ServerState, body: ChatCompletionRequest, use: ToolUse, max_to
         max_tokens=recommended_max_tokens(defaults) if max_tokens is None else max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    messages, prompt = render(server, body)
+    messages, prompt = render(server, body, sees_images=server.images is not None)
     plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
     if not body.echo:
         return plan

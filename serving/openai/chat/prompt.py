@@ -21,15 +21,19 @@ _NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
 _WITHOUT_EFFECT = {"annotations", "images", "partial", "prefix", "refusal", "reasoning_content"}
 
 
-def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> tuple[list[dict[str, Any]], str]:
-    """The messages of a request as templates read them, and the prompt; for threads. Raises `RequestError`."""
+def render(
+    server: ServerState, body: ChatCompletionRequest | TokenizeRequest, *, sees_images: bool = False
+) -> tuple[list[dict[str, Any]], str]:
+    """The messages of a request as templates read them, and the prompt; for threads. Raises `RequestError`.
+
+    With `sees_images` the prompt has a marker for each image.
+    """
     if body.chat_template is not None and not server.options.trust_request_chat_template:
         raise RequestError(
             "chat_template: templates in requests are disabled, because they are programs; the server allows them "
             "with --trust-request-chat-template",
             "chat_template",
         )
-    sees_images = server.images is not None
     messages = conversation(body.messages or (), sees_images=sees_images)
     go_on = bool(body.continue_final_message)
     prompt = render_chat(

@@ -85,3 +85,11 @@ def test_too_many_images(server: ServerProcess) -> None:
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400
     assert "at most 4" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("route", ["/tokenize", "/v1/chat/completions/render"])
+def test_what_has_no_images(server: ServerProcess, route: str) -> None:
+    body = {"model": "seeing", "messages": message(data_url(picture(1)), "What is this?")}
+    answer = httpx.post(f"{server.url}{route}", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert "image" in answer.json()["error"]["message"]
