@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, NoopOption
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, FlagParser, add_engine_flags, add_flags, engine_flags, explicit_options, integer
@@ -122,7 +123,13 @@ def add_arguments(parser: FlagParser) -> None:
         "--config", metavar="FILE", help="Read flags from a YAML file; one written for `jaxllm serve` works too."
     )
     add_flags(parser, "server", "Handling of requests, as in `jaxllm serve`.", _flags())
-    add_engine_flags(parser)
+    add_engine_flags(parser, _meaningless())
+
+
+def _meaningless() -> dict[str, NoopOption]:
+    """Flags of other engines that have no effect here."""
+    own = {flag.flag.removeprefix("--") for flag in _flags()}
+    return {name: known for name, known in NOOP_OPTIONS.items() if name not in own}
 
 
 def _flags() -> list[Flag]:
@@ -157,7 +164,7 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     What a file says of connections and clients is left out: it may be that of a server.
     """
     of_server, of_engine = _flags(), list(engine_flags())
-    from_file = {} if args.config is None else read_config(args.config, (*of_engine, *server_flags()))
+    from_file = {} if args.config is None else read_config(args.config, (*of_engine, *server_flags()), _meaningless())
     given = {**from_file, **explicit_options(args, (*of_engine, *of_server))}
     config = EngineConfig.from_options({flag.name: given[flag.name] for flag in of_engine if flag.name in given})
     # Nobody will ask for a response again: it is in the file.

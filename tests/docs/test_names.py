@@ -29,7 +29,7 @@ NOT_OURS = {
 """Paths in pages that are not in the repository."""
 FILES_OF_OTHERS = re.compile(
     r"/?(summary|doctor|doctor_8b|modules|sentence_bert_config|config_sentence_transformers|manifest|sharded_state|"
-    r"openapi|config|adapter_config|generation_config|tokenizer|quantize_config)\.json|1_Pooling/config\.json"
+    r"openapi|config|adapter_config|preprocessor_config|processor_config|generation_config|tokenizer|quantize_config)\.json|1_Pooling/config\.json"
 )
 """Files of checkpoints, reports and servers."""
 FOREIGN_FLAGS = {

@@ -358,6 +358,16 @@ SEEING = {
         transformers.Gemma4UnifiedForConditionalGeneration,
         {**SMALL, "pad_token_id": 0, "head_dim": 16, "global_head_dim": 32, "layer_types": [SLIDING, FULL]},
     ),
+    "idefics3": (
+        transformers.Idefics3Config,
+        transformers.Idefics3ForConditionalGeneration,
+        {**SMALL, "model_type": "llama"},
+    ),
+    "smolvlm": (
+        transformers.SmolVLMConfig,
+        transformers.SmolVLMForConditionalGeneration,
+        {**SMALL, "model_type": "llama"},
+    ),
     "llama4": (
         transformers.Llama4Config,
         transformers.Llama4ForConditionalGeneration,
