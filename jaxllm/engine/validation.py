@@ -57,7 +57,8 @@ class RequestLimits:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
         self.check_adapter(request.lora_request)
         self.check_prompt(request.prompt_token_ids, request.prompt_embeds)
-        self.check_media(request.media)
+        if request.media is not None:
+            self.check_media(request.media)
         self.check_logprobs(request.params)
         self.check_sampling(request)
 
@@ -78,10 +79,8 @@ class RequestLimits:
         if ((known < 0) | (known >= self.vocab_size)).any():
             raise unknown_token(known, self.vocab_size)
 
-    def check_media(self, media: PromptMedia | None) -> None:
+    def check_media(self, media: PromptMedia) -> None:
         """Raise `RequestError` for images where the engine takes none, and for more of them than it holds."""
-        if media is None:
-            return
         images = None if self.engine is None else self.engine.images
         if images is None:
             raise RequestError("this model accepts text only", MEDIA)

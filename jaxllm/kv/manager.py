@@ -179,7 +179,10 @@ class KVManager:
         for request, number in zip(requests, numbers, strict=True):
             digests = request.page_hashes
             if len(digests) == number:
-                page = data[offset : offset + stride] + page_key(request, number, self.block_size)
+                page = data[offset : offset + stride]
+                # Nearly all have token ids alone: they need no call.
+                if request.prompt_embeds is not None or request.media is not None or request.adapter_start:
+                    page += page_key(request, number, self.block_size)
                 extend_digest(digests, page, b"" if digests else self._root_of(request))
             new.append(digests[number])
             offset += stride

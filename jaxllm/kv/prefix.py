@@ -47,15 +47,18 @@ def extend_digests(
     parent = digests[-1] if digests else root
     data = np.asarray(token_ids[first * block_size : last * block_size], np.int32).tobytes()
     stride = 4 * block_size
+    has_keys = request is not None and (request.prompt_embeds or request.media or request.adapter_start)
     for offset in range(0, len(data), stride):
-        key = b"" if request is None else page_key(request, len(digests), block_size)
+        # Nearly all pages have token ids alone: they need no call.
+        key = page_key(request, len(digests), block_size) if has_keys and request is not None else b""
         parent = sha256(parent + data[offset : offset + stride] + key).digest()
         digests.append(parent)
 
 
 def page_key(request: Request, page: int, block_size: int) -> bytes:
     """What tells a request's page of this number from others with the same token ids and the same page before."""
-    key = b"" if request.in_place_of_tokens is None else request.in_place_of_tokens.page_key(page)
+    others = request.in_place_of_tokens
+    key = b"" if others is None else others.page_key(page)
     start = request.adapter_start
     if start and start // block_size == page:
         key += start.to_bytes(4, "little") + request.adapter_digest
