@@ -15,7 +15,7 @@ from tests.e2e.driving import make_engine
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
     """The demo model with the default options but for room for 64 requests at once."""
-    engine = make_engine(max_num_seqs=64)
+    engine = make_engine(max_num_seqs=64, enforce_eager=False)
     yield engine
     engine.close()
 

@@ -33,7 +33,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    engine = make_engine(enable_lora=True, max_loras=3, max_lora_rank=8, max_cpu_loras=4, **OPTIONS)
+    engine = make_engine(
+        enable_lora=True, max_loras=3, max_lora_rank=8, max_cpu_loras=4, enforce_eager=False, **OPTIONS
+    )
     yield engine
     engine.close()
 

@@ -20,7 +20,7 @@ from tests.thinned import EVERY_CASE
 MOST_DRAFTS = 8
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 16, "max_model_len": 512, "block_size": 4, "num_gpu_blocks_override": 130,
-    "max_num_batched_tokens": 64,
+    "max_num_batched_tokens": 64, "enforce_eager": False,
 }  # fmt: skip
 """So few pages that some requests are preempted."""
 ASKED = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([None, *range(MOST_DRAFTS + 1)])), min_size=1,

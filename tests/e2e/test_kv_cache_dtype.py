@@ -19,7 +19,7 @@ def tokens(engine: Engine, prompts: list[list[int]], indices: Iterable[int]) -> 
 
 @pytest.fixture(scope="module", params=["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def narrow(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = make_engine(kv_cache_dtype=request.param, **OPTIONS)
+    engine = make_engine(kv_cache_dtype=request.param, **OPTIONS, enforce_eager=False)
     yield engine
     engine.close()
 

@@ -67,7 +67,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def processing() -> Iterator[Engine]:
-    engine = make_engine(max_num_seqs=24, max_num_batched_tokens=128, logits_processors=KINDS)
+    engine = make_engine(max_num_seqs=24, max_num_batched_tokens=128, logits_processors=KINDS, enforce_eager=False)
     yield engine
     engine.close()
 

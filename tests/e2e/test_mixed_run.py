@@ -84,7 +84,7 @@ def test_compilation_after_warm_up_is_an_error(engine: Engine) -> None:
 
 
 def test_eager_compiles_a_shape_when_it_is_first_met(engine: Engine, prompts: list[list[int]]) -> None:
-    eager = make_engine(enforce_eager=True, max_num_seqs=4)
+    eager = make_engine(max_num_seqs=4)
     try:
         for prompt in (prompts[3], prompts[5]):
             answers = [

@@ -28,7 +28,7 @@ def listen(event, duration, **details):
         lowered.append(details["fun_name"])
 jax.monitoring.register_event_duration_secs_listener(listen)
 engine = make_engine(quantization="int8", compilation_cache_dir=sys.argv[1], max_num_batched_tokens=8, max_num_seqs=4,
-                     max_model_len=64, num_gpu_blocks_override=20)
+                     max_model_len=64, num_gpu_blocks_override=20, enforce_eager=False)
 started = len(lowered)
 tokens = run(engine, [request(0, range(5, 25), max_tokens=6, temperature=0)])["0"].token_ids
 print(json.dumps({"tokens": tokens, "steps": sum("step_" in name for name in lowered), "later": lowered[started:],
@@ -60,7 +60,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def quantised(method: str) -> Iterator[Engine]:
-    engine = make_engine(quantization=method, **LARGE)
+    engine = make_engine(quantization=method, **LARGE, enforce_eager=False)
     yield engine
     engine.close()
 

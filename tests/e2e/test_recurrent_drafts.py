@@ -22,7 +22,7 @@ SEEDS = (0, 1, 12, 3, 4, 5)
 OPTIONS: dict[str, Any] = {
     "block_size": PAGE, "max_num_seqs": NUM_REQUESTS, "max_num_batched_tokens": 128, "max_model_len": 160,
     "dtype": "float32", "num_gpu_blocks_override": 400, "max_state_snapshots": 64,
-    "mamba_block_size": 12, "enforce_eager": True,
+    "mamba_block_size": 12,
 }  # fmt: skip
 DRAFTS: dict[str, Any] = {"spec_method": "ngram", "num_speculative_tokens": 5}
 

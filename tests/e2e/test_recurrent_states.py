@@ -89,7 +89,7 @@ def expected(alone: Engine) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def shared(folder: Path) -> Iterator[Engine]:
-    engine = make(folder)
+    engine = make(folder, enforce_eager=False)
     yield engine
     engine.close()
 

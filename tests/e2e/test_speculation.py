@@ -249,22 +249,6 @@ def test_windows_whose_pages_are_given_back(
     assert tokens(found[1]) == tokens(found[0])
 
 
-@pytest.mark.slow
-def test_several_devices(answers: dict[str, Answer], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    few: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 64}  # Steps of few sizes to compile.
-    for way in ({"tensor_parallel_size": 2}, {"mesh": "data=2"}):
-        plain = make_engine(**few, **way)
-        wanted = run(plain, requests(prompts))
-        plain.close()
-        engine = make_engine(**few, spec_method="ngram", num_speculative_tokens=5, **way)
-        try:
-            script(engine, wanted, "mixed", monkeypatch)
-            assert tokens(run(engine, requests(prompts))) == tokens(wanted)
-            assert engine.stats().drafts.num_accepted_tokens > 100
-        finally:
-            engine.close()
-
-
 def test_a_prediction_is_followed_and_left_and_followed_again(
     drafting: Engine, answers: dict[str, Answer], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

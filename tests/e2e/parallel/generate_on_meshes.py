@@ -53,7 +53,7 @@ def run(folder: str, parallel: str) -> dict[str, Any]:
     options: dict[str, Any] = {"enable_expert_parallel": mesh != parallel, "mesh": mesh, "model": folder}
     options |= {"kv_cache_dtype": cache} if cache else {}
     steps = {"max_num_seqs": 6, "max_num_batched_tokens": 8, "max_model_len": 48, "block_size": 4}
-    engine = make_engine(**options, **steps, max_logprobs=6, num_gpu_blocks_override=17)
+    engine = make_engine(**options, **steps, max_logprobs=6, num_gpu_blocks_override=17, enforce_eager=False)
     found: dict[str, Any] = {"parallel": parallel, "preempted": tokens(engine), "cached": tokens(engine)}
     found |= {"preemptions": engine.stats().num_preemptions, "prefix_hits": engine.stats().prefix_hits}
     found["beams"] = beams(engine)

@@ -165,7 +165,7 @@ def test_quantised_models_and_caches(tmp_path: Path, make: Any, name: str, optio
     for stages in (1, 2):
         engine = make_engine(
             model=str(tmp_path), max_model_len=48, max_num_batched_tokens=8, max_num_seqs=4, block_size=4,
-            dtype="float32", num_gpu_blocks_override=40, pipeline_parallel_size=stages, optimization_level=0, **options,
+            dtype="float32", num_gpu_blocks_override=40, pipeline_parallel_size=stages, enforce_eager=False, **options,
         )  # fmt: skip
         prompts = [range(5, 9 + 7 * index) for index in range(3)]
         answers = drive(engine, [request(index, each, **params) for index, each in enumerate(prompts)])
@@ -177,7 +177,7 @@ def test_quantised_models_and_caches(tmp_path: Path, make: Any, name: str, optio
 def test_a_request_is_in_one_step_under_way() -> None:
     """As many steps are under way as there are stages, each of other requests; they have what they had alone."""
     options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 32, "block_size": 4}
-    engine = make_engine(**options, pipeline_parallel_size=2, num_gpu_blocks_override=40)
+    engine = make_engine(**options, pipeline_parallel_size=2, num_gpu_blocks_override=40, enforce_eager=False)
     assert [(stage.start, stage.stop, stage.num_devices) for stage in engine.info.stages] == [(0, 2, 1), (2, 4, 1)]
     pages = engine.runner.calls.state.kv_cache.pages[0]
     assert {stage.cache_bytes for stage in engine.info.stages} == {pages.nbytes}
