@@ -21,8 +21,9 @@ EVERY_FAMILY = "JAXLLM_EVERY_FAMILY" in os.environ
 def in_stacks(names: Iterable[str], soon: Collection[str] = COVERING) -> pytest.MarkDecorator:
     """`name` and `stack` of a test: the scans are slow but for those of `soon`, the loops all.
 
-    The engines of `tests/e2e/test_families.py` have loops, whose tokens are those of transformers, and its families
-    every choice together: loops are compared here only where the environment has JAXLLM_EVERY_FAMILY.
+    The engines of `tests/e2e/test_families.py` have loops, whose tokens are those of transformers. Its families have
+    every kind of cache and state in CI, and every choice in `scripts/test --all`: loops are compared here only where
+    the environment has JAXLLM_EVERY_FAMILY.
     """
     slow = pytest.mark.slow
     cases = []

@@ -52,11 +52,10 @@ MESHES: dict[str, Any] = dict(
         [
             # The demo model has 8 query heads and 4 KV heads: on 8 devices these are there twice.
             ("8", {"share": 1 / 8}),
-            ("stages=4", {"share": 1}),
             ("stages=2,model=2", {"share": 1 / 2}),
             ("data=2,model=2", {"share": 1 / 2, "shards": 2}),
         ],
-        [("4", {"share": 1 / 4}), ("stages=2", {"share": 1})],
+        [("4", {"share": 1 / 4}), ("stages=2", {"share": 1}), ("stages=4", {"share": 1})],
     )
 )
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxllm import LLM, SamplingParams
 from tests.e2e.structured.drawn import regexes, schemas
+from tests.thinned import EVERY_CASE
 
 # Without the drafts that came before: in the third a time had no zone.
 FORMATS = jsonschema.FormatChecker(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
@@ -98,9 +99,9 @@ def test_regexes(llm: LLM) -> None:
 
 @pytest.mark.slow
 def test_many_schemas(llm: LLM) -> None:
-    check_schemas(llm, 500)
+    check_schemas(llm, 500 if EVERY_CASE else 150)
 
 
 @pytest.mark.slow
 def test_many_regexes(llm: LLM) -> None:
-    check_regexes(llm, 200)
+    check_regexes(llm, 200 if EVERY_CASE else 120)
