@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.order import place_of
+from tests.thinned import EVERY_CASE
 
 # Before any test module imports jax or transformers, and inherited by every subprocess a test starts. Tests marked
 # `device` run on whatever is there.
@@ -41,8 +42,8 @@ gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A loaded machine is not a bug: no time limit on single examples.
-settings.register_profile("jaxllm", deadline=None)
+# A loaded machine is not a bug: no time limit on single examples. Tests that need more examples say so.
+settings.register_profile("jaxllm", deadline=None, max_examples=100 if EVERY_CASE else 50)
 settings.load_profile("jaxllm")
 
 ROOT = Path(__file__).resolve().parent.parent
