@@ -37,7 +37,10 @@ def check(name: str, height: int, width: int) -> None:
     plan = ours.processor.normalisation
     try:
         found = ours.process(image)
-    except RequestError:
+    except RequestError as error:
+        if "pixels are allowed" in str(error):
+            assert max(height, width) > 100 * min(height, width)  # transformers would make gigabytes of a strip
+            return
         if name == "idefics2 split" and min(height, width) == 1:
             return  # transformers makes zeros of a quarter without pixels, or divides by zero
         with pytest.raises((ValueError, ZeroDivisionError)):
