@@ -84,12 +84,12 @@ def test_flags(source: Source) -> None:
     assert (shapes["enable-lora"], shapes["compilation-config"], shapes["chat-template"]) == ("switch", "json", "value")
     table = options.flags(source)
     assert states(table) == {
-        "max-model-len": "present", "allowed-media-domains": "accepted", "compilation-config": "absent",
+        "max-model-len": "present", "allowed-media-domains": "present", "compilation-config": "absent",
         "enable-lora": "present", "attention-config": "accepted", "new-thing": "absent", "chat-template": "present",
         "uvicorn-log-level": "accepted",
     }  # fmt: skip
     assert next(row.reason for row in table.rows if row.name == "compilation-config") == "without -zz"
-    assert "| flags | 8 | 3 | 3 | 0 | 2 | 0 |" in summary([table])
+    assert "| flags | 8 | 4 | 2 | 0 | 2 | 0 |" in summary([table])
     assert "- `compilation-config`: without -zz" in table.markdown()
 
 
