@@ -131,6 +131,8 @@ def _part(where: str, part: ContentPart, sees_images: bool) -> dict[str, Any]:
     """A part of the content. Whether the template reads one that is not text is found out with the template."""
     if sees_images and part.type in URLS:
         return {"type": IMAGE}
+    if part.image_url is not None and part.type not in URLS:
+        raise RequestError(f"{where}.image_url: only parts of type image_url have one", f"{where}.image_url")
     if is_media(part.type):
         raise RequestError(f"{where}.type={quoted(part.type)}: this model accepts text only", f"{where}.type")
     plain = with_template_fields(part)

@@ -99,6 +99,8 @@ def test_loading_and_unloading(server: ServerProcess, client: openai.OpenAI, fol
     text = complete(client, "three")
     assert text not in {complete(client, name) for name in ("demo", "one", "two")}
     assert load(server, "three", "three").json()["error"]["code"] == "adapter_loaded"
+    # In a slot, it is not read again; the host keeps but two.
+    assert complete(client, "three") == text
     write_adapter(folder / "three", 8, scale=0.3)
     assert complete(client, "three") == text
     assert load(server, "three", "three", load_inplace=True).status_code == 200
