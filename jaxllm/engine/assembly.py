@@ -95,16 +95,12 @@ def make_media(
     resolved: ResolvedConfig, runner: Runner, scheduler: "Scheduler | ShardedScheduler", faults: "Faults"
 ) -> "MediaRequests | None":
     """What encodes images, or None where the engine takes none."""
-    tower = resolved.model.tower
-    if tower is None or not resolved.sees_images:
+    if not resolved.sees_images:
         return None
-    # Most engines take none: starts are faster without the imports.
+    # Most engines take none: starts are faster without the import.
     from jaxllm.engine.features.media import MediaRequests
-    from jaxllm.executor.media_calls import MediaCalls
-    from jaxllm.media.pool import MediaPool
 
-    pool, calls = MediaPool(resolved.media_rows), MediaCalls(runner.calls, tower)
-    return MediaRequests(faults, pool, calls, scheduler, patches_per_step=resolved.max_num_batched_tokens)
+    return MediaRequests.of(resolved, runner, scheduler, faults)
 
 
 def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:

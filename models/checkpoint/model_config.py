@@ -13,6 +13,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.naming import architecture_of
+from jaxllm.models.towers.pixels import read_pixels
 
 IRRELEVANT = (
     "*_pdrop",
@@ -117,9 +118,6 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
 
 def _with_pixels(config: ModelConfig, folder: Path) -> ModelConfig:
     """A model that sees images, with the numbers that these become."""
-    # Most models do not: starts are faster without the import.
-    from jaxllm.models.towers.pixels import read_pixels
-
     assert config.tower is not None
     pixels = read_pixels(folder, config.tower.pixels, config.tower.vision.channels)
     return dataclasses.replace(config, tower=dataclasses.replace(config.tower, pixels=pixels))

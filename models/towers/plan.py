@@ -4,16 +4,8 @@ Axis letters: P patches, B bytes of a patch, T tokens, D hidden size of the lang
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import jax.numpy as jnp
-from flax import nnx
 
 from jaxllm.models.norm_plan import NormPlan
-
-if TYPE_CHECKING:
-    from jaxllm.models.config import ModelConfig
-    from jaxllm.models.options import ForwardOptions
 
 
 @dataclass(frozen=True)
@@ -80,10 +72,3 @@ class TowerPlan:
     def rows_of(self, num_patches: int) -> int:
         """Rows that so many patches become."""
         return num_patches // self.patches_per_row
-
-    def make(self, config: "ModelConfig", options: "ForwardOptions", dtype: jnp.dtype) -> nnx.Module:
-        """The tower of a model, without memory."""
-        # Most models have none: starts are faster without the import.
-        from jaxllm.models.towers.image_tower import ImageTower
-
-        return ImageTower(self, config.hidden_size, options, dtype)

@@ -8,7 +8,8 @@ from jaxllm.serving.llm.async_llm import RunText
 from jaxllm.serving.media.errors import MediaError
 from jaxllm.serving.media.loader import ImageSource
 from jaxllm.serving.options.media import MediaOptions
-from jaxllm.serving.text.prompt_images import PreparedImage, PromptImages
+from jaxllm.serving.text.given_images import PreparedImage
+from jaxllm.serving.text.prompt_images import PromptImages
 
 AT_A_TIME = 16
 """Images of all requests that are fetched, decoded or processed."""

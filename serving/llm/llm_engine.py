@@ -26,6 +26,7 @@ from jaxllm.serving.llm.loading import (
 )
 from jaxllm.serving.llm.weights import control_of, sleep
 from jaxllm.serving.llm.worker import call, worker_of
+from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.engine import TextEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
@@ -106,8 +107,6 @@ class LLMEngine(TextEngine[TextRequest]):
     def image_loader(self) -> "ImageLoader":
         """What fetches and decodes images of conversations; made when it is first asked for."""
         if self._image_loader is None:
-            from jaxllm.serving.options.media import MediaOptions
-
             assert self.inputs.images is not None
             self._image_loader = self.inputs.images.loader(MediaOptions())
         return self._image_loader

@@ -14,6 +14,7 @@ from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.text.chat import render_chat
+from jaxllm.serving.text.image_parts import take_images
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
@@ -168,7 +169,6 @@ class OfflineGeneration:
         # Most models take none: starts are faster without the imports.
         from jaxllm.serving.media.loader import ImageSource
         from jaxllm.serving.media.pictures import pixels_of
-        from jaxllm.serving.text.image_parts import take_images
 
         prompt_images, loader = self._engine.inputs.images, self._engine.image_loader
 

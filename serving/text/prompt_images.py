@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from jaxllm.serving.media.loader import ImageLoader
 from jaxllm.serving.media.placeholders import Placeholder, TextRun, features_of, text_of
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.control_tokens import ChatPrompt
+from jaxllm.serving.text.given_images import PreparedImage
 from jaxllm.serving.text.prompts import IntArray, ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -29,14 +30,6 @@ logger = logging.getLogger(__name__)
 
 MOST_IMAGES = 256
 """Images in a prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedImage:
-    """An image as the engine takes it, and the text in its place."""
-
-    item: MediaItem
-    text: str
 
 
 @dataclass(frozen=True)
@@ -144,17 +137,3 @@ class PromptImages:
 def _misfit(processed: ProcessedImage, num_rows: int, num_features: int) -> str:
     size = f"{processed.width} x {processed.height}"
     return f"an image of {size} pixels becomes {num_rows} rows, but {num_features} tokens would stand for them"
-
-
-def images_of(given: Any) -> list[Pixels | PreparedImage]:
-    """The images in vLLM's `multi_modal_data`: {"image": one or a list}. Raises `RequestError`."""
-    from jaxllm.serving.media.pictures import pixels_of
-
-    if not isinstance(given, dict) or set(given) - {"image"}:
-        kinds = ", ".join(map(quoted, given)) if isinstance(given, dict) else type(given).__name__
-        raise RequestError(f"{FIELD}: expected {{'image': one image or a list}}, got {kinds}", FIELD)
-    images = given.get("image")
-    if images is None:
-        return []
-    several = images if isinstance(images, (list, tuple)) else [images]
-    return [each if isinstance(each, PreparedImage) else pixels_of(each) for each in several]

@@ -17,7 +17,7 @@ from jaxllm.serving.text.tokenizer import check_text
 
 if TYPE_CHECKING:
     from jaxllm.models.towers.patches import Pixels
-    from jaxllm.serving.text.prompt_images import PreparedImage
+    from jaxllm.serving.text.given_images import PreparedImage
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or one of the dictionaries below."""
@@ -142,7 +142,7 @@ def _images(given: Any, prompt: ParsedPrompt) -> "Sequence[Pixels | PreparedImag
     if prompt.embeds is not None:
         raise RequestError(f"{MEDIA} cannot be combined with {FIELD}", MEDIA)
     # Most prompts have none: starts are faster without the import.
-    from jaxllm.serving.text.prompt_images import images_of
+    from jaxllm.serving.text.given_images import images_of
 
     return images_of(given)
 

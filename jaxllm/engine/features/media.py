@@ -3,12 +3,15 @@
 from collections import deque
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import Self
 
 import numpy as np
 
 from jaxllm.engine.features.faults import Faults
 from jaxllm.engine.features.feature import StepFeature
 from jaxllm.executor.media_calls import MediaCalls
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.runner import Runner
 from jaxllm.media.pool import MediaPool
 from jaxllm.requests.media import MediaItem
 from jaxllm.requests.request import Request
@@ -48,6 +51,16 @@ class MediaRequests(StepFeature):
         self._rows = np.zeros_like(scheduler.table.token_ids)
         self._has_media = np.zeros(len(self._rows), np.bool_)
         scheduler.table.media_rows = self._rows
+
+    @classmethod
+    def of(
+        cls, resolved: ResolvedConfig, runner: Runner, scheduler: "Scheduler | ShardedScheduler", faults: Faults
+    ) -> Self:
+        """For an engine of this configuration, whose model sees images."""
+        tower = resolved.model.tower
+        assert tower is not None
+        pool, calls = MediaPool(resolved.media_rows), MediaCalls(runner.calls, tower)
+        return cls(faults, pool, calls, scheduler, patches_per_step=resolved.max_num_batched_tokens)
 
     def handles(self, request: Request) -> bool:
         """Whether the request has images."""

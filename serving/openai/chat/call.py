@@ -20,7 +20,7 @@ from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.text.image_parts import image_urls
 
 if TYPE_CHECKING:
-    from jaxllm.serving.text.prompt_images import PreparedImage
+    from jaxllm.serving.text.given_images import PreparedImage
 
 
 async def prepare_chat(

@@ -26,7 +26,7 @@ from jaxllm.serving.text.prompts import ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxllm.serving.text.prompt_images import PreparedImage
+    from jaxllm.serving.text.given_images import PreparedImage
 
 _ANY = {"additionalProperties": True}
 

@@ -1,0 +1,29 @@
+"""Images as people give them with a prompt, and as they are when they are made ready for the engine."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.errors import RequestError, quoted
+from jaxllm.models.towers.patches import Pixels
+from jaxllm.requests.media import FIELD, MediaItem
+from jaxllm.serving.media.pictures import pixels_of
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image as the engine takes it, and the text in its place."""
+
+    item: MediaItem
+    text: str
+
+
+def images_of(given: Any) -> list[Pixels | PreparedImage]:
+    """The images in vLLM's `multi_modal_data`: {"image": one or a list}. Raises `RequestError`."""
+    if not isinstance(given, dict) or set(given) - {"image"}:
+        kinds = ", ".join(map(quoted, given)) if isinstance(given, dict) else type(given).__name__
+        raise RequestError(f"{FIELD}: expected {{'image': one image or a list}}, got {kinds}", FIELD)
+    images = given.get("image")
+    if images is None:
+        return []
+    several = images if isinstance(images, (list, tuple)) else [images]
+    return [each if isinstance(each, PreparedImage) else pixels_of(each) for each in several]
