@@ -20,8 +20,15 @@ class InFlightSteps:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether a step under way has drafts, so that it is open how many tokens it yields, or makes some."""
-        return any(plan.num_drafts is not None or plan.draft_steps for plan in self.plans)
+        """Whether a step under way has drafts, so that it is open how many tokens it yields, or makes some.
+
+        One whose requests have all ended does not count: when no request is left, nobody waits for its end.
+        """
+        generation = self._table.generation
+        return any(
+            (plan.num_drafts is not None or plan.draft_steps) and (generation[plan.slots] == plan.generations).any()
+            for plan in self.plans
+        )
 
     def num_collected(self, slot: int) -> int:
         """Tokens of the request in a slot that were computed by steps which are not under way any more."""

@@ -137,6 +137,17 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
         pytest.fail("it has never read the text of a request again")
 
 
+def test_a_step_that_makes_drafts_for_nobody_holds_nobody_up(drafting: Engine, prompts: list[list[int]]) -> None:
+    """A request ends with a token that arrives while a step makes drafts for it; the next request must not wait."""
+    for index in range(12):
+        drafting.add_request(request(index, prompts[index], temperature=0, max_tokens=40, stop_token_ids=[2, 203, 18]))
+        steps = 0
+        while drafting.has_unfinished_requests():
+            drafting.step()
+            steps += 1
+            assert steps < 200, "no step is scheduled any more"
+
+
 def test_a_draft_model_whose_embedding_has_more_rows(
     engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
