@@ -34,7 +34,7 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
         return pool.at[outside].set(encoded.astype(pool.dtype), mode="drop")
 
     inputs = (
-        context.host((size, plan.vision.patch_bytes), np.uint8),
+        context.host((size, plan.patch_bytes), np.uint8),
         context.host((size, 2)),
         context.host((2,)),
         context.host((plan.rows_of(size),)),

@@ -10,8 +10,9 @@ from jaxllm.models.families.common import text_part
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names
 from jaxllm.models.layers.activation import read_activation
 from jaxllm.models.norm_plan import NormPlan
-from jaxllm.models.towers.plan import TowerPlan, VisionPlan
-from jaxllm.models.towers.vision_transformer import vision_names
+from jaxllm.models.towers.plan import TowerPlan
+from jaxllm.models.towers.projectors import JoinedPlan
+from jaxllm.models.towers.vision_transformer import TransformerPlan, vision_names
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -32,7 +33,7 @@ def _read_tower(file: ConfigFile) -> TowerPlan:
     hidden_size, heads = vision.integer("hidden_size", 1152), vision.integer("num_attention_heads", 16)
     if hidden_size % heads:
         raise vision.wrong("hidden_size", f"a multiple of num_attention_heads={heads}")
-    plan = VisionPlan(
+    plan = TransformerPlan(
         hidden_size=hidden_size,
         intermediate_size=vision.integer("intermediate_size", 3072),
         num_layers=vision.integer("num_hidden_layers", 12),
@@ -46,13 +47,14 @@ def _read_tower(file: ConfigFile) -> TowerPlan:
     merge = file.integer("scale_factor", 2)
     if plan.side % merge:
         raise file.wrong("scale_factor", f"a divisor of {plan.side}, the patches on each side of an image")
-    return TowerPlan(vision=plan, merge=merge, token_id=file.integer("image_token_id", 128257, minimum=0))
+    token_id = file.integer("image_token_id", 128257, minimum=0)
+    return TowerPlan(vision=plan, projector=JoinedPlan(), merge=merge, token_id=token_id, sizes=(plan.side**2,))
 
 
 TOWER_NAMES: Names = {
     **vision_names("model.vision_model"),
     "tower.vision.patches": Source("model.vision_model.embeddings.patch_embedding", ConvolutionAsMatrix()),
-    "tower.projection": "model.connector.modality_projection.proj",
+    "tower.projector.linear": "model.connector.modality_projection.proj",
 }
 
 FAMILY = Family(

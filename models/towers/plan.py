@@ -1,11 +1,16 @@
 """The description of a tower: what it is made of, and the sizes of what goes in and comes out.
 
-Axis letters: P patches, B bytes of a patch, T tokens, D hidden size of the language model.
+Axis letters: P patches, B bytes of a patch, V hidden size of the transformer, D hidden size of the language model.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from jaxllm.models.norm_plan import NormPlan
+import jax
+import jax.numpy as jnp
+
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.towers.crop import Crop
 
 
 @dataclass(frozen=True)
@@ -16,43 +21,83 @@ class PixelPlan:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     rescale: float = 1 / 255
 
+    def numbers(self, patches: jax.Array) -> jax.Array:
+        """Numbers float32 [P, B] of the bytes uint8 [P, B] of patches, whose channels come last."""
+        mean, std = jnp.array(self.mean, jnp.float32), jnp.array(self.std, jnp.float32)
+        by_channel = patches.reshape(len(patches), -1, len(self.mean)).astype(jnp.float32)
+        return ((by_channel * jnp.float32(self.rescale) - mean) / std).reshape(patches.shape)
 
-@dataclass(frozen=True, kw_only=True)
-class VisionPlan:
-    """A vision transformer (arXiv 2010.11929) as CLIP and SigLIP have it: learned positions, norms before each block.
 
-    The positions are those of a square of `side` patches each way.
-    """
+class VisionModel(Protocol):
+    """A module that sees patches."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    patch_size: int
-    side: int
-    activation: str = "gelu_pytorch_tanh"
-    norm: NormPlan = NormPlan(kind="layer", eps=1e-6, bias=True)
-    channels: int = 3
+    def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
+        """Hidden states [P, V] of the `patches` uint8 [P, B] of a crop; their bytes by height, width and channel."""
+        ...
+
+
+class Projector(Protocol):
+    """A module that makes rows of hidden states."""
+
+    def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Rows [P / patches_per_row, D] of hidden states [P, V]. Those from `num_rows` on mean nothing."""
+        ...
+
+
+class VisionPlan(Protocol):
+    """A vision model's description."""
 
     @property
-    def patch_bytes(self) -> int:
-        """Bytes of a patch: height, width and channels."""
-        return self.patch_size**2 * self.channels
+    def hidden_size(self) -> int:
+        """V, what the projector is given for each patch."""
+        ...
+
+    @property
+    def patch_size(self) -> int:
+        """Pixels on each side of a patch."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """Numbers per pixel."""
+        ...
+
+    def make(self, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> VisionModel:
+        """The module, which also turns bytes into numbers."""
+        ...
+
+
+class ProjectorPlan(Protocol):
+    """A projector's description."""
+
+    def make(
+        self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> Projector:
+        """The module, for a language model of this hidden size."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TowerPlan:
-    """A tower for images: a vision transformer, and a projection to rows of the language model.
+    """A tower for images: a vision model, and a projector of what it gives to rows of the language model.
 
     A square of `merge` patches each way becomes one row. Patches come square by square, each square row by row, and the
     squares likewise. An image is one crop or several, each of which is seen alone.
     """
 
     vision: VisionPlan
+    projector: ProjectorPlan
     merge: int
     token_id: int
     """The token that stands where a row of an image goes."""
+    sizes: tuple[int, ...]
+    """The sizes of crops, in patches, that are computed by a program each, the smallest first."""
     pixels: PixelPlan = PixelPlan()
+
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of a patch: height, width and channels."""
+        return self.vision.patch_size**2 * self.vision.channels
 
     @property
     def patches_per_row(self) -> int:
@@ -62,13 +107,17 @@ class TowerPlan:
     @property
     def most_patches(self) -> int:
         """Patches of the largest crop."""
-        return self.vision.side**2
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes of crops, in patches, that are computed by a program each, the smallest first."""
-        return (self.most_patches,)
+        return self.sizes[-1]
 
     def rows_of(self, num_patches: int) -> int:
         """Rows that so many patches become."""
         return num_patches // self.patches_per_row
+
+
+def program_sizes(most: int, patches_per_row: int, *, least: int = 256, step: int = 4) -> tuple[int, ...]:
+    """Sizes for crops of at most `most` patches, in whole rows: each about `step` times the one before it."""
+    sizes, size = [], least
+    while size < most:
+        sizes.append(-(-size // patches_per_row) * patches_per_row)
+        size *= step
+    return (*(each for each in sizes if each < most), most)

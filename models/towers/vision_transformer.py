@@ -3,6 +3,7 @@
 Axis letters: P patches, B bytes of a patch, V hidden size of the transformer, N heads, H head size.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -14,45 +15,59 @@ from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop
-from jaxllm.models.towers.plan import PixelPlan, VisionPlan
+from jaxllm.models.towers.plan import PixelPlan
 from jaxllm.pallas_kernels.segment_attention.api import segment_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerPlan:
+    """A vision transformer (arXiv 2010.11929) as CLIP and SigLIP have it: learned positions, norms before each block.
+
+    The positions are those of a square of `side` patches each way.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    side: int
+    activation: str = "gelu_pytorch_tanh"
+    norm: NormPlan = NormPlan(kind="layer", eps=1e-6, bias=True)
+    channels: int = 3
+
+    def make(self, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> "VisionTransformer":
+        """The module."""
+        return VisionTransformer(self, pixels, options, dtype)
 
 
 class VisionTransformer(nnx.Module):
     """The embedding of patches, then layers and a norm."""
 
-    def __init__(self, plan: VisionPlan, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+    def __init__(self, plan: TransformerPlan, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.plan, self.pixels, self.dtype = plan, pixels, dtype
-        self.patches = Linear(
-            plan.patch_bytes, plan.hidden_size, bias=True, dtype=dtype, axes=(None, None), options=options
-        )
+        size = plan.patch_size**2 * plan.channels
+        self.patches = Linear(size, plan.hidden_size, bias=True, dtype=dtype, axes=(None, None), options=options)
         self.positions = Table(plan.side**2, plan.hidden_size, dtype, options)
         self.layers = nnx.List([VisionLayer(plan, options, dtype) for _ in range(plan.num_layers)])
         self.norm = make_norm(plan.norm, plan.hidden_size, dtype=dtype, options=options)
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
         """Hidden states [P, V] of `patches` uint8 [P, B], whose bytes come by height, width and channel."""
-        x = self.patches(self._numbers(patches), crop.context)
+        x = self.patches(self.pixels.numbers(patches).astype(self.dtype), crop.context)
         x = x + self.positions(crop.position_ids(self.plan.side))
         for layer in self.layers:
             x = layer(x, crop)
         return self.norm(x)
 
-    def _numbers(self, patches: jax.Array) -> jax.Array:
-        """Bytes as the transformer was trained on them, in its type."""
-        pixels = self.pixels
-        mean, std = jnp.array(pixels.mean, jnp.float32), jnp.array(pixels.std, jnp.float32)
-        by_channel = patches.reshape(len(patches), -1, self.plan.channels).astype(jnp.float32)
-        numbers = (by_channel * jnp.float32(pixels.rescale) - mean) / std
-        return numbers.reshape(patches.shape).astype(self.dtype)
-
 
 class VisionLayer(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(self, plan: VisionPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+    def __init__(self, plan: TransformerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         size = plan.hidden_size
         linear = partial(Linear, bias=True, dtype=dtype, axes=(None, None), options=options)
         self.attention_norm = make_norm(plan.norm, size, dtype=dtype, options=options)
@@ -72,7 +87,7 @@ class VisionLayer(nnx.Module):
 class VisionAttention(nnx.Module):
     """Attention of every patch to its whole crop."""
 
-    def __init__(self, plan: VisionPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+    def __init__(self, plan: TransformerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         size = plan.hidden_size
         linear = partial(Linear, size, size, bias=True, dtype=dtype, axes=(None, None), options=options)
         self.query, self.key, self.value, self.output = linear(), linear(), linear(), linear()
