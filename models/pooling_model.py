@@ -121,7 +121,8 @@ def _add_slots(linear: Linear | None, shape: AdapterShape | None) -> WholeSlots 
     """Give a layer of a head slots for products of low rank; returns those for whole layers."""
     if linear is None or shape is None:
         return None
-    add_adapter_slots(linear, shape)
+    # Slots of some modules only are those of some modules in layers.
+    add_adapter_slots(linear, replace(shape, modules=None))
     return WholeSlots(linear, shape)
 
 

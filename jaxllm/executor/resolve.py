@@ -110,11 +110,11 @@ def resolve_config(
     )
     if model.tower is not None and runner == "generate":
         resolved = _with_images(resolved)
-    if config.lora.lora_target_modules:
+    if config.lora.lora_target_modules and runner == "generate":
         # Seldom given: starts of others are faster without the import.
-        from jaxllm.executor.adapter_targets import with_target_modules
+        from jaxllm.executor.adapter_targets import with_generative_targets
 
-        resolved = with_target_modules(resolved, runner)
+        resolved = with_generative_targets(resolved)
     if stages == 1:
         return resolved
     # Most engines have one: starts are faster without the import.

@@ -4,10 +4,13 @@ from dataclasses import dataclass, replace
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.executor.adapter_targets import with_target_modules
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.errors import ModelError
+from jaxllm.models.families import registry
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.pooling_model import abstract_pooling_model, checkpoint_names
 from jaxllm.pooling.override import override
 from jaxllm.pooling.settings import PoolingSettings, read_settings
 
@@ -69,4 +72,15 @@ def resolve_pooling_config(config: EngineConfig) -> ResolvedPoolingConfig:
     if settings.max_length is not None and config.model.max_model_len is None:
         longest = min(longest, settings.max_length)
     budget = max(resolved.max_num_batched_tokens, longest)
-    return ResolvedPoolingConfig(replace(resolved, max_model_len=longest, max_num_batched_tokens=budget), settings)
+    resolved = replace(resolved, max_model_len=longest, max_num_batched_tokens=budget)
+    return _with_target_modules(ResolvedPoolingConfig(resolved, settings))
+
+
+def _with_target_modules(resolved: ResolvedPoolingConfig) -> ResolvedPoolingConfig:
+    """The configuration with slots for adapters at the modules that it names. Raises `ConfigError`."""
+    common, outputs = resolved.common, resolved.settings.outputs
+    if not common.config.lora.lora_target_modules:
+        return resolved
+    model = abstract_pooling_model(common.model, resolved.forward, common.dtype, outputs)
+    names = checkpoint_names(registry.lookup(common.model.architecture), common.model, outputs)
+    return replace(resolved, common=with_target_modules(common, model, names))

@@ -66,7 +66,7 @@ def make_adapters(resolved: ResolvedPoolingConfig, runner: PoolingRunner) -> Ada
     )
     stage = AdaptedStage.of_models(plain, with_slots, checkpoint_names(family, common.model, outputs))
     return Adapters(
-        read_for([stage], options.max_lora_rank),
+        read_for([stage], options.max_lora_rank, options.lora_target_modules),
         runner.set_adapter,
         num_slots=options.max_loras,
         capacity=options.max_cpu_loras or options.max_loras,

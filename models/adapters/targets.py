@@ -5,15 +5,13 @@ from typing import Final
 
 from jaxllm.models.adapters.errors import AdapterError
 from jaxllm.models.adapters.places import Place, Places
+from jaxllm.models.layers.adapter_slots import within_layer
 
 MERGED: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """Names that vLLM has for several modules of a checkpoint, and their names there."""
-
-# Of a parameter's path in a model: its stack of layers, how the stack holds them, and which layers.
-_LAYER_PARTS = 3
 
 
 def is_target(module: str, targets: Sequence[str]) -> bool:
@@ -41,7 +39,7 @@ def target_paths(places: Places, targets: Sequence[str]) -> tuple[tuple[str | in
     return tuple(
         sorted(
             {
-                place.target.path[_LAYER_PARTS:-1]
+                within_layer(place.target.path[:-1])
                 for module, found in linear.items()
                 if is_target(module, targets)
                 for place in found
@@ -53,4 +51,4 @@ def target_paths(places: Places, targets: Sequence[str]) -> tuple[tuple[str | in
 
 
 def _is_in_layer(place: Place) -> bool:
-    return place.kind == "linear" and place.target.path[0] == "layers"
+    return place.kind == "linear" and "layers" in place.target.path

@@ -144,11 +144,20 @@ def _of_tokens(variable: AdapterArray, tokens: TokenSlots) -> jax.Array:
     return value.stack[value.layer, own, 0] if isinstance(value, LayerOf) else value[own, 0]
 
 
+def within_layer(path: Sequence[Any]) -> tuple[Any, ...]:
+    """A module's path within its layer, of a path within a model or within the layer."""
+    if "layers" not in path[:-1]:
+        return tuple(path)
+    inner = path[path.index("layers") + 1 :]
+    # The stacks of decoders have one name more, see `models.stack`.
+    return tuple(inner[2:] if inner[0] in ("each", "all") else inner[1:])
+
+
 def add_adapter_slots(layer: nnx.Module, shape: AdapterShape) -> nnx.Module:
     """The layer with slots at each of its linear layers and matrices of heads, or at those of `shape.modules`."""
     # A list: giving a module parameters changes what is walked over.
     for path, module in list(nnx.iter_modules(layer)):
-        if shape.modules is not None and tuple(path) not in shape.modules:
+        if shape.modules is not None and within_layer(path) not in shape.modules:
             continue
         if isinstance(module, Linear) and module.takes_adapters:
             module.adapters = nnx.data(AdapterSlots(module, shape))

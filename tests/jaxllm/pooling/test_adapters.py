@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from jaxllm.errors import RequestError
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError, RequestError
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
+from jaxllm.pooling.resolved import resolve_pooling_config
 from jaxllm.requests.lora_request import LoRARequest
 from tests.adapter_folders import write_adapter
 from tests.jaxllm.pooling.checkpoints import VOCAB, logits, save
@@ -115,6 +117,30 @@ def test_embeddings(tmp_path: Path, architecture: str, modules: list[str]) -> No
     folders, models = adapters(model, tmp_path, modules, "FEATURE_EXTRACTION")
     with engine_of(tmp_path, runner="pooling", **LORA) as engine:
         check_mixed(engine, folders, [*models, model], embedding, PoolingParams())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "target", "other"),
+    [("BertForSequenceClassification", "query", "value"), ("Qwen3ForSequenceClassification", "o_proj", "down_proj")],
+)
+def test_target_modules(tmp_path: Path, architecture: str, target: str, other: str) -> None:
+    model = save(tmp_path, architecture, num_labels=3)
+    folders, models = adapters(model, tmp_path, [target], "SEQ_CLS", 2)
+    (outside, *_), _ = adapters(model, tmp_path / "other", [target, other], "SEQ_CLS", 1)
+    with engine_of(tmp_path, **LORA, lora_target_modules=(target,)) as engine:
+        check_mixed(engine, folders, [*models, model], logits, RAW)
+        (refused,) = ended(engine, asking("0", TEXTS[0], outside)).values()
+        assert "--lora-target-modules" in str(refused.refusal)
+        assert other in str(refused.refusal)
+    options = {"model": str(tmp_path), "enable_lora": True}
+    config = EngineConfig.from_options({**options, "lora_target_modules": (target,)})
+    shape = resolve_pooling_config(config).common.adapters
+    assert shape is not None
+    assert shape.modules is not None
+    assert len(shape.modules) == 1
+    config = EngineConfig.from_options({**options, "lora_target_modules": ("x_proj",)})
+    with pytest.raises(ConfigError, match="lora_target_modules: the model has no linear layer 'x_proj'; its layers"):
+        resolve_pooling_config(config)
 
 
 def test_zeros_are_the_base_bit_by_bit(tmp_path: Path) -> None:
