@@ -8,6 +8,7 @@ from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.serving.anthropic.requests import (
     BLOCK_KINDS,
     CountTokensRequest,
+    MessagesImage,
     MessagesMessage,
     MessagesRequest,
     MessagesText,
@@ -38,7 +39,7 @@ FIELDS = {
 
 _BLOCKS = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
 _BILLING = "x-anthropic-billing-header"
@@ -47,16 +48,38 @@ _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled":
 _FORMAT_NAME = "output"
 
 
+@dataclass
+class Parts:
+    """Parts of a message, and where the images among them were, by their indices."""
+
+    parts: list[ContentPart] = field(default_factory=list)
+    images: dict[int, str] = field(default_factory=dict)
+
+    def add(self, block: MessagesText | MessagesImage, place: str) -> None:
+        """Add a block that is at this place of the request. Raises `RequestError`."""
+        if isinstance(block, MessagesText):
+            self.parts.append(_text_part(block))
+            return
+        self.images[len(self.parts)] = place
+        self.parts.append(_image_part(block, f"{place}.source"))
+
+
 @dataclass(kw_only=True)
 class Chat:
     """A conversation as a chat's messages, and for each the field that it was made of."""
 
     messages: list[Message] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    images: dict[str, str] = field(default_factory=dict)
+    """Where images were, by their places in the messages."""
 
-    def say(self, role: str, text: str | list[ContentPart], origin: str, **others: Any) -> Message:
+    def say(self, role: str, content: "str | list[ContentPart] | Parts", origin: str, **others: Any) -> Message:
         """Add a message."""
-        message = Message(role=role, content=text, **others)
+        if isinstance(content, Parts):
+            here = f"messages[{len(self.messages)}].content"
+            self.images.update({f"{here}[{index}]": place for index, place in content.images.items()})
+            content = content.parts
+        message = Message(role=role, content=content, **others)
         self.messages.append(message)
         self.origins.append(origin)
         return message
@@ -97,19 +120,19 @@ def _add(chat: Chat, message: MessagesMessage, origin: str) -> None:
     if message.role == "assistant":
         _add_answer(chat, blocks, origin, message.template_fields)
         return
-    texts: list[ContentPart] = []
+    said = Parts()
     for index, block in enumerate(blocks):
         match block:
-            case MessagesText():
-                texts.append(_text_part(block))
+            case MessagesText() | MessagesImage():
+                said.add(block, f"{origin}.content[{index}]")
             case MessagesToolResult():
-                if texts:
-                    chat.say(message.role, texts, origin, template_fields=message.template_fields)
-                    texts = []
-                result = _texts(block.content or "", f"{origin}.content[{index}].content")
+                if said.parts:
+                    chat.say(message.role, said, origin, template_fields=message.template_fields)
+                    said = Parts()
+                result = _result(block.content or "", f"{origin}.content[{index}].content")
                 chat.say("tool", result, origin, tool_call_id=block.tool_use_id)
-    if texts or not blocks:
-        chat.say(message.role, texts, origin, template_fields=message.template_fields)
+    if said.parts or not blocks:
+        chat.say(message.role, said, origin, template_fields=message.template_fields)
 
 
 def _add_answer(chat: Chat, blocks: list[Any], origin: str, template_fields: dict[str, Any] | None) -> None:
@@ -135,14 +158,20 @@ def _block(block: Mapping[str, Any], path: str, allowed: tuple[str, ...]) -> Any
     kind = block.get("type")
     if kind not in allowed:
         expected = " or ".join(map(repr, allowed))
-        reason = "this model accepts text only" if kind in ("image", "document") else f"must be {expected}"
+        reason = "documents are not supported" if kind == "document" else f"must be {expected}"
         hint = nearest(kind, BLOCK_KINDS) if isinstance(kind, str) else ""
         raise UnsupportedError(f"{path}.type={quoted(kind)}: {reason}{hint}", f"{path}.type")
     return as_body(block, BLOCK_KINDS[kind], path)
 
 
-def _texts(given: str | list[dict[str, Any]], path: str) -> str | list[ContentPart]:
-    return given if isinstance(given, str) else _text_parts(given, path)
+def _result(given: str | list[dict[str, Any]], path: str) -> str | Parts:
+    if isinstance(given, str):
+        return given
+    found = Parts()
+    for index, block in enumerate(given):
+        place = f"{path}[{index}]"
+        found.add(_block(block, place, ("text", "image")), place)
+    return found
 
 
 def _text_parts(given: list[dict[str, Any]], path: str) -> list[ContentPart]:
@@ -152,6 +181,16 @@ def _text_parts(given: list[dict[str, Any]], path: str) -> list[ContentPart]:
 
 def _text_part(block: MessagesText) -> ContentPart:
     return ContentPart(type="text", text=block.text, template_fields=block.template_fields)
+
+
+def _image_part(block: MessagesImage, path: str) -> ContentPart:
+    source = block.source
+    needed = ("url",) if source.type == "url" else ("media_type", "data")
+    for name in needed:
+        if getattr(source, name) is None:
+            raise RequestError(f"{path}.{name}: this field is required", f"{path}.{name}")
+    url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
+    return ContentPart(type="image_url", image_url=url)
 
 
 def chat_request(body: MessagesRequest | CountTokensRequest, chat: Chat) -> ChatCompletionRequest:

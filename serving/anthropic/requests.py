@@ -45,8 +45,29 @@ class MessagesText(TemplateBody, kw_only=True):
     """Accepted, without effect: clients put the text there as an object."""
 
 
+class MessagesImageSource(Body, kw_only=True):
+    """Where an image is."""
+
+    type: Literal["base64", "url"]
+    url: str | None = None
+    """Of type url: an address, https."""
+    media_type: str | None = None
+    """Of type base64: such as image/png. The content tells the format."""
+    data: str | None = None
+    """Of type base64: the file."""
+
+
+class MessagesImage(_Cached, kw_only=True):
+    """An image, for models that see."""
+
+    type: Literal["image"]
+    source: MessagesImageSource
+
+
 _TEXT = documented(**any_of("MessagesText"))
 _TEXT_KIND = OneOf({"text": MessagesText})
+_RESULT = documented(**any_of("MessagesText", "MessagesImage"))
+_RESULT_KIND = OneOf({"text": MessagesText, "image": MessagesImage})
 
 
 class MessagesToolUse(_Cached, kw_only=True):
@@ -67,7 +88,7 @@ class MessagesToolResult(_Cached, kw_only=True):
     type: Literal["tool_result"]
     tool_use_id: NonEmpty
     """The call that it answers."""
-    content: str | list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]] | None = None
+    content: str | list[Annotated[dict[str, Any], _RESULT, _RESULT_KIND]] | None = None
     is_error: bool | None = None
     """Accepted, without effect: the model reads what content says."""
     toolset_name: Annotated[Any, Ignored("toolsets are not supported")] = None
@@ -91,6 +112,7 @@ class MessagesRedactedThinking(Body, kw_only=True):
 
 BLOCK_KINDS: dict[str, type[Body]] = {
     "text": MessagesText,
+    "image": MessagesImage,
     "tool_use": MessagesToolUse,
     "tool_result": MessagesToolResult,
     "thinking": MessagesThinking,

@@ -28,7 +28,7 @@ async def create_message(request: Request) -> Response:
     body = await server.bodies.read(request, MessagesRequest)
     identity = identify(request, server, body, "msg")
     chat = await server.bodies.work(request, lambda: read_chat(body))
-    with renaming(FIELDS, chat.origins):
+    with renaming(FIELDS, chat.origins, chat.images):
         asked = await server.bodies.work(request, lambda: chat_request(body, chat))
         call = await prepare_chat(request, server, asked, identity.engine_ids, limit="max_tokens")
     writer = MessageWriter(call, f"msg_{uuid.uuid4().hex}", identity.model)
@@ -45,8 +45,9 @@ async def count_message_tokens(request: Request) -> Response:
     body = await server.bodies.read(request, CountTokensRequest)
     model_name(server, body.model)
     chat = await server.bodies.work(request, lambda: read_chat(body))
-    with renaming(FIELDS, chat.origins):
-        count = await count_tokens(server, await server.bodies.work(request, lambda: chat_request(body, chat)))
+    with renaming(FIELDS, chat.origins, chat.images):
+        asked = await server.bodies.work(request, lambda: chat_request(body, chat))
+        count = await count_tokens(request, server, asked)
     response = json_response(TokenCount(input_tokens=count))
     response.headers[REQUEST_ID] = request.scope["request_id"]
     return response

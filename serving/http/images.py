@@ -1,7 +1,8 @@
 """The images of requests, made ready for the engine: a bounded number at a time, whatever clients ask for."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.llm.async_llm import RunText
@@ -9,6 +10,7 @@ from jaxllm.serving.media.errors import MediaError
 from jaxllm.serving.media.loader import ImageSource
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.given_images import PreparedImage
+from jaxllm.serving.text.image_parts import PlacedImage
 from jaxllm.serving.text.prompt_images import PromptImages
 
 AT_A_TIME = 16
@@ -27,8 +29,10 @@ class RequestImages:
         self._loader = images.loader(options)
         self._places = asyncio.Semaphore(AT_A_TIME)
 
-    async def prepare(self, sources: Sequence[tuple[str, str]], owner: str) -> list[PreparedImage]:
-        """The images at these places in a request, by their URLs; in order.
+    async def prepare(
+        self, sources: Sequence[PlacedImage], owner: str, kwargs: Mapping[str, Any] | None = None
+    ) -> list[PreparedImage]:
+        """The images of a request, processed with its mm_processor_kwargs; in order.
 
         Raises `RequestError` that names the place, and `QueueFullError`; then nothing more is fetched.
         """
@@ -37,23 +41,30 @@ class RequestImages:
         if len(sources) > self._most:
             raise RequestError(
                 f"{len(sources)} images: a request may have at most {self._most} (--max-images-per-prompt)",
-                sources[self._most][0],
+                sources[self._most].where,
             )
-        tasks = [asyncio.ensure_future(self._prepare(where, url, owner)) for where, url in sources]
+        tasks = [asyncio.ensure_future(self._prepare(source, owner, kwargs)) for source in sources]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _prepare(self, where: str, url: str, owner: str) -> PreparedImage:
+    def write(self, prompt: str, images: Sequence[PreparedImage]) -> str:
+        """The prompt with what stands for its images, in place of their markers. Raises `RequestError`."""
+        return self._images.write(prompt, images)
+
+    async def _prepare(self, source: PlacedImage, owner: str, kwargs: Mapping[str, Any] | None) -> PreparedImage:
+        where = source.where
         async with self._places:
             try:
-                loaded = await self._loader.load(ImageSource(url), owner=owner)
+                loaded = await self._loader.load(ImageSource(source.url, source.uuid), kwargs, owner=owner)
                 return await self._run_text(self._images.prepared, loaded.image, loaded.runs)
             except MediaError as error:
                 raise type(error)(f"{where}: {error}", where) from None
             except RequestError as error:
+                if error.parameter == "mm_processor_kwargs":
+                    raise
                 raise RequestError(f"{where}: {error}", where) from None
 
     def close(self) -> None:

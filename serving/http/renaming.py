@@ -3,40 +3,48 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from jaxllm.errors import RequestError
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
+_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
 _FUNCTION = re.compile(r"^(tools\[\d+\]|tool_choice\b.*)\.function(?=\.|$)")
 _TOOL = re.compile(r"tools\[\d+\]\.")
 _HEAD = re.compile(r"[\w.\[\]]+")
 
 
 @contextmanager
-def renaming(fields: Mapping[str, str], origins: Sequence[str]) -> Iterator[None]:
+def renaming(
+    fields: Mapping[str, str], origins: Sequence[str], parts: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
     """Rename fields in errors raised inside.
 
     `fields` has a name for each field that the interface calls otherwise, such as `response_format.json_schema`; those
-    of a tool begin with `tools.`. `origins` says for each message which field it was made of.
+    of a tool begin with `tools.`. `origins` says for each message which field it was made of, and `parts` the same of
+    some parts of messages, by their place (`messages[2].content[0]`).
     """
     try:
         yield
     except RequestError as error:
         if error.parameter is None:
             raise
-        old, new = error.parameter, _renamed(error.parameter, fields, origins)
+        old, new = error.parameter, _renamed(error.parameter, fields, origins, parts)
         error.parameter = new
         message = str(error)
         head = _HEAD.match(message)
         if head is not None:
             # What the message begins with is the field, or a place in it.
-            place = _renamed(head[0], fields, origins) if head[0] != old else new
+            place = _renamed(head[0], fields, origins, parts) if head[0] != old else new
             message = place + message[head.end() :]
         error.args = (message,)
         raise
 
 
-def _renamed(path: str, fields: Mapping[str, str], origins: Sequence[str]) -> str:
+def _renamed(path: str, fields: Mapping[str, str], origins: Sequence[str], parts: Mapping[str, str]) -> str:
+    part = _PART.match(path)
+    if part is not None and part[0] in parts:
+        return parts[part[0]] + path[part.end() :]
     message = _MESSAGE.match(path)
     if message is not None:
         return origins[int(message[1])]

@@ -1,6 +1,7 @@
 """Text to token ids and back."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http.errors import not_enabled
 from jaxllm.serving.http.identity import model_name
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.openai.chat.prompt import render
+from jaxllm.serving.openai.chat.prompt import prepare_images, render_whole
 from jaxllm.serving.openai.generation.validation import check_decodable, check_encodable
 from jaxllm.serving.openai.protocol.tokenize import (
     DetokenizeRequest,
@@ -20,6 +21,9 @@ from jaxllm.serving.openai.protocol.tokenize import (
 )
 from jaxllm.serving.text.cached_tokenizer import whole_of
 
+if TYPE_CHECKING:
+    from jaxllm.serving.text.given_images import PreparedImage
+
 
 async def tokenize(request: Request) -> Response:
     """Turn a prompt or a conversation into token ids."""
@@ -28,15 +32,18 @@ async def tokenize(request: Request) -> Response:
     model_name(server, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give exactly one of prompt and messages", "prompt")
+    images = await prepare_images(request, server, body)
     run = server.run_text_of(body.chat_template)
-    return Response(await run(_tokenized, server, body), media_type="application/json")
+    return Response(await run(_tokenized, server, body, images), media_type="application/json")
 
 
-def _tokenized(server: ServerState, body: TokenizeRequest) -> bytes:
+def _tokenized(server: ServerState, body: TokenizeRequest, images: "Sequence[PreparedImage]") -> bytes:
     """The body of the response."""
-    field = "messages" if body.prompt is None else "prompt"
-    text = render(server, body)[1] if body.prompt is None else body.prompt
-    check_encodable(text, field, server.limits, server.tokenizer.length.longest)
+    if body.prompt is None:
+        text = render_whole(server, body, images)
+    else:
+        text = body.prompt
+        check_encodable(text, "prompt", server.limits, server.tokenizer.length.longest)
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     (token_ids,) = server.tokenizer.encode([text], add_special_tokens=special)
     name_of = server.tokenizer.hf.backend_tokenizer.id_to_token

@@ -1,7 +1,7 @@
 """The images in the messages of a conversation, told from their texts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.text.messages import IMAGE, Conversation, Message
@@ -14,17 +14,27 @@ OBJECTS = {"image_pil": "image_pil", "image": "image"}
 Image = TypeVar("Image")
 
 
-def image_urls(messages: Sequence[Any]) -> list[tuple[str, str]]:
-    """Where images stand in messages, and their URLs, in order; messages and parts have attributes.
+class PlacedImage(NamedTuple):
+    """An image in a request: where it stands, its URL, and a name that the client gives it; one of both is there."""
 
-    Raises `RequestError` for a part of an image without a URL.
+    where: str
+    url: str | None
+    uuid: str | None = None
+
+
+def placed_images(messages: Sequence[Any]) -> list[PlacedImage]:
+    """The images in messages, in order; messages and parts have attributes.
+
+    Raises `RequestError` for a part of an image with neither a URL nor a uuid.
     """
-    found: list[tuple[str, str]] = []
+    found: list[PlacedImage] = []
     for index, message in enumerate(messages):
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.type in URLS:
                 where = f"messages[{index}].content[{place}]"
-                found.append((where, url_of(where, getattr(part, URLS[part.type]))))
+                given = getattr(part, URLS[part.type])
+                url = None if given is None and part.uuid is not None else url_of(where, given)
+                found.append(PlacedImage(where, url, part.uuid))
     return found
 
 

@@ -75,7 +75,7 @@ class PromptImages:
         prepared = [each if isinstance(each, PreparedImage) else self.prepare(each) for each in prompt.images]
         if prompt.token_ids is None:
             assert prompt.text is not None
-            prompt.text = self._in_text(prompt.text, prepared)
+            prompt.text = self.write(prompt.text, prepared)
         else:
             prompt.token_ids = self._in_tokens(np.asarray(prompt.token_ids), prepared)
         prompt.items = tuple(each.item for each in prepared)
@@ -101,8 +101,11 @@ class PromptImages:
             raise RequestError(_misfit(processed, item.num_rows, features_of(runs)), FIELD)
         return PreparedImage(item, text_of(runs))
 
-    def _in_text(self, text: str, prepared: Sequence[PreparedImage]) -> str:
-        """The text with what stands for the images. A `ChatPrompt`, whose own markers are meant, stays one."""
+    def write(self, text: str, prepared: Sequence[PreparedImage]) -> str:
+        """The text with what stands for the images. A `ChatPrompt`, whose own markers are meant, stays one.
+
+        Raises `RequestError` where it has more markers than images, or fewer.
+        """
         if not isinstance(text, ChatPrompt):
             return self._joined(text, self.placeholder.marker, [each.text for each in prepared])
         named = self.tokenizer.control.named_secretly

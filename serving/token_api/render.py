@@ -53,7 +53,7 @@ async def render_message(request: Request) -> Response:
     body = await server.bodies.read(request, MessagesRequest)
     identity = identify(request, server, body, "chatcmpl")
     chat = await server.bodies.work(request, lambda: read_chat(body))
-    with renaming(FIELDS, chat.origins):
+    with renaming(FIELDS, chat.origins, chat.images):
         asked = await server.bodies.work(request, lambda: chat_request(body, chat))
         call = await prepare_chat(request, server, asked, identity.engine_ids, limit="max_tokens")
     return json_response(_rendered(server, asked, identity, call.request))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -12,15 +11,11 @@ from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.submission import try_grammar
 from jaxllm.serving.openai.chat.functions import naming_functions, with_tools
 from jaxllm.serving.openai.chat.plan import ChatCall, build_request, plan_and_build
+from jaxllm.serving.openai.chat.prompt import prepare_images
 from jaxllm.serving.openai.chat.tools import NO_TOOLS, ToolUse, tool_use
 from jaxllm.serving.openai.generation.parameters import naming_form
 from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
-from jaxllm.serving.tenancy.access import owner_of
-from jaxllm.serving.text.image_parts import image_urls
-
-if TYPE_CHECKING:
-    from jaxllm.serving.text.given_images import PreparedImage
 
 
 async def prepare_chat(
@@ -46,9 +41,7 @@ async def prepare_chat(
     use = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
     try:
         priority = _check(body, server.limits, limit, asked)
-        images: Sequence[PreparedImage] = ()
-        if server.images is not None:
-            images = await server.images.prepare(image_urls(body.messages), owner_of(request).name)
+        images = await prepare_images(request, server, body)
         build = partial(build_request, server.llm.inputs, body, engine_ids, priority, images)
         plan, made = await server.run_text_of(body.chat_template)(plan_and_build, server, body, use, asked, build)
         if made is None:

@@ -1,7 +1,9 @@
 """The prompt of a conversation: messages and tools as chat templates read them, and what the templates make of them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
 
 from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.body.base import with_template_fields
@@ -12,10 +14,14 @@ from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import ContentPart, Message, Tool, ToolCall
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.text.chat import render_chat
-from jaxllm.serving.text.image_parts import URLS
+from jaxllm.serving.text.image_parts import URLS, placed_images
 from jaxllm.serving.text.messages import IMAGE, TEXT_TYPES, is_media
 from jaxllm.serving.text.templates.rendering import apply
+
+if TYPE_CHECKING:
+    from jaxllm.serving.text.given_images import PreparedImage
 
 _NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
 _WITHOUT_EFFECT = {"annotations", "images", "partial", "prefix", "refusal", "reasoning_content"}
@@ -57,15 +63,37 @@ def _shows_tools(body: ChatCompletionRequest | TokenizeRequest, options: ServerO
     return not (is_off and options.exclude_tools_when_tool_choice_none)
 
 
-async def count_tokens(server: ServerState, body: ChatCompletionRequest) -> int:
+async def prepare_images(
+    request: Request, server: ServerState, body: ChatCompletionRequest | TokenizeRequest
+) -> "Sequence[PreparedImage]":
+    """The images of a conversation as the engine takes them; none where the model sees none. Raises `RequestError`."""
+    if server.images is None:
+        return ()
+    placed = placed_images(body.messages or ())
+    return await server.images.prepare(placed, owner_of(request).name, body.mm_processor_kwargs)
+
+
+async def count_tokens(request: Request, server: ServerState, body: ChatCompletionRequest) -> int:
     """Tokens of a conversation as the model would read it, however many it can read. Raises `RequestError`."""
+    images = await prepare_images(request, server, body)
 
     def count() -> int:
-        _, prompt = render(server, body)
-        check_encodable(prompt, "messages", server.limits, server.tokenizer.length.longest)
+        prompt = render_whole(server, body, images)
         return len(server.tokenizer.encode([prompt], add_special_tokens=False)[0])
 
     return await server.run_text_of(body.chat_template)(count)
+
+
+def render_whole(
+    server: ServerState, body: ChatCompletionRequest | TokenizeRequest, images: "Sequence[PreparedImage]"
+) -> str:
+    """The prompt with what stands for its images, if it is not too long to be encoded. Raises `RequestError`."""
+    _, prompt = render(server, body, sees_images=server.images is not None)
+    if images:
+        assert server.images is not None
+        prompt = server.images.write(prompt, images)
+    check_encodable(prompt, "messages", server.limits, server.tokenizer.length.longest)
+    return prompt
 
 
 def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
@@ -137,6 +165,7 @@ def _part(where: str, part: ContentPart, sees_images: bool) -> dict[str, Any]:
         raise RequestError(f"{where}.type={quoted(part.type)}: this model accepts text only", f"{where}.type")
     plain = with_template_fields(part)
     plain.pop("prompt_cache_breakpoint", None)
+    plain.pop("uuid", None)
     if part.type in TEXT_TYPES:
         field = "refusal" if part.type == "refusal" else "text"
         if getattr(part, field) is None:

@@ -205,7 +205,8 @@ class GenerationRequest(Body, kw_only=True):
     num_predict: Annotated[Any, Refused(_LENGTH)] = None
     options: Annotated[Any, Refused(_OPTIONS, ({},))] = None
     media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
-    mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Fields of the image processor, for the images of this request."""
     routed_experts_prompt_start: Annotated[Any, Ignored("the routing of experts is not returned", (0,))] = None
     kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None

@@ -20,6 +20,8 @@ class ContentPart(TemplateBody, kw_only=True):
     """Accepted, without effect: every prefix is cached."""
     image_url: Any = None
     """Of type image_url: the URL of an image, https or data, or an object with it as url."""
+    uuid: str | None = None
+    """A name for the image: a later part may have the uuid alone, with null as its URL."""
     input_audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
     audio_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
     video_url: Annotated[Any, Refused(_TEXT_ONLY)] = None

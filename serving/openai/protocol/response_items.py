@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from jaxllm.serving.http.body.base import Body, Ignored, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import MOST_PARTS, NonEmpty, at_most
 
-_TEXT_ONLY = "this model accepts text only"
+_NO_FILES = "parts with files are not supported; images have an image_url"
+_NO_SOUND = "sound is not supported"
 _NO_PROGRAMS = "only the model itself calls functions"
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -19,7 +20,7 @@ class InputPart(TemplateBody, kw_only=True):
     """A part of the content of a message or of a function's result; chat templates see other fields, too."""
 
     type: str
-    """Which part this is: input_text, or output_text or refusal (of an assistant)."""
+    """Which part this is: input_text or input_image, or output_text or refusal (of an assistant)."""
     text: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -30,13 +31,15 @@ class InputPart(TemplateBody, kw_only=True):
     """Accepted, without effect: every prefix is cached."""
     parsed: Any = None
     """Accepted, without effect: clients put the text there as an object."""
-    image_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    detail: Annotated[Any, Ignored(_TEXT_ONLY)] = None
-    file_id: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    file_data: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    file_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    filename: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    input_audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    image_url: str | None = None
+    """Of type input_image: the URL of an image, https or data."""
+    detail: str | None = None
+    """Accepted, without effect: images have the size that the model's image processor gives them."""
+    file_id: Annotated[Any, Refused(_NO_FILES)] = None
+    file_data: Annotated[Any, Refused(_NO_FILES)] = None
+    file_url: Annotated[Any, Refused(_NO_FILES)] = None
+    filename: Annotated[Any, Refused(_NO_FILES)] = None
+    input_audio: Annotated[Any, Refused(_NO_SOUND)] = None
 
 
 class MessageItem(TemplateBody, kw_only=True):

@@ -35,7 +35,8 @@ class TokenizeRequest(Body, kw_only=True):
     tools: Annotated[list[Tool], at_most(MOST_TOOLS)] | None = None
     """Functions to show to the model."""
     media_io_kwargs: Annotated[Any, Ignored("this model accepts text only", ({},))] = None
-    mm_processor_kwargs: Annotated[Any, Ignored("this model accepts text only", ({},))] = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Fields of the image processor, for the images of this request."""
 
 
 class TokenizeResponse(Answer, kw_only=True):

@@ -42,7 +42,7 @@ _UNFINISHED = ("in_progress", "incomplete")
 _PARTS = {
     "system": ("input_text",),
     "developer": ("input_text",),
-    "user": ("input_text",),
+    "user": ("input_text", "input_image"),
     "assistant": ("output_text", "input_text", "refusal"),
 }
 
@@ -69,6 +69,8 @@ class ItemMessages:
 
     messages: list[Message] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    images: dict[str, str] = field(default_factory=dict)
+    """Where images were, by their places in the messages."""
     goes_on: bool = False
     """Whether the last message is the assistant's and not complete: the answer goes on with it."""
 
@@ -91,7 +93,7 @@ class ItemMessages:
                 message = self._assistant(origin)
                 self._call(message, item.call_id, shown_name(item.name, item.namespace), {INPUT: item.input})
             case FunctionCallOutput() | CustomCallOutput():
-                output = _content(item.output, origin, ("input_text", "output_text"), "output")
+                output = _content(item.output, origin, ("input_text", "output_text", "input_image"), "output")
                 self._append(Message(role="tool", content=output, tool_call_id=item.call_id), origin)
             case ReasoningInput():
                 parts = item.content or item.summary or []
@@ -115,6 +117,10 @@ class ItemMessages:
         return message
 
     def _append(self, message: Message, origin: str) -> None:
+        here, there = f"messages[{len(self.messages)}].content", "output" if message.role == "tool" else "content"
+        for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part.image_url is not None:
+                self.images[f"{here}[{index}]"] = f"{origin}.{there}[{index}]"
         self.messages.append(message)
         self.origins.append(origin)
 
@@ -129,16 +135,22 @@ def _content(
         place = f"{origin}.{name}[{index}]"
         if part.type not in allowed:
             expected = " or ".join(map(repr, allowed))
-            raise RequestError(
-                f"{place}.type={quoted(part.type)}: this model accepts text only, in parts of type {expected}",
-                f"{place}.type",
-            )
+            raise RequestError(f"{place}.type={quoted(part.type)}: expected a part of type {expected}", f"{place}.type")
+        if part.type == "input_image":
+            parts.append(_image_part(part, place))
+            continue
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
             missing = f"{place}.{'refusal' if part.type == 'refusal' else 'text'}"
             raise RequestError(f"{missing}: this field is required", missing)
         parts.append(ContentPart(type="text", text=text, template_fields=part.template_fields))
     return parts
+
+
+def _image_part(part: InputPart, place: str) -> ContentPart:
+    if part.image_url is None:
+        raise RequestError(f"{place}.image_url: this field is required", f"{place}.image_url")
+    return ContentPart(type=part.type, image_url=part.image_url)
 
 
 def chat_request(body: ResponsesRequest, chat: ItemMessages) -> ChatCompletionRequest:

@@ -97,8 +97,8 @@ async def count(request: Request, server: ServerState, body: ResponsesRequest, t
     else:
         return len(call.request.prompt_token_ids)
     chat = await _work(server, turn, lambda: _conversation(body, turn))
-    with renaming(FIELDS, chat.origins):
-        return await count_tokens(server, await _work(server, turn, lambda: chat_request(body, chat)))
+    with renaming(FIELDS, chat.origins, chat.images):
+        return await count_tokens(request, server, await _work(server, turn, lambda: chat_request(body, chat)))
 
 
 async def prepare(
@@ -106,7 +106,7 @@ async def prepare(
 ) -> ChatCall:
     """Make a request for the engine. Raises `RequestError`."""
     chat = await _work(server, turn, lambda: _conversation(body, turn))
-    with renaming(FIELDS, chat.origins):
+    with renaming(FIELDS, chat.origins, chat.images):
         asked = await _work(server, turn, lambda: chat_request(body, chat))
         try:
             return await prepare_chat(request, server, asked, engine_ids, limit="max_output_tokens")

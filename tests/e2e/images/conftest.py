@@ -27,6 +27,11 @@ class Reference:
         length = inputs["input_ids"].shape[1]
         return found[:length], found[length:]
 
+    def num_rows(self, image: Image.Image) -> int:
+        """Rows that an image becomes."""
+        (prompt,) = self.processor(text="<image>", images=[[image]], return_tensors="np")["input_ids"]
+        return int((prompt == self.processor.image_token_id).sum())
+
     def rendered(self, question: str) -> str:
         """The prompt of a conversation: an image, and a question about it."""
         messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]

@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from tests.e2e.images.conftest import Reference
 from tests.e2e.images.pictures import data_url, picture
@@ -87,9 +91,135 @@ def test_too_many_images(server: ServerProcess) -> None:
     assert "at most 4" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("route", ["/tokenize", "/v1/chat/completions/render"])
-def test_what_has_no_images(server: ServerProcess, route: str) -> None:
+def test_a_request_for_another_server_has_no_images(server: ServerProcess) -> None:
     body = {"model": "seeing", "messages": message(data_url(picture(1)), "What is this?")}
-    answer = httpx.post(f"{server.url}{route}", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/chat/completions/render", json=body, timeout=60)
     assert answer.status_code == 400, answer.text
     assert "image" in answer.json()["error"]["message"]
+
+
+def test_responses(client: openai.OpenAI, reference: Reference) -> None:
+    image = picture(1)
+    content: Any = [
+        {"type": "input_image", "image_url": data_url(image), "detail": "auto"},
+        {"type": "input_text", "text": "What is this?"},
+    ]
+    asked: Any = {"model": "seeing", "input": [{"role": "user", "content": content}], "temperature": 0}
+    found = client.responses.create(**asked, max_output_tokens=8, extra_body={"ignore_eos": True})
+    prompt, answer = reference.answer(reference.rendered("What is this?"), [image])
+    assert found.usage is not None
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (len(prompt), 8)
+    assert found.output_text == reference.processor.tokenizer.decode(answer, skip_special_tokens=True)
+    assert client.responses.input_tokens.count(model="seeing", input=asked["input"]).input_tokens == len(prompt)
+    # The image is a part of the conversation that is gone on with.
+    more = client.responses.create(
+        model="seeing", previous_response_id=found.id, input="And this?", max_output_tokens=1, temperature=0
+    )
+    assert more.usage is not None
+    assert more.usage.input_tokens > len(prompt) + 8
+
+
+def test_the_anthropic_client(server: ServerProcess, reference: Reference) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    image = picture(1)
+    source = {"type": "base64", "media_type": "image/png", "data": data_url(image).partition(",")[2]}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+    messages: Any = [{"role": "user", "content": content}]
+    found = client.messages.create(
+        model="seeing", messages=messages, max_tokens=8, extra_body={"temperature": 0, "ignore_eos": True}
+    )
+    prompt, answer = reference.answer(reference.rendered("What is this?"), [image])
+    assert found.usage.input_tokens + (found.usage.cache_read_input_tokens or 0) == len(prompt)
+    assert found.content[0].type == "text"
+    assert found.content[0].text == reference.processor.tokenizer.decode(answer, skip_special_tokens=True)
+    assert client.messages.count_tokens(model="seeing", messages=messages).input_tokens == len(prompt)
+    result = {"type": "tool_result", "tool_use_id": "1", "content": content}
+    use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    conversation: Any = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    counted = client.messages.count_tokens(model="seeing", messages=[*messages, *conversation]).input_tokens
+    assert counted > 2 * reference.num_rows(image)
+
+
+def test_langchain(server: ServerProcess) -> None:
+    model = ChatOpenAI(base_url=f"{server.url}/v1", api_key=SecretStr("none"), model="seeing", max_retries=0)
+    image = {"type": "image", "base64": data_url(picture(1)).partition(",")[2], "mime_type": "image/png"}
+    asked = HumanMessage(content=[{"type": "text", "text": "What is this?"}, image])
+    answer = model.invoke([asked], max_tokens=4)
+    assert isinstance(answer, AIMessage)
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["input_tokens"] > 20
+
+
+def test_tokens_of_a_conversation(server: ServerProcess, reference: Reference) -> None:
+    image = picture(1)
+    body = {"model": "seeing", "messages": message(data_url(image), "What is this?")}
+    answer = httpx.post(f"{server.url}/tokenize", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tokens"] == reference.answer(reference.rendered("What is this?"), [image])[0]
+
+
+def test_an_image_by_the_name_it_was_given(server: ServerProcess) -> None:
+    def ask(part: Any) -> httpx.Response:
+        body = {"model": "seeing", "messages": [{"role": "user", "content": [part]}], "max_tokens": 4, "temperature": 0}
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+    url = {"url": data_url(picture(7))}
+    first = ask({"type": "image_url", "image_url": url, "uuid": "cat"})
+    again = ask({"type": "image_url", "image_url": None, "uuid": "cat"})
+    for answer in (first, again):
+        assert answer.status_code == 200, answer.text
+    assert again.json()["choices"][0]["message"] == first.json()["choices"][0]["message"]
+    unknown = ask({"type": "image_url", "uuid": "dog"})
+    assert unknown.status_code == 400
+    assert "send it again" in unknown.json()["error"]["message"]
+    assert unknown.json()["error"]["param"] == "messages[0].content[0]"
+
+
+def test_how_a_request_wants_its_images_processed(server: ServerProcess) -> None:
+    def ask(kwargs: Any) -> httpx.Response:
+        body = {"model": "seeing", "messages": message(data_url(picture(1))), "mm_processor_kwargs": kwargs}
+        return httpx.post(f"{server.url}/v1/chat/completions", json={**body, "max_tokens": 1}, timeout=60)
+
+    whole, split = ask({"do_image_splitting": False}), ask({"do_image_splitting": True})
+    assert whole.json()["usage"]["prompt_tokens"] < split.json()["usage"]["prompt_tokens"]
+    wrong = ask({"image_mean": [0, 0, 0]})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["param"] == "mm_processor_kwargs"
+    assert "do_image_splitting" in wrong.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": "a"}, {"role": "user", "content": [
+             {"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://127.0.0.1:1/a"}]}]},
+            "input[1].content[1]",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "1",
+              "output": [{"type": "input_image", "image_url": "http://127.0.0.1:1/a"}]}]},
+            "input[1].output[0]",
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 1, "messages": [{"role": "user", "content": [
+             {"type": "tool_result", "tool_use_id": "1", "content": "a"},
+             {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/a"}}]}]},
+            "messages[0].content[1]",
+        ),
+        (
+            "/v1/messages/count_tokens",
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [
+             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]}]}]},
+            "messages[0].content[0].content[0]",
+        ),
+    ],
+)  # fmt: skip
+def test_where_a_wrong_image_stands(server: ServerProcess, route: str, body: Any, param: str) -> None:
+    answer = httpx.post(f"{server.url}{route}", json={"model": "seeing", **body}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"].startswith(f"{param}: ")

@@ -134,12 +134,23 @@ def test_settings_of_the_answer() -> None:
     ("fields", "path"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+         "messages[0].content[0].source.type"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}]}]},
+         "messages[0].content[0].source.data"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+         "messages[0].content[0].type"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image", "source": {}}]}]},
+         "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
          "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]},
+         "messages[0].content[0].content[0].source"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document"}]}]}]},
          "messages[0].content[0].content[0].type"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
@@ -269,3 +280,23 @@ def test_fields_that_only_the_template_knows() -> None:
     sent = json.dumps({"max_tokens": 9, "messages": [message]}).encode()
     body = decode_body(sent, MessagesRequest, IgnoredFields(FieldPolicy()))
     assert conversation(read_chat(body).messages) == [message]
+
+
+def test_images() -> None:
+    png = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    web = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}, "cache_control": {}}
+    text = {"type": "text", "text": "a"}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [text, png]}
+    chat = read_chat(body_of(messages=[{"role": "user", "content": [text, web, result, png]}]))
+    kinds = [
+        [(part.type, part.text or part.image_url) for part in message.content]
+        for message in chat.messages
+        if isinstance(message.content, list)
+    ]
+    url, inline = ("image_url", "https://example.com/a.png"), ("image_url", "data:image/png;base64,AAAA")
+    assert kinds == [[("text", "a"), url], [("text", "a"), inline], [inline]]
+    assert chat.images == {
+        "messages[0].content[1]": "messages[0].content[1]",
+        "messages[1].content[1]": "messages[0].content[2].content[1]",
+        "messages[2].content[0]": "messages[0].content[3]",
+    }

@@ -136,7 +136,12 @@ def error_of(response: httpx.Response, status: int, kind: str) -> str:
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "user", "content": "x " * MAX_MODEL_LEN}]}, "the prompt has"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-         "messages[0].content[0].type='image': this model accepts text only"),
+         "messages[0].content[0].source.type: "),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]},
+         "messages[0].content[0].source.url: this field is required"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}]}]},
+         "messages[0].content[0].type='image_url': this model accepts text only"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": 3}, "system: expected"),
         ({"stop_sequences": [""]}, "stop_sequences="),
