@@ -7,7 +7,6 @@ from jaxllm.errors import RequestError
 
 REASONS: Mapping[str, str] = {
     "tokenization_kwargs": "not supported; use truncate_prompt_tokens of the sampling parameters",
-    "mm_processor_kwargs": "models accept text only",
 }
 """By name."""
 

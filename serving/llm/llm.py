@@ -17,6 +17,7 @@ from jaxllm.serving.llm.offline_generation import Adapters, OfflineGeneration, P
 from jaxllm.serving.llm.pooling_methods import PoolingMethods
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
 from jaxllm.serving.llm.worker import find_extension
+from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from jaxllm.serving.llm.offline_metrics import Metric
 
 logger = logging.getLogger(__name__)
+
+_MEDIA = [each.name for each in dataclasses.fields(MediaOptions)]
 
 
 @short_for((ConfigError, RequestError, CapacityError))
@@ -71,7 +74,10 @@ class LLM(PoolingMethods):
         # vLLM's name, which asks for `get_metrics` where it is False. By default it is None, and nothing is measured.
         measure = options.get("disable_log_stats") is False
         change = options.pop("hf_overrides") if callable(options.get("hf_overrides")) else None
+        # vLLM's own of these names are among those without effect, for other models.
+        media = {name: options.pop(name) for name in _MEDIA if name in options}
         known = drop_noop_options(options, OF_SCRIPTS, logger.warning)
+        media |= {name: known.pop(name) for name in _MEDIA if name in known}
         if change is not None:
             # Other options, such as `rope_theta`, stand for overrides too.
             called = loading.called_overrides(change, {"model": model, **known})
@@ -85,6 +91,7 @@ class LLM(PoolingMethods):
                 background=background_engine,
                 progress=progress,
                 measure=measure,
+                media=MediaOptions(**media),
             )
         super().__init__(engine, config.parallel.data_parallel_size, worker_extension)
 
@@ -124,16 +131,18 @@ class LLM(PoolingMethods):
         `cache_salt`. `sampling_params` are one for all prompts or one per prompt, by default
         `get_default_sampling_params()`; `priority` (lower runs first) is one number for all, or one per prompt.
         `use_tqdm` shows a progress bar, or is a function that makes one. `lora_request` is an adapter for all,
-        or one or None for each prompt. The others are vLLM's: only None is possible.
+        or one or None for each prompt. `mm_processor_kwargs` are fields of the image processor for prompts that have
+        none of their own. `tokenization_kwargs` is vLLM's: only None is possible.
 
         Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
         """
-        refuse_foreign(
-            tokenization_kwargs=tokenization_kwargs,
-            mm_processor_kwargs=mm_processor_kwargs,
-        )
+        refuse_foreign(tokenization_kwargs=tokenization_kwargs)
         outputs = self._generation.generate(
-            as_prompts(prompts), sampling_params, use_tqdm, priority=priority, lora_request=lora_request
+            as_prompts(prompts, mm_processor_kwargs),
+            sampling_params,
+            use_tqdm,
+            priority=priority,
+            lora_request=lora_request,
         )
         return Results(outputs)
 
@@ -149,12 +158,9 @@ class LLM(PoolingMethods):
     ) -> list[str]:
         """Queue prompts for `wait_for_completion`; their ids. Arguments and errors are as in `generate`."""
         del use_tqdm
-        refuse_foreign(
-            tokenization_kwargs=tokenization_kwargs,
-            mm_processor_kwargs=mm_processor_kwargs,
-        )
+        refuse_foreign(tokenization_kwargs=tokenization_kwargs)
         return self._generation.enqueue(
-            as_prompts(prompts), sampling_params, priority=priority, lora_request=lora_request
+            as_prompts(prompts, mm_processor_kwargs), sampling_params, priority=priority, lora_request=lora_request
         )
 
     def enqueue_chat(
@@ -175,10 +181,7 @@ class LLM(PoolingMethods):
     ) -> list[str]:
         """Queue conversations for `wait_for_completion`; their ids. Arguments and errors are as in `chat`."""
         del use_tqdm
-        refuse_foreign(
-            tokenization_kwargs=tokenization_kwargs,
-            mm_processor_kwargs=mm_processor_kwargs,
-        )
+        refuse_foreign(tokenization_kwargs=tokenization_kwargs)
         return self._generation.enqueue_chat(
             messages,
             sampling_params,
@@ -190,6 +193,7 @@ class LLM(PoolingMethods):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
         )
 
     def wait_for_completion(
@@ -281,10 +285,7 @@ class LLM(PoolingMethods):
         text of a special token in a message is encoded as text, and with `allow_special_tokens` as the token. The rest
         is as in `generate`.
         """
-        refuse_foreign(
-            tokenization_kwargs=tokenization_kwargs,
-            mm_processor_kwargs=mm_processor_kwargs,
-        )
+        refuse_foreign(tokenization_kwargs=tokenization_kwargs)
         outputs = self._generation.chat(
             messages,
             sampling_params,
@@ -297,6 +298,7 @@ class LLM(PoolingMethods):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
             allow_special_tokens=allow_special_tokens,
         )
         return Results(outputs)

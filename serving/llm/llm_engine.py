@@ -58,8 +58,12 @@ class LLMEngine(TextEngine[TextRequest]):
         default_params: SamplingParams | None = None,
         metrics: "Metrics | None" = None,
         stream_interval: int = 1,
+        media: MediaOptions | None = None,
     ) -> None:
-        """`metrics` count what is measured; without them, nothing is. Streams bring `stream_interval` tokens a time."""
+        """`metrics` count what is measured; without them, nothing is. Streams bring `stream_interval` tokens a time.
+
+        `media` says where images of conversations come from.
+        """
         super().__init__(engine, tokenizer, OutputProcessor(tokenizer, metrics is not None, stream_interval))
         self.metrics = metrics
         self.inputs = inputs
@@ -67,6 +71,7 @@ class LLMEngine(TextEngine[TextRequest]):
         self._waiting: list[RequestOutput] = []
         self._refused: list[tuple[str, RequestError]] = []
         self._so_far: dict[str, Cumulative] = {}
+        self._media = media or MediaOptions()
         self._image_loader: ImageLoader | None = None
 
     @classmethod
@@ -108,7 +113,7 @@ class LLMEngine(TextEngine[TextRequest]):
         """What fetches and decodes images of conversations; made when it is first asked for."""
         if self._image_loader is None:
             assert self.inputs.images is not None
-            self._image_loader = self.inputs.images.loader(MediaOptions())
+            self._image_loader = self.inputs.images.loader(self._media)
         return self._image_loader
 
     def add_request(
@@ -285,11 +290,12 @@ def open_engine(
     background: bool = False,
     progress: Progress = silent,
     measure: bool = False,
+    media: MediaOptions | None = None,
 ) -> "LLMEngine | PoolingLLMEngine":
     """Load model and tokenizer, side by side; with `background`, or if there are several, engines in other processes.
 
-    The model decides whether it generates or pools; with `measure`, one that generates has metrics. Raises
-    `ConfigError` and `CapacityError`.
+    The model decides whether it generates or pools; with `measure`, one that generates has metrics. `media`
+    says where images of conversations come from. Raises `ConfigError` and `CapacityError`.
     """
     elsewhere = background or config.parallel.data_parallel_size > 1 or config.is_on_ray
     load = _background_engine if elsewhere else _engine_here
@@ -311,11 +317,11 @@ def open_engine(
 
                 return PoolingLLMEngine(engine, tokenizer)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
-            images = prompt_images(info, tokenizer)
+            images = prompt_images(info, tokenizer, media or MediaOptions())
             inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms, images)
             defaults = default_params(config.model, Path(info.model_folder))
             metrics = _metrics(info) if measure else None
-            return LLMEngine(engine, tokenizer, inputs, defaults, metrics, config.output.stream_interval)
+            return LLMEngine(engine, tokenizer, inputs, defaults, metrics, config.output.stream_interval, media)
         except BaseException:
             engine.close()
             raise

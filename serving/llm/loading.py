@@ -15,6 +15,7 @@ from jaxllm.executor.model_files import model_folder, tokenizer_folder
 from jaxllm.models.checkpoint.other_formats import is_file
 from jaxllm.models.errors import ModelError
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
 from jaxllm.serving.text.library import failing_as
 from jaxllm.serving.text.loading import ADVICE, check_files
@@ -35,14 +36,17 @@ _NAMES = {
 }
 
 
-def prompt_images(info: EngineInfo, tokenizer: Tokenizer | None) -> "PromptImages | None":
-    """How the model takes images, or None where it takes none."""
+def prompt_images(info: EngineInfo, tokenizer: Tokenizer | None, options: MediaOptions | None) -> "PromptImages | None":
+    """How the model takes images, or None where it takes none.
+
+    Raises `ConfigError` for what is wrong with the options' mm_processor_kwargs.
+    """
     if info.images is None:
         return None
     # Most models take none: starts are faster without the import.
     from jaxllm.serving.text.prompt_images import PromptImages
 
-    return PromptImages.of(info, tokenizer)
+    return PromptImages.of(info, tokenizer, options)
 
 
 def default_params(options: ModelOptions, folder: Path) -> SamplingParams:

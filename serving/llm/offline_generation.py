@@ -18,7 +18,7 @@ from jaxllm.serving.text.image_parts import take_images
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
-from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.text.prompts import PROCESSOR_KWARGS, Prompt, checked_kwargs
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
@@ -156,14 +156,17 @@ class OfflineGeneration:
         conversations = _as_conversations(messages)
         for index, conversation in enumerate(conversations):
             try:
-                prompts.append(self._prompt_of(conversation, settings))
+                prompts.append(self._prompt_of(conversation, **settings))
             except RequestError as error:
                 if len(conversations) == 1:
                     raise
                 raise RequestError(f"conversation {index}: {error}", error.parameter) from error
         return prompts
 
-    def _prompt_of(self, conversation: Conversation, settings: Mapping[str, Any]) -> Prompt:
+    def _prompt_of(
+        self, conversation: Conversation, *, mm_processor_kwargs: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Prompt:
+        kwargs = checked_kwargs(mm_processor_kwargs)
         if self._engine.inputs.images is None:
             return self.render_chat(conversation, **settings)
         # Most models take none: starts are faster without the imports.
@@ -173,12 +176,12 @@ class OfflineGeneration:
         prompt_images, loader = self._engine.inputs.images, self._engine.image_loader
 
         def load(where: str, url: str) -> Any:
-            (loaded,) = loader.load_now([ImageSource(url)])
+            (loaded,) = loader.load_now([ImageSource(url)], kwargs)
             return prompt_images.prepared(loaded.image, loaded.runs)
 
         messages, images = take_images(conversation, load, lambda where, given: pixels_of(given, where))
         text = self.render_chat(messages, with_images=True, **settings)
-        return {"prompt": text, MEDIA: {"image": images}} if images else text
+        return {"prompt": text, MEDIA: {"image": images}, PROCESSOR_KWARGS: kwargs} if images else text
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
         """The prompt of one conversation."""
@@ -194,14 +197,27 @@ def _as_conversations(messages: Any) -> list[Conversation]:
     return list(messages) if several else [cast(Conversation, messages)]
 
 
-def as_prompts(prompts: Any) -> list[Prompt]:
-    """Prompts as a list, also where a single one was given. Raises `RequestError` for what is neither."""
+def as_prompts(prompts: Any, processor_kwargs: Mapping[str, Any] | None = None) -> list[Prompt]:
+    """Prompts as a list, also where a single one was given. Raises `RequestError` for what is neither.
+
+    `processor_kwargs` are those of prompts with images that have none of their own.
+    """
+    listed = _as_list(prompts)
+    return [_with_kwargs(each, processor_kwargs) for each in listed] if processor_kwargs else listed
+
+
+def _with_kwargs(prompt: Prompt, kwargs: Mapping[str, Any]) -> Prompt:
+    has_images = isinstance(prompt, Mapping) and prompt.get(MEDIA) and not prompt.get(PROCESSOR_KWARGS)
+    return {**cast("Mapping[str, Any]", prompt), PROCESSOR_KWARGS: kwargs} if has_images else prompt
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [cast(Prompt, prompts)]
     if isinstance(prompts, np.ndarray):
         if prompts.dtype.kind in "UOT":
             # An array of strings or objects, such as a column of a table, becomes a list.
-            return as_prompts(prompts.tolist())
+            return _as_list(prompts.tolist())
         return [cast(Prompt, prompts)] if prompts.ndim == 1 else list(prompts)
     try:
         items = list(prompts)

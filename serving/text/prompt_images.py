@@ -5,10 +5,10 @@ of the image, and those around them, take the marker's place.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-MOST_IMAGES = 256
-"""Images in a prompt."""
-
 
 @dataclass(frozen=True)
 class PromptImages:
@@ -42,10 +39,15 @@ class PromptImages:
     info: ImageInfo
     block_size: int
     tokenizer: Tokenizer
+    most_images: int | None
+    """Images in a prompt; None: whoever prepares them has the limit."""
 
     @classmethod
-    def of(cls, info: EngineInfo, tokenizer: Tokenizer | None) -> Self | None:
-        """From the files of the model, or None where it takes no images, with a warning where its files forbid it."""
+    def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, options: MediaOptions | None) -> Self | None:
+        """From the files of the model, or None where it takes no images, with a warning where its files forbid it.
+
+        Without `options`, whoever asks for a `loader` has them. Raises `ConfigError` for wrong mm_processor_kwargs.
+        """
         if info.images is None or tokenizer is None:
             return None
         folder = Path(info.model_folder)
@@ -58,7 +60,10 @@ class PromptImages:
         if placeholder.marker not in tokenizer.token_ids:
             logger.warning("images are refused: the tokenizer has no token %s", quoted(placeholder.marker))
             return None
-        return cls(folder, model, placeholder, info.images, info.block_size, tokenizer)
+        if options is not None and options.mm_processor_kwargs:
+            model = ImageModel.read(folder, options.mm_processor_kwargs)
+        most = None if options is None else options.max_images_per_prompt
+        return cls(folder, model, model.placeholder(), info.images, info.block_size, tokenizer, most)
 
     def loader(self, options: MediaOptions) -> ImageLoader:
         """What loads images by their URLs. Raises `ConfigError` for options that name what is not there."""
@@ -70,9 +75,13 @@ class PromptImages:
 
     def place(self, prompt: ParsedPrompt) -> None:
         """Process the images of a prompt, and write what stands for them. Raises `RequestError`."""
-        if len(prompt.images) > MOST_IMAGES:
-            raise RequestError(f"{len(prompt.images)} images: a prompt may have at most {MOST_IMAGES}", FIELD)
-        prepared = [each if isinstance(each, PreparedImage) else self.prepare(each) for each in prompt.images]
+        count, most = len(prompt.images), self.most_images
+        if most is not None and count > most:
+            raise RequestError(f"{count} images: a prompt may have at most {most} (max_images_per_prompt)", FIELD)
+        prepared = [
+            each if isinstance(each, PreparedImage) else self.prepare(each, prompt.processor_kwargs)
+            for each in prompt.images
+        ]
         if prompt.token_ids is None:
             assert prompt.text is not None
             prompt.text = self.write(prompt.text, prepared)
@@ -84,10 +93,15 @@ class PromptImages:
         """The images of a prompt, at their places among its tokens. Raises `RequestError`."""
         return PromptMedia.of(prompt.items, token_ids, self.info.token_id, self.block_size)
 
-    def prepare(self, pixels: Pixels) -> PreparedImage:
-        """Process an image, uint8 [height, width, 3]. Raises `RequestError` for one that the model cannot take."""
-        processed = self.model.processor.process(pixels)
-        return self.prepared(processed, self.placeholder.runs(processed))
+    def prepare(self, pixels: Pixels, kwargs: Mapping[str, Any] | None = None) -> PreparedImage:
+        """Process an image, uint8 [height, width, 3], with a request's mm_processor_kwargs.
+
+        Raises `RequestError` for one that the model cannot take, and for fields that requests may not set.
+        """
+        size = self.info.patch_size
+        configured = self.model.configured.overridden(kwargs or {}, self.model.processor.limits(size), size)
+        processed = configured.process(pixels)
+        return self.prepared(processed, self.model.placeholder(configured).runs(processed))
 
     def prepared(self, processed: ProcessedImage, runs: tuple[TextRun, ...]) -> PreparedImage:
         """The image as the engine takes it, with `runs` in its place. Raises `RequestError`."""

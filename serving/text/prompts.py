@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ class TextPrompt(TypedDict):
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
     """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. The text has a marker for each."""
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
+    """Fields of the image processor, for these images."""
 
 
 class TokensPrompt(TypedDict):
@@ -42,6 +44,7 @@ class TokensPrompt(TypedDict):
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
 
 
 class EmbedsPrompt(TypedDict):
@@ -61,9 +64,11 @@ class EmbedsPrompt(TypedDict):
 
 IntArray = npt.NDArray[np.integer[Any]]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", FIELD, "prompt_is_token_ids", MEDIA}
-_IMAGES = {"multi_modal_uuids", "mm_processor_kwargs"}
-"""vLLM's further keys for images and sound: without a value, they ask for nothing."""
+PROCESSOR_KWARGS: Final = "mm_processor_kwargs"
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", FIELD, "prompt_is_token_ids", MEDIA, PROCESSOR_KWARGS}
+_WITHOUT_VALUE = {"multi_modal_uuids"}
+"""vLLM's keys that ask for nothing without a value."""
 
 
 @dataclass(slots=True)
@@ -84,6 +89,8 @@ class ParsedPrompt:
     lora_request: LoRARequest | None = None
     images: "Sequence[Pixels | PreparedImage]" = ()
     """Its images: uint8 [height, width, 3] each, or processed."""
+    processor_kwargs: Mapping[str, Any] | None = None
+    """Fields of the image processor, for the images that are not processed."""
     items: tuple[MediaItem, ...] = ()
     """What the engine takes of them."""
 
@@ -109,9 +116,9 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
         return ParsedPrompt(prompt, None, None)
     if isinstance(prompt, Mapping):
         for key in prompt:
-            if key in _IMAGES and prompt[key]:
+            if key in _WITHOUT_VALUE and prompt[key]:
                 raise RequestError(f"{key}: not supported; omit it", "prompt")
-            if key not in _PROMPT_KEYS and key not in _IMAGES:
+            if key not in _PROMPT_KEYS and key not in _WITHOUT_VALUE:
                 raise RequestError(f"unknown key {quoted(key)} in a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
         text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
         embeds, is_token = prompt.get(FIELD), prompt.get("prompt_is_token_ids")
@@ -132,6 +139,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
         parsed = ParsedPrompt(text, token_ids, salt, embeds=embeds, is_token=is_token)
         if prompt.get(MEDIA):
             parsed.images = _images(prompt[MEDIA], parsed)
+        parsed.processor_kwargs = checked_kwargs(prompt.get(PROCESSOR_KWARGS))
         return parsed
     if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
         return ParsedPrompt(None, prompt, None)
@@ -145,6 +153,15 @@ def _images(given: Any, prompt: ParsedPrompt) -> "Sequence[Pixels | PreparedImag
     from jaxllm.serving.text.given_images import images_of
 
     return images_of(given)
+
+
+def checked_kwargs(given: Any) -> Mapping[str, Any] | None:
+    """mm_processor_kwargs; None without any. Raises `RequestError` for what is no dictionary."""
+    if given is not None and not isinstance(given, Mapping):
+        raise RequestError(
+            f"{PROCESSOR_KWARGS}: expected fields of the image processor, got {type(given).__name__}", PROCESSOR_KWARGS
+        )
+    return given or None
 
 
 def as_token_ids(token_ids: Any) -> IntArray:

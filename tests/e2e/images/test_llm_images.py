@@ -1,13 +1,14 @@
 """Images for `LLM`: prompts and answers equal those of transformers' processor and model."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.errors import RequestError
+from jaxllm.errors import ConfigError, RequestError
 from tests.e2e.images.conftest import Reference
 from tests.e2e.images.pictures import data_url, picture
 
@@ -98,3 +99,48 @@ def test_a_marker_in_the_text_of_a_user(llm: LLM) -> None:
     token = llm.get_tokenizer().convert_tokens_to_ids("<image>")
     # Two by one tiles of 56 pixels, and the whole image: four rows each, and no more.
     assert list(output.prompt_token_ids or ()).count(token) == 5 * 4
+
+
+def test_how_images_are_processed(llm: LLM) -> None:
+    """For a call, for a prompt, and for a conversation: without tiles, an image has four rows."""
+    whole, image, token = (
+        {"do_image_splitting": False},
+        picture(8),
+        llm.get_tokenizer().convert_tokens_to_ids("<image>"),
+    )
+    prompt: Any = {"prompt": PROMPT, "multi_modal_data": {"image": image}}
+    messages = [{"role": "user", "content": [{"type": "image", "image": image}]}]
+    linked = [{"role": "user", "content": [{"type": "image_url", "image_url": data_url(image)}]}]
+    outputs = [
+        *llm.generate([prompt], GREEDY, use_tqdm=False, mm_processor_kwargs=whole),
+        *llm.generate([{**prompt, "mm_processor_kwargs": whole}], GREEDY, use_tqdm=False),
+        *llm.chat(messages, GREEDY, use_tqdm=False, mm_processor_kwargs=whole),
+        *llm.chat(linked, GREEDY, use_tqdm=False, mm_processor_kwargs=whole),
+    ]
+    assert [list(each.prompt_token_ids or ()).count(token) for each in outputs] == [4] * 4
+    for wrong in ({"image_mean": [0, 0, 0]}, "none"):
+        with pytest.raises(RequestError, match="mm_processor_kwargs: "):
+            llm.generate([{**prompt, "mm_processor_kwargs": wrong}], GREEDY, use_tqdm=False)
+
+
+def test_where_images_of_conversations_come_from(reference: Reference, tmp_path: Path) -> None:
+    picture(9).save(tmp_path / "cat.png")
+    part = {"type": "image_url", "image_url": {"url": (tmp_path / "cat.png").as_uri()}}
+    messages = [{"role": "user", "content": [part]}]
+    options: Any = {"max_model_len": 256, "max_num_seqs": 4, "optimization_level": 0}
+    whole = {"do_image_splitting": False}
+    with LLM(
+        str(reference.folder), **options, allowed_local_media_path=str(tmp_path), mm_processor_kwargs=whole
+    ) as llm:
+        (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+        token = llm.get_tokenizer().convert_tokens_to_ids("<image>")
+        assert list(output.prompt_token_ids or ()).count(token) == 4
+    with LLM(str(reference.folder), **options) as llm:  # noqa: SIM117
+        with pytest.raises(RequestError, match="file:// URLs are not allowed"):
+            llm.chat(messages, GREEDY, use_tqdm=False)
+    with LLM(str(reference.folder), **options, limit_mm_per_prompt={"image": 1, "video": 0}) as llm:
+        two = {"prompt": "<image><image>", "multi_modal_data": {"image": [picture(1), picture(2)]}}
+        with pytest.raises(RequestError, match=r"2 images: a prompt may have at most 1 \(max_images_per_prompt\)"):
+            llm.generate([two], GREEDY, use_tqdm=False)
+    with pytest.raises(ConfigError, match="max_image_bytes=0"):
+        LLM(str(reference.folder), **options, max_image_bytes=0)

@@ -89,7 +89,7 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **only(({},), "transfer of KV caches or weights between servers is not supported", "kv-transfer-config",
            "kv-events-config", "ec-transfer-config", "ec-manager-config", "weight-transfer-config"),
     # Images and sound
-    **values(_TEXT, "allowed-local-media-path", "limit-mm-per-prompt", "media-io-kwargs",
+    **values(_TEXT, "allowed-local-media-path", "media-io-kwargs",
              "mm-processor-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm",
              "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-encoder-attn-backend",
              "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",

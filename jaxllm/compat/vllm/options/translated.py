@@ -93,7 +93,21 @@ def _number(value: Any) -> float:
         raise ConfigError("expected a number") from None
 
 
+def _limits(value: Any) -> dict[str, Any]:
+    """Images of a prompt, as a number or in an object with it as count. What else is limited has no meaning here."""
+    given = _object(value).get("image")
+    count = given.get("count") if isinstance(given, Mapping) else given
+    if count is None:
+        return {}
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ConfigError("image: expected a number of images, or an object with it as count")
+    return {"max_images_per_prompt": count} if count else {"language_model_only": True}
+
+
 TRANSLATED: Mapping[str, Translated] = {
+    "limit-mm-per-prompt": Translated(
+        "JSON of --max-images-per-prompt (image); 0 stands for --language-model-only", _limits
+    ),
     "structured-outputs-config": Translated(
         "JSON of --disable-any-whitespace, --disable-additional-properties, --reasoning-parser and "
         "--reasoning-parser-plugin; grammars are compiled by llguidance, whatever backend is given",
