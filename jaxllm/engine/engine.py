@@ -271,19 +271,23 @@ class Engine(StepLoop[Dispatched]):
             stage_seconds=self.runner.calls.stage_seconds,
             drafts=NO_DRAFTS if self._speculation is None else self._speculation.counts,
             **self.control.stats(),
-            **self._adapter_stats(),
+            **self._feature_stats(),
         )
 
-    def _adapter_stats(self) -> dict[str, Any]:
-        if self.adapters is None:
-            return {}
-        stats = self.adapters.stats()
-        return {
-            "running_loras": stats.running,
-            "waiting_loras": stats.waiting,
-            "num_lora_reads": stats.num_reads,
-            "num_lora_writes": stats.num_writes,
-        }
+    def _feature_stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.media is not None:
+            pool = self.media.pool
+            found = {"image_queries": pool.num_queries, "image_hits": pool.num_hits}
+        if self.adapters is not None:
+            stats = self.adapters.stats()
+            found |= {
+                "running_loras": stats.running,
+                "waiting_loras": stats.waiting,
+                "num_lora_reads": stats.num_reads,
+                "num_lora_writes": stats.num_writes,
+            }
+        return found
 
     def mark_weights_stale(self, reason: str) -> None:
         """See `EngineControl.mark_weights_stale`."""

@@ -28,7 +28,8 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     weights were replaced, and why they cannot be used, if that is so. `drafts` are totals of speculative decoding.
     weights were replaced, and why they cannot be used, if that is so. Of adapters: names of those that requests run
     with (`running_loras`) and wait for (`waiting_loras`, some of them where they are many), and totals: how many were
-    read from folders, and written to slots on the devices.
+    read from folders, and written to slots on the devices. Images that requests asked for (`image_queries`), and those
+    of them that the devices held already (`image_hits`), are totals as well.
     """
 
     num_running: int = 0
@@ -58,6 +59,8 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     waiting_loras: tuple[str, ...] = ()
     num_lora_reads: int = 0
     num_lora_writes: int = 0
+    image_queries: int = 0
+    image_hits: int = 0
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
@@ -115,6 +118,8 @@ def merge_stats(engines: Collection[StepStats]) -> StepStats:
         waiting_loras=tuple(sorted({name for each in engines for name in each.waiting_loras})),
         num_lora_reads=sum(each.num_lora_reads for each in engines),
         num_lora_writes=sum(each.num_lora_writes for each in engines),
+        image_queries=sum(each.image_queries for each in engines),
+        image_hits=sum(each.image_hits for each in engines),
     )
 
 

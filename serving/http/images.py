@@ -9,6 +9,7 @@ from jaxllm.serving.llm.async_llm import RunText
 from jaxllm.serving.media.errors import MediaError
 from jaxllm.serving.media.loader import ImageSource
 from jaxllm.serving.options.media import MediaOptions
+from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.given_images import PreparedImage
 from jaxllm.serving.text.image_parts import PlacedImage
 from jaxllm.serving.text.prompt_images import PromptImages
@@ -23,8 +24,9 @@ class RequestImages:
     Only a few images are in memory with all their pixels: what is kept of one is what the model sees of it.
     """
 
-    def __init__(self, options: MediaOptions, images: PromptImages, run_text: RunText) -> None:
+    def __init__(self, options: MediaOptions, images: PromptImages, run_text: RunText, metrics: Metrics) -> None:
         """`run_text` runs what takes long in a thread. Raises `ConfigError` for options that name what is not there."""
+        self._metrics = metrics
         self._images, self._run_text, self._most = images, run_text, options.max_images_per_prompt
         self._loader = images.loader(options)
         self._places = asyncio.Semaphore(AT_A_TIME)
@@ -49,6 +51,8 @@ class RequestImages:
         finally:
             for task in tasks:
                 task.cancel()
+            cache = self._loader.cache
+            self._metrics.set_image_cache(cache.queries, cache.hits)
 
     def write(self, prompt: str, images: Sequence[PreparedImage]) -> str:
         """The prompt with what stands for its images, in place of their markers. Raises `RequestError`."""

@@ -95,7 +95,7 @@ class ServerState:
         # Most models take none: starts are faster without the import.
         from jaxllm.serving.http.images import RequestImages
 
-        return RequestImages(self.options, images, self.llm.run_text)
+        return RequestImages(self.options, images, self.llm.run_text, self.metrics)
 
     def _resolver(self) -> ResolveModel | None:
         """Finds adapters that requests name, where the operator allows it. Raises `ConfigError`."""

@@ -52,6 +52,10 @@ METRICS = (
     ),
     Described("lora_reads", "counter", "LoRA adapters read from their folders."),
     Described("lora_slot_writes", "counter", "LoRA adapters written to a slot on the devices."),
+    Described("mm_cache_queries", "counter", "Images of requests looked up among the processed ones on the host."),
+    Described("mm_cache_hits", "counter", "Images found there, so that they were not processed again."),
+    Described("encoder_cache_queries", "counter", "Images of requests looked up among the encoded ones."),
+    Described("encoder_cache_hits", "counter", "Images found on the devices, so that they were not encoded again."),
     Described("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
     Described("prefix_cache_hits", "counter", "Prompt tokens found in the prefix cache."),
     Described(
@@ -159,6 +163,7 @@ OF_ENGINE = frozenset(
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
         *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
         *("engine_restarts", "api_server_restarts", "lora_reads", "lora_slot_writes"),
+        *("encoder_cache_queries", "encoder_cache_hits"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
     )
 )

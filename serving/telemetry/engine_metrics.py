@@ -138,6 +138,8 @@ class EngineMetrics:
             self._add_accepted(drafts.accepted_by_place)
         counters["lora_reads"] += _grown(before.num_lora_reads, stats.num_lora_reads)
         counters["lora_slot_writes"] += _grown(before.num_lora_writes, stats.num_lora_writes)
+        counters["encoder_cache_queries"] += _grown(before.image_queries, stats.image_queries)
+        counters["encoder_cache_hits"] += _grown(before.image_hits, stats.image_hits)
         if stats.stage_seconds:
             told = before.stage_seconds or (0.0,) * len(stats.stage_seconds)
             self._add_stages([_grown(*pair) for pair in zip(told, stats.stage_seconds, strict=True)])

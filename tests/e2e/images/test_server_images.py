@@ -1,6 +1,9 @@
 """Images over HTTP: the clients of others send them, and what is wrong with one is told to its sender alone."""
 
+import re
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import anthropic
@@ -223,3 +226,25 @@ def test_where_a_wrong_image_stands(server: ServerProcess, route: str, body: Any
     answer = httpx.post(f"{server.url}{route}", json={"model": "seeing", **body}, timeout=60)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"].startswith(f"{param}: ")
+
+
+def test_metrics_of_images(server: ServerProcess) -> None:
+    """The second time, an image is neither processed nor encoded."""
+
+    def counts() -> list[float]:
+        text = httpx.get(f"{server.url}/metrics", timeout=60).text
+        names = [f"{cache}_cache_{what}_total" for cache in ("mm", "encoder") for what in ("queries", "hits")]
+        found = (re.search(rf"^jaxllm:{name}{{.*}} (.*)$", text, re.MULTILINE) for name in names)
+        return [float(each[1]) for each in found if each is not None]
+
+    body = {"model": "seeing", "messages": message(data_url(picture(31))), "max_tokens": 1}
+    seen = [counts()]
+    for _ in range(2):
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        # The engine tells its counts with its next message.
+        deadline = time.monotonic() + 60
+        while (now := counts())[2] == seen[-1][2] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        seen.append(now)
+    grown = [[now - before for before, now in zip(*pair, strict=True)] for pair in pairwise(seen)]
+    assert grown == [[1, 0, 1, 0], [1, 1, 1, 1]]
