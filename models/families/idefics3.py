@@ -40,6 +40,7 @@ def _read_tower(file: ConfigFile) -> TowerPlan:
         num_heads=heads,
         patch_size=patch_size,
         side=image_size // patch_size,
+        spreads_positions=True,
         activation=read_activation(vision, "hidden_act", "gelu_pytorch_tanh"),
         norm=NormPlan(kind="layer", eps=vision.number("layer_norm_eps", 1e-6), bias=True),
         channels=vision.integer("num_channels", 3),

@@ -34,18 +34,21 @@ class Crop:
     @property
     def segments(self) -> Segments:
         """The crop as the one text of a batch."""
-        count = self.num_patches
-        starts = jnp.stack([jnp.zeros_like(count), count])
-        rows = jnp.zeros(len(self.places), jnp.int32)
-        return Segments(starts, rows, count, jnp.int32(1))
+        return as_one_text(self.num_patches, len(self.places))
 
     def position_ids(self, side: int) -> jax.Array:
-        """The trained position of each patch, int32 [P], of those in a square of `side` each way.
+        """The trained position of each patch, int32 [P], of those in a square of `side` each way, row by row."""
+        return self.places[:, 0] * side + self.places[:, 1]
 
-        Crops of other sizes have their patches spread over the square, as NaViT does it (arXiv 2307.06304).
-        """
+    def spread_ids(self, side: int) -> jax.Array:
+        """The same, but crops of other sizes are spread over the square, as NaViT does it (arXiv 2307.06304)."""
         boundaries = jnp.arange(1, side, dtype=jnp.float32) / side
         step = 1.0 / self.size.astype(jnp.float32)
         fractions = jnp.minimum(self.places.astype(jnp.float32) * step, jnp.float32(1.0 - 1e-6))
         buckets = jnp.searchsorted(boundaries, fractions, side="right").astype(jnp.int32)
         return buckets[:, 0] * side + buckets[:, 1]
+
+
+def as_one_text(count: jax.Array, size: int) -> Segments:
+    """The one text of a batch of `size` places, which has the first `count` (int32 []) of them."""
+    return Segments(jnp.stack([jnp.zeros_like(count), count]), jnp.zeros(size, jnp.int32), count, jnp.int32(1))

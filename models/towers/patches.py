@@ -12,12 +12,14 @@ Pixels = npt.NDArray[np.uint8]
 def cut_patches(pixels: Pixels, patch_size: int, merge: int) -> Pixels:
     """Patches [P, B] of `pixels` [H, W, C], in the order of `TowerPlan`; their bytes by height, width and channel.
 
-    Height and width must be multiples of `patch_size * merge`.
+    Pixels beyond the last whole patch are not seen, as convolutions do it. Patches each way must be a multiple of
+    `merge`.
     """
-    height, width, channels = pixels.shape
-    side = patch_size * merge
+    height, width = (length // patch_size * patch_size for length in pixels.shape[:2])
+    channels, side = pixels.shape[2], patch_size * merge
     assert height % side == 0
     assert width % side == 0
+    pixels = pixels[:height, :width]
     # Rows of squares, rows of patches in each, rows of pixels in those; likewise across.
     split = pixels.reshape(height // side, merge, patch_size, width // side, merge, patch_size, channels)
     return split.transpose(0, 3, 1, 4, 2, 5, 6).reshape(-1, patch_size * patch_size * channels)

@@ -32,7 +32,10 @@ class VisionModel(Protocol):
     """A module that sees patches."""
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
-        """Hidden states [P, V] of the `patches` uint8 [P, B] of a crop; their bytes by height, width and channel."""
+        """Hidden states [P, V] of the `patches` uint8 [P, B] of a crop; their bytes by height, width and channel.
+
+        Where a tower has class rows, so many more, at first.
+        """
         ...
 
 
@@ -92,6 +95,12 @@ class TowerPlan:
     """The token that stands where a row of an image goes."""
     sizes: tuple[int, ...]
     """The sizes of crops, in patches, that are computed by a program each, the smallest first."""
+    side: int | None = None
+    """Patches each way of every crop, or None where crops vary."""
+    class_rows: int = 0
+    """Rows of a crop that are not of patches, and come before those."""
+    has_learned_row: bool = False
+    """Whether a learned row comes before all others of a crop, which stands where an arrangement puts it."""
     pixels: PixelPlan = PixelPlan()
 
     @property
@@ -109,9 +118,14 @@ class TowerPlan:
         """Patches of the largest crop."""
         return self.sizes[-1]
 
+    @property
+    def first_rows(self) -> int:
+        """Rows of a crop before those of its patches."""
+        return self.class_rows + self.has_learned_row
+
     def rows_of(self, num_patches: int) -> int:
-        """Rows that so many patches become."""
-        return num_patches // self.patches_per_row
+        """Rows that a crop of so many patches becomes."""
+        return self.first_rows + num_patches // self.patches_per_row
 
 
 def program_sizes(most: int, patches_per_row: int, *, least: int = 256, step: int = 4) -> tuple[int, ...]:

@@ -4,13 +4,17 @@ Axis letters: P patches, V hidden size of the transformer, D hidden size of the 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.forward_context import ForwardContext
+from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.plan import VisionPlan
 
@@ -44,6 +48,54 @@ class JoinedProjector(nnx.Module):
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [P / patches_per_row, D] of [P, V]."""
-        # The patches of a square lie one after the other: to join them moves nothing.
-        joined = hidden.reshape(len(hidden) // self.patches_per_row, -1)
-        return self.linear(joined, ForwardContext(num_rows))
+        return self.linear(_joined(hidden, self.patches_per_row), ForwardContext(num_rows))
+
+
+@dataclass(frozen=True)
+class TwoLayerPlan:
+    """An activation between two products of the hidden states of a square's patches together.
+
+    The states may go through a norm first, those of a square together. Of each patch there are the states of `layers`
+    layers of the vision model.
+    """
+
+    activation: str
+    bias: bool = True
+    norm: NormPlan | None = None
+    layers: int = 1
+
+    def make(
+        self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> "TwoLayerProjector":
+        """The module."""
+        joined = vision.hidden_size * self.layers * patches_per_row
+        return TwoLayerProjector(self, joined, patches_per_row, hidden_size, options, dtype)
+
+
+class TwoLayerProjector(nnx.Module):
+    """See `TwoLayerPlan`."""
+
+    def __init__(
+        self,
+        plan: TwoLayerPlan,
+        joined: int,
+        patches_per_row: int,
+        hidden_size: int,
+        options: ForwardOptions,
+        dtype: jnp.dtype,
+    ) -> None:
+        linear = partial(Linear, bias=plan.bias, dtype=dtype, axes=(None, None), options=options)
+        self.norm = make_norm(plan.norm, joined, dtype=dtype, options=options)
+        self.first, self.second = linear(joined, hidden_size), linear(hidden_size, hidden_size)
+        self.activation, self.patches_per_row = plan.activation, patches_per_row
+
+    def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Rows [P / patches_per_row, D] of [P, V]."""
+        context = ForwardContext(num_rows)
+        inner = self.first(self.norm(_joined(hidden, self.patches_per_row)), context)
+        return self.second(ACTIVATIONS[self.activation](inner), context)
+
+
+def _joined(hidden: jax.Array, patches_per_row: int) -> jax.Array:
+    """The hidden states [P, V] of each square's patches together. They lie one after the other: nothing moves."""
+    return hidden.reshape(len(hidden) // patches_per_row, -1)

@@ -1,43 +1,53 @@
 """Vision transformers: patches of an image in, one hidden state for each out.
 
-Axis letters: P patches, B bytes of a patch, V hidden size of the transformer, N heads, H head size.
+Axis letters: P patches, B bytes of a patch, V hidden size of the transformer.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jaxllm.models.forward_context import ForwardContext
-from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
-from jaxllm.models.norm_plan import NormPlan
+from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.towers.crop import Crop
+from jaxllm.models.towers.crop import Crop, as_one_text
 from jaxllm.models.towers.plan import PixelPlan
-from jaxllm.pallas_kernels.segment_attention.api import segment_attention
+from jaxllm.models.towers.vision_layer import SeenCrop, VisionLayer, VisionLayerPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerPlan:
-    """A vision transformer (arXiv 2010.11929) as CLIP and SigLIP have it: learned positions, norms before each block.
+class TransformerPlan(VisionLayerPlan):
+    """A vision transformer (arXiv 2010.11929) as SigLIP has it, unless options say otherwise.
 
-    The positions are those of a square of `side` patches each way.
+    Positions are learned, those of a square of `side` patches each way. With `spreads_positions`, crops of other sizes
+    have their patches spread over the square. With `is_rotated`, heads are rotated by the height and the width of a
+    patch in place of that, see `axial_rotation`.
+
+    With a `class_token` there is one more token before the patches, which has a position of its own. With
+    `keeps_class`, its hidden state is given, too, before those of the patches.
+
+    What is given is the output of the last layer, through a norm if `has_last_norm`; or those of `taken_layers`, side
+    by side, where 0 is what the first layer gets. `num_layers` are no more than needed.
     """
 
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
-    num_heads: int
     patch_size: int
     side: int
-    activation: str = "gelu_pytorch_tanh"
-    norm: NormPlan = NormPlan(kind="layer", eps=1e-6, bias=True)
+    spreads_positions: bool = False
+    is_rotated: bool = False
+    rope_theta: float = 10000.0
     channels: int = 3
+    patch_bias: bool = True
+    class_token: bool = False
+    keeps_class: bool = False
+    has_first_norm: bool = False
+    has_last_norm: bool = True
+    taken_layers: tuple[int, ...] = ()
 
     def make(self, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> "VisionTransformer":
         """The module."""
@@ -49,58 +59,59 @@ class VisionTransformer(nnx.Module):
 
     def __init__(self, plan: TransformerPlan, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.plan, self.pixels, self.dtype = plan, pixels, dtype
-        size = plan.patch_size**2 * plan.channels
-        self.patches = Linear(size, plan.hidden_size, bias=True, dtype=dtype, axes=(None, None), options=options)
-        self.positions = Table(plan.side**2, plan.hidden_size, dtype, options)
+        bytes_of_patch, size = plan.patch_size**2 * plan.channels, plan.hidden_size
+        self.patches = Linear(
+            bytes_of_patch, size, bias=plan.patch_bias, dtype=dtype, axes=(None, None), options=options
+        )
+        self.class_token = Table(1, size, dtype, options) if plan.class_token else None
+        num_positions = plan.side**2 + int(plan.class_token)
+        self.positions = None if plan.is_rotated else Table(num_positions, size, dtype, options)
+        first, last = (plan.norm if has else None for has in (plan.has_first_norm, plan.has_last_norm))
+        self.first_norm = make_norm(first, size, dtype=dtype, options=options)
         self.layers = nnx.List([VisionLayer(plan, options, dtype) for _ in range(plan.num_layers)])
-        self.norm = make_norm(plan.norm, plan.hidden_size, dtype=dtype, options=options)
+        self.norm = make_norm(last, size, dtype=dtype, options=options)
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
-        """Hidden states [P, V] of `patches` uint8 [P, B], whose bytes come by height, width and channel."""
-        x = self.patches(self.pixels.numbers(patches).astype(self.dtype), crop.context)
-        x = x + self.positions(crop.position_ids(self.plan.side))
+        """Hidden states [P, V] of `patches` uint8 [P, B], whose bytes come by height, width and channel.
+
+        One more, at first, if the class token's is kept; as many times V as layers are taken.
+        """
+        plan = self.plan
+        x = self.first_norm(self._embedded(patches, crop))
+        segments = as_one_text(crop.num_patches + int(plan.class_token), len(x))
+        seen = SeenCrop(segments, axial_rotation(crop, plan.head_size, plan.rope_theta) if plan.is_rotated else None)
+        outputs = [x]
         for layer in self.layers:
-            x = layer(x, crop)
-        return self.norm(x)
+            outputs.append(layer(outputs[-1], seen))
+        taken = [outputs[number] for number in plan.taken_layers] or [self.norm(outputs[-1])]
+        found = taken[0] if len(taken) == 1 else jnp.concatenate(taken, axis=1)
+        return found[1:] if plan.class_token and not plan.keeps_class else found
+
+    def _embedded(self, patches: jax.Array, crop: Crop) -> jax.Array:
+        """Embeddings of the class token, if there is one, and of the patches."""
+        plan = self.plan
+        x = self.patches(self.pixels.numbers(patches).astype(self.dtype), crop.context)
+        if self.class_token is not None:
+            x = jnp.concatenate([self.class_token.weight[...], x])
+        if self.positions is None:
+            return x
+        ids = crop.spread_ids(plan.side) if plan.spreads_positions else crop.position_ids(plan.side)
+        if self.class_token is not None:
+            ids = jnp.concatenate([jnp.zeros(1, jnp.int32), ids + 1])
+        return x + self.positions(ids)
 
 
-class VisionLayer(nnx.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+def axial_rotation(crop: Crop, head_size: int, theta: float) -> Rotation:
+    """The rotation of Pixtral's heads: every other pair by the height of a patch, the others by its width.
 
-    def __init__(self, plan: TransformerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
-        size = plan.hidden_size
-        linear = partial(Linear, bias=True, dtype=dtype, axes=(None, None), options=options)
-        self.attention_norm = make_norm(plan.norm, size, dtype=dtype, options=options)
-        self.attention = VisionAttention(plan, options, dtype)
-        self.mlp_norm = make_norm(plan.norm, size, dtype=dtype, options=options)
-        self.up = linear(size, plan.intermediate_size)
-        self.down = linear(plan.intermediate_size, size)
-        self.activation = plan.activation
-
-    def __call__(self, x: jax.Array, crop: Crop) -> jax.Array:
-        """Map [P, V] to [P, V]."""
-        x = x + self.attention(self.attention_norm(x), crop)
-        inner = ACTIVATIONS[self.activation](self.up(self.mlp_norm(x), crop.context))
-        return x + self.down(inner, crop.context)
-
-
-class VisionAttention(nnx.Module):
-    """Attention of every patch to its whole crop."""
-
-    def __init__(self, plan: TransformerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
-        size = plan.hidden_size
-        linear = partial(Linear, size, size, bias=True, dtype=dtype, axes=(None, None), options=options)
-        self.query, self.key, self.value, self.output = linear(), linear(), linear(), linear()
-        self.head_size = size // plan.num_heads
-
-    def __call__(self, x: jax.Array, crop: Crop) -> jax.Array:
-        """Map [P, V] to [P, V]."""
-        context: ForwardContext = crop.context
-        query, key, value = (
-            project(x, context).reshape(len(x), -1, self.head_size) for project in (self.query, self.key, self.value)
-        )
-        attended = segment_attention(query, key, value, crop.segments, scale=self.head_size**-0.5)
-        return self.output(attended.reshape(x.shape), context)
+    Those by height come first.
+    """
+    # In float64: see `jaxllm.models.layers.rope`.
+    frequencies = 1.0 / theta ** (np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+    by_axis = [frequencies[axis::2].astype(np.float32) for axis in range(2)]
+    places = crop.places.astype(jnp.float32)
+    angles = jnp.concatenate([places[:, axis, None] * by_axis[axis] for axis in range(2)], axis=1)
+    return jnp.cos(angles), jnp.sin(angles)
 
 
 def vision_names(prefix: str) -> dict[str, str]:
@@ -118,6 +129,6 @@ def vision_names(prefix: str) -> dict[str, str]:
         "tower.vision.layers.*.attention.value": f"{layer}.self_attn.v_proj",
         "tower.vision.layers.*.attention.output": f"{layer}.self_attn.out_proj",
         "tower.vision.layers.*.mlp_norm": f"{layer}.layer_norm2",
-        "tower.vision.layers.*.up": f"{layer}.mlp.fc1",
-        "tower.vision.layers.*.down": f"{layer}.mlp.fc2",
+        "tower.vision.layers.*.mlp.up": f"{layer}.mlp.fc1",
+        "tower.vision.layers.*.mlp.down": f"{layer}.mlp.fc2",
     }
