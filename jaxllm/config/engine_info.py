@@ -49,7 +49,8 @@ class StageInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How images become rows: patches of `patch_size` pixels each way, squares of `merge` each way of which are a row.
 
-    A row stands in place of `token_id`. A crop has at most `most_patches`, and a request at most `most_rows`.
+    A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` each way, and becomes `first_rows`
+    besides those of its squares. A request has at most `most_rows`.
     """
 
     patch_size: int
@@ -57,6 +58,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     token_id: int
     most_patches: int
     most_rows: int
+    side: int | None = None
+    first_rows: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,6 +153,8 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         token_id=tower.token_id,
         most_patches=tower.most_patches,
         most_rows=resolved.media_rows,
+        side=tower.side,
+        first_rows=tower.first_rows,
     )
 
 

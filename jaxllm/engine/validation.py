@@ -85,7 +85,7 @@ class RequestLimits:
         if images is None:
             raise RequestError("this model accepts text only", MEDIA)
         # Each image is there once, however often it occurs.
-        num_rows = sum({item.digest: item.num_rows for item in media.items}.values())
+        num_rows = sum({item.digest: item.num_kept for item in media.items}.values())
         if num_rows > images.most_rows:
             raise RequestError(
                 f"the images take {num_rows} tokens, but the engine holds at most {images.most_rows} of a request "

@@ -25,7 +25,14 @@ class MediaCalls:
         self._calls, self._plan = calls, plan
 
     def encode(self, item: MediaItem, rows: Int32Array) -> Iterator[int]:
-        """Encode an image into `rows` of the pool, and give the number of patches after each crop was sent."""
+        """Encode an image, and give the number of patches after each crop was sent.
+
+        What is kept of it goes to `rows` int32 [num_kept] of the pool.
+        """
+        if item.arrangement is not None:
+            every = np.full(sum(self._plan.rows_of(len(crop.patches)) for crop in item.crops), -1, np.int32)
+            every[item.arrangement.kept] = rows
+            rows = every
         first = 0
         for crop in item.crops:
             count = self._plan.rows_of(len(crop.patches))

@@ -1,6 +1,6 @@
 """The program that turns a crop of an image into rows of the pool.
 
-Axis letters: E rows of the pool, P patches, B bytes of a patch, D hidden size.
+Axis letters: E rows of the pool, P patches, B bytes of a patch, R rows, D hidden size.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
     def encode(
         parameters: Any, pool: jax.Array, patches: jax.Array, places: jax.Array, extent: jax.Array, rows: jax.Array
     ) -> jax.Array:
-        """The pool [E, D] with the rows of a crop at `rows` int32 [size / patches_per_row]; -1 is padding.
+        """The pool [E, D] with the rows of a crop at `rows` int32 [R], see `ImageTower`; those at -1 are not kept.
 
         `patches` uint8 [size, B] of `extent` int32 [2] each way are at `places` int32 [size, 2].
         """

@@ -48,14 +48,14 @@ class MediaPool:
         """
         distinct = {item.digest: item for item in items}
         missing = [item for digest, item in distinct.items() if digest not in self._entries]
-        needed = sum(item.num_rows for item in missing)
+        needed = sum(item.num_kept for item in missing)
         if needed > self._num_free and not self._make_room(needed, distinct):
             return None
         self.num_queries += len(distinct)
         self.num_hits += len(distinct) - len(missing)
         for item in missing:
-            self._num_free -= item.num_rows
-            self._entries[item.digest] = _Entry(self._free[self._num_free : self._num_free + item.num_rows].copy())
+            self._num_free -= item.num_kept
+            self._entries[item.digest] = _Entry(self._free[self._num_free : self._num_free + item.num_kept].copy())
         for digest in distinct:
             self._entries[digest].users += 1
             self._entries.move_to_end(digest)
@@ -73,9 +73,13 @@ class MediaPool:
             if not entry.users and not entry.is_complete:
                 self._drop(digest)
 
+    def kept_rows(self, item: MediaItem) -> Int32Array:
+        """Where the rows are that are kept of an image, int32 [num_kept]."""
+        return self._entries[item.digest].rows
+
     def rows(self, items: Iterable[MediaItem]) -> Int32Array:
-        """Where the rows of these images are, one image after the other: int32 [rows of all]."""
-        return np.concatenate([self._entries[item.digest].rows for item in items])
+        """Where the rows of a prompt's images are, one image after the other: int32 [rows in the prompt]."""
+        return np.concatenate([_arranged(item, self._entries[item.digest].rows) for item in items])
 
     def clear(self) -> None:
         """Forget all images: the pool's contents are gone. Nobody may have pinned one."""
@@ -104,3 +108,7 @@ class MediaPool:
         rows = self._entries.pop(digest).rows
         self._free[self._num_free : self._num_free + len(rows)] = rows
         self._num_free += len(rows)
+
+
+def _arranged(item: MediaItem, rows: Int32Array) -> Int32Array:
+    return rows if item.arrangement is None else rows[item.arrangement.order]

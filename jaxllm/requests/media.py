@@ -12,6 +12,8 @@ from jaxllm.errors import RequestError
 FIELD: Final = "multi_modal_data"
 """The name that requests give them."""
 
+Int32Array = npt.NDArray[np.int32]
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ImageCrop:
@@ -26,21 +28,59 @@ class ImageCrop:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Arrangement:
+    """The rows of an image's crops as a prompt has them, where that is not each row once, in order.
+
+    `kept` int32 [K] are those that it has, ascending, counted over one crop after the other. `order` int32 [rows in the
+    prompt] says which of the kept stands in each place.
+    """
+
+    kept: Int32Array
+    order: Int32Array
+
+    @classmethod
+    def of(cls, rows: Int32Array) -> Self:
+        """For a prompt that has these rows of the crops, int32 [rows in the prompt]."""
+        kept, order = np.unique(rows, return_inverse=True)
+        return cls(kept.astype(np.int32), order.astype(np.int32))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class MediaItem:
-    """An image: its crops, the rows that the model makes of all of them, and the sha256 of what they are made of."""
+    """An image: its crops, the rows of them that the engine keeps, and the sha256 of what these are made of."""
 
     digest: bytes
     crops: tuple[ImageCrop, ...]
-    num_rows: int
+    num_kept: int
+    arrangement: Arrangement | None = None
 
     @classmethod
-    def of(cls, crops: tuple[ImageCrop, ...], patches_per_row: int) -> Self:
-        """An image of these crops, of which so many patches become one row."""
+    def of(
+        cls,
+        crops: tuple[ImageCrop, ...],
+        patches_per_row: int,
+        first_rows: int = 0,
+        arrangement: Int32Array | None = None,
+    ) -> Self:
+        """An image of these crops, each of which becomes `first_rows` rows, and one of so many patches each.
+
+        The prompt has the rows of the crops that `arrangement` names, int32 [rows in the prompt], or all.
+        """
         digest = sha256()
         for crop in crops:
             digest.update(np.array([crop.height, crop.width], np.int64).tobytes())
             digest.update(np.ascontiguousarray(crop.patches).data)
-        return cls(digest.digest(), crops, sum(len(crop.patches) for crop in crops) // patches_per_row)
+        if arrangement is None:
+            num_rows = sum(first_rows + len(crop.patches) // patches_per_row for crop in crops)
+            return cls(digest.digest(), crops, num_rows)
+        digest.update(np.ascontiguousarray(arrangement).data)
+        arranged = Arrangement.of(arrangement)
+        return cls(digest.digest(), crops, len(arranged.kept), arranged)
+
+    @property
+    def num_rows(self) -> int:
+        """The places in a prompt that the image takes."""
+        return self.num_kept if self.arrangement is None else len(self.arrangement.order)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +92,7 @@ class PromptMedia:
     """
 
     items: tuple[MediaItem, ...]
-    places: npt.NDArray[np.int32]
+    places: Int32Array
     page_keys: tuple[bytes, ...]
 
     @classmethod
@@ -84,9 +124,7 @@ class PromptMedia:
         return self.page_keys[number] if number < len(self.page_keys) else b""
 
 
-def _page_keys(
-    items: tuple[MediaItem, ...], places: npt.NDArray[np.int32], num_pages: int, block_size: int
-) -> tuple[bytes, ...]:
+def _page_keys(items: tuple[MediaItem, ...], places: Int32Array, num_pages: int, block_size: int) -> tuple[bytes, ...]:
     keys = [b""] * num_pages
     first = 0
     for item in items:

@@ -13,7 +13,7 @@ from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.requests.lora_request import LoRARequest
-from jaxllm.requests.media import ImageCrop, MediaItem, PromptMedia
+from jaxllm.requests.media import Arrangement, ImageCrop, MediaItem, PromptMedia
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds
@@ -109,10 +109,11 @@ class Embeds(msgspec.Struct):
 class Media(msgspec.Struct):
     """See `PromptMedia`. An image that occurs several times travels once.
 
-    `images` are digest, rows, and for each crop height, width and patches; `order` are indexes of them.
+    `images` are digest, rows that are kept, their arrangement, and for each crop height, width and patches; `order` are
+    indexes of them.
     """
 
-    images: list[tuple[bytes, int, list[tuple[int, int, Weight]]]]
+    images: list[tuple[bytes, int, tuple[np.ndarray, np.ndarray] | None, list[tuple[int, int, Weight]]]]
     order: list[int]
     places: np.ndarray
     page_keys: tuple[bytes, ...]
@@ -122,18 +123,28 @@ class Media(msgspec.Struct):
         """From those of a request."""
         distinct = {item.digest: item for item in media.items}
         numbers = {digest: number for number, digest in enumerate(distinct)}
-        images = [(item.digest, item.num_rows, [_crop(crop) for crop in item.crops]) for item in distinct.values()]
+        images = [
+            (item.digest, item.num_kept, _arrangement(item), [_crop(crop) for crop in item.crops])
+            for item in distinct.values()
+        ]
         return cls(images, [numbers[item.digest] for item in media.items], media.places, media.page_keys)
 
     def media(self) -> PromptMedia:
         """The images of a request."""
         images = [
             MediaItem(
-                digest, tuple(ImageCrop(patches.array(), height, width) for height, width, patches in crops), num_rows
+                digest,
+                tuple(ImageCrop(patches.array(), height, width) for height, width, patches in crops),
+                num_kept,
+                None if arrangement is None else Arrangement(*arrangement),
             )
-            for digest, num_rows, crops in self.images
+            for digest, num_kept, arrangement, crops in self.images
         ]
         return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys)
+
+
+def _arrangement(item: MediaItem) -> tuple[np.ndarray, np.ndarray] | None:
+    return None if item.arrangement is None else (item.arrangement.kept, item.arrangement.order)
 
 
 def _crop(crop: ImageCrop) -> tuple[int, int, Weight]:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jaxllm.errors import quoted
 from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
@@ -21,6 +24,17 @@ IMAGE: Final = "<image>"
 Kind = TypeVar("Kind")
 
 
+@dataclass(frozen=True, eq=False)
+class ArrangedRows:
+    """Rows of the tower's output that stand in a prompt, where that is not each once, in order.
+
+    `rows` int32 [places in the prompt] are counted over all crops, which have `num_rows`.
+    """
+
+    rows: NDArray[np.int32]
+    num_rows: int
+
+
 @dataclass(frozen=True)
 class TextRun:
     """A text, so many times."""
@@ -28,7 +42,8 @@ class TextRun:
     text: str
     count: int = 1
     is_feature: bool = False
-    """Whether each is a token that gets a row of the tower's output, in order."""
+    """Whether each is a token that gets a row of the tower's output, in order, or as `arranged`."""
+    arranged: ArrangedRows | None = None
 
 
 def text_of(runs: tuple[TextRun, ...]) -> str:
@@ -39,6 +54,11 @@ def text_of(runs: tuple[TextRun, ...]) -> str:
 def features_of(runs: tuple[TextRun, ...]) -> int:
     """Rows of the tower's output that the runs need."""
     return sum(run.count for run in runs if run.is_feature)
+
+
+def arrangement_of(runs: tuple[TextRun, ...]) -> ArrangedRows | None:
+    """Which rows of the tower's output the runs have, if not each once, in order. One run has all of these."""
+    return next((run.arranged for run in runs if run.arranged is not None), None)
 
 
 class Placeholder(Protocol):

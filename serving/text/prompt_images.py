@@ -19,7 +19,13 @@ from jaxllm.requests.media import FIELD, ImageCrop, MediaItem, PromptMedia
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
-from jaxllm.serving.media.placeholders import Placeholder, TextRun, features_of, text_of
+from jaxllm.serving.media.placeholders import (
+    Placeholder,
+    TextRun,
+    arrangement_of,
+    features_of,
+    text_of,
+)
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.control_tokens import ChatPrompt
 from jaxllm.serving.text.given_images import PreparedImage
@@ -105,15 +111,25 @@ class PromptImages:
 
     def prepared(self, processed: ProcessedImage, runs: tuple[TextRun, ...]) -> PreparedImage:
         """The image as the engine takes it, with `runs` in its place. Raises `RequestError`."""
-        side = self.info.patch_size
-        crops = tuple(
-            ImageCrop(cut_patches(crop, side, self.info.merge), crop.shape[0] // side, crop.shape[1] // side)
-            for crop in processed.crops
-        )
-        item = MediaItem.of(crops, self.info.merge**2)
-        if item.num_rows != features_of(runs):
-            raise RequestError(_misfit(processed, item.num_rows, features_of(runs)), FIELD)
+        crops = tuple(self._crop(crop) for crop in processed.crops)
+        num_rows = sum(self.info.first_rows + len(crop.patches) // self.info.merge**2 for crop in crops)
+        arranged = arrangement_of(runs)
+        num_wanted = features_of(runs) if arranged is None else arranged.num_rows
+        if num_rows != num_wanted:
+            raise RequestError(_misfit(processed, num_rows, num_wanted), FIELD)
+        rows = None if arranged is None else arranged.rows
+        item = MediaItem.of(crops, self.info.merge**2, self.info.first_rows, rows)
         return PreparedImage(item, text_of(runs))
+
+    def _crop(self, pixels: Pixels) -> ImageCrop:
+        """A crop as the engine takes it. Raises `RequestError` for one of another size than the model's."""
+        patch, side = self.info.patch_size, self.info.side
+        height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
+        if side is not None and (height, width) != (side, side):
+            raise RequestError(
+                f"the model's files make crops of {height} x {width} patches, but its tower sees {side} x {side}", FIELD
+            )
+        return ImageCrop(cut_patches(pixels, patch, self.info.merge), height, width)
 
     def write(self, text: str, prepared: Sequence[PreparedImage]) -> str:
         """The text with what stands for the images. A `ChatPrompt`, whose own markers are meant, stays one.
@@ -151,6 +167,6 @@ class PromptImages:
             )
 
 
-def _misfit(processed: ProcessedImage, num_rows: int, num_features: int) -> str:
+def _misfit(processed: ProcessedImage, num_rows: int, num_wanted: int) -> str:
     size = f"{processed.width} x {processed.height}"
-    return f"an image of {size} pixels becomes {num_rows} rows, but {num_features} tokens would stand for them"
+    return f"an image of {size} pixels becomes {num_rows} rows, but the model's files would place {num_wanted}"

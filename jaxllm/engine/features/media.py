@@ -134,7 +134,7 @@ class MediaRequests(StepFeature):
 
     def _encode(self, items: list[MediaItem]) -> Iterator[int]:
         for item in items:
-            yield from self._calls.encode(item, self.pool.rows([item]))
+            yield from self._calls.encode(item, self.pool.kept_rows(item))
             self.pool.complete(item)
 
     def _wait_again(self, request: Request) -> None:
