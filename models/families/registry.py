@@ -213,6 +213,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
     "JAISLMHeadModel": _Known("jais"),
     "Llama4ForConditionalGeneration": _Known("llama4"),
+    "LlavaForConditionalGeneration": _Known("llava"),
     "LlamaBidirectionalForSequenceClassification": _Known("llama.BIDIRECTIONAL", "classify"),
     "LlamaBidirectionalModel": _Known("llama.BIDIRECTIONAL", "embed"),
     "MPTForCausalLM": _Known("mpt"),

@@ -368,6 +368,11 @@ SEEING = {
         transformers.SmolVLMForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
     ),
+    "llava": (
+        transformers.LlavaConfig,
+        transformers.LlavaForConditionalGeneration,
+        {**SMALL, "model_type": "llama"},
+    ),
     "llama4": (
         transformers.Llama4Config,
         transformers.Llama4ForConditionalGeneration,

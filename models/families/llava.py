@@ -1,0 +1,85 @@
+"""LLaVA 1.5 (arXiv 2310.03744): a language model that sees images through CLIP or SigLIP."""
+
+from dataclasses import replace
+
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families.family import LLAMA_NAMES, TEXT_PARTS, Family, Names
+from jaxllm.models.families.text_models import read_text_model
+from jaxllm.models.families.vision import CLIP, CLIP_PIXELS, SIGLIP, clip_names, read_clip, read_siglip, taken_layers
+from jaxllm.models.layers.activation import read_activation
+from jaxllm.models.towers.plan import PixelPlan, TowerPlan
+from jaxllm.models.towers.projectors import TwoLayerPlan
+
+VISION, PROJECTOR = "vision", "projector"
+"""What the parts are called here, whatever a checkpoint calls them."""
+
+PARTS = {
+    **TEXT_PARTS,
+    "model.vision_tower.vision_model.": f"{VISION}.",
+    "model.vision_tower.": f"{VISION}.",
+    "vision_tower.vision_model.": f"{VISION}.",
+    "vision_tower.": f"{VISION}.",
+    "model.multi_modal_projector.": f"{PROJECTOR}.",
+    "multi_modal_projector.": f"{PROJECTOR}.",
+    "model.image_newline": "image_newline",
+}
+"""Where checkpoints have the parts: newer files put `model.` before most names."""
+
+SEEING_PARTS = (f"{VISION}.", f"{PROJECTOR}.", "image_newline")
+
+_CLIP_DEFAULTS = {
+    "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}  # fmt: skip
+
+
+def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
+    """The configuration of the language model in `text_config`, and the tower's."""
+    tower = read_tower(file)
+    return replace(read_text_model(file, architecture, "llama"), tower=tower)
+
+
+def read_tower(file: ConfigFile) -> TowerPlan:
+    """The tower of LLaVA 1.5. Raises `ModelError` for a class token that is to be left out where there is none."""
+    vision = file.section("vision_config") or ConfigFile(_CLIP_DEFAULTS, file.source)
+    kind = vision.text("model_type", CLIP)
+    if kind not in (CLIP, SIGLIP):
+        raise vision.wrong("model_type", f"{CLIP} or {SIGLIP}")
+    layers = taken_layers(file, "vision_feature_layer", vision.integer("num_hidden_layers", 12), -2)
+    strategy = file.text("vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full") or (strategy == "default" and kind != CLIP):
+        raise file.wrong("vision_feature_select_strategy", "'full', or for CLIP 'default'")
+    keeps_class = kind == CLIP and strategy == "full"
+    plan = read_clip(vision, layers, keeps_class=keeps_class) if kind == CLIP else read_siglip(vision, layers)
+    projector = TwoLayerPlan(
+        read_activation(file, "projector_hidden_act", "gelu"),
+        bias=file.boolean("multimodal_projector_bias", True),
+        layers=len(layers),
+    )
+    return TowerPlan(
+        vision=plan,
+        projector=projector,
+        merge=1,
+        token_id=image_token_id(file, 32000),
+        sizes=(plan.side**2,),
+        side=plan.side,
+        class_rows=int(keeps_class),
+        pixels=CLIP_PIXELS if kind == CLIP else PixelPlan(),
+    )
+
+
+def image_token_id(file: ConfigFile, default: int) -> int:
+    """The token that stands for a row of an image, by its newer name or its older one."""
+    key = "image_token_id" if file.has("image_token_id") else "image_token_index"
+    return file.integer(key, default, minimum=0)
+
+
+NAMES: Names = {
+    **LLAMA_NAMES,
+    **clip_names(VISION),
+    "tower.projector.first": f"{PROJECTOR}.linear_1",
+    "tower.projector.second": f"{PROJECTOR}.linear_2",
+}
+
+FAMILY = Family(read_config, weight_names=NAMES, renamed=PARTS, other_parts=SEEING_PARTS)

@@ -1,0 +1,52 @@
+"""What a small model of a family that sees is made of, for `tests/e2e/images/test_families.py`.
+
+Each module of this folder that has `CASES`, a mapping of names to cases, adds them to the table.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+
+
+def processed(processor: Any, text: str, images: list[Image.Image]) -> dict[str, Any]:
+    """What transformers' processor makes of a prompt."""
+    return dict(processor(text=text, images=images, return_tensors="pt"))
+
+
+@dataclass(frozen=True)
+class SeeingCase:
+    """A model with random weights, and transformers' processor for it.
+
+    `config` gets the number of tokens and the ids of the `tokens` that are added. `processor` gets the tokenizer.
+    `sizes` are those of images, height and width, each of which a prompt has alone; one more prompt has the first few.
+    """
+
+    model: type[Any]
+    config: Callable[[int, Mapping[str, int]], Any]
+    processor: Callable[[Any], Any]
+    tokens: tuple[str, ...] = ("<image>",)
+    marker: str = "<image>"
+    sizes: tuple[tuple[int, int], ...] = ((56, 56), (80, 120), (200, 60))
+    inputs: Callable[[Any, str, list[Image.Image]], dict[str, Any]] = processed
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the engine besides those of the test."""
+    renamed: tuple[Mapping[str, str], ...] = ()
+    """Other beginnings of tensors' names, in place of those that transformers writes, for other checkpoints."""
+    spread: float = 0.3
+    """Of the random weights."""
+
+
+LLAMA: Mapping[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+"""A small language model; the number of tokens is missing."""
+
+VISION: Mapping[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 56,
+    "patch_size": 14,
+}  # fmt: skip
+"""A small vision model, which sees squares of 4 patches each way."""

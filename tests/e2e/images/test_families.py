@@ -1,0 +1,151 @@
+"""Every family that sees: rows of images and answers are those of transformers."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.executor.media_calls import patch_places
+from jaxllm.models.causal_lm import CausalLM, load_model
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.towers.crop import Crop
+from jaxllm.models.towers.patches import cut_patches
+from jaxllm.serving.media.checkpoint import ImageModel
+from jaxllm.serving.media.placeholders import arrangement_of
+from tests.e2e.images.families.case import SeeingCase
+from tests.e2e.images.pictures import picture
+
+
+def collected() -> dict[str, SeeingCase]:
+    """The cases of all modules in the folder of families."""
+    names = sorted(path.stem for path in Path(__file__).with_name("families").glob("*.py"))
+    modules = [import_module(f"tests.e2e.images.families.{name}") for name in names]
+    return {name: case for module in modules for name, case in getattr(module, "CASES", {}).items()}
+
+
+CASES = collected()
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+class Saved:
+    """A case in `folder`."""
+
+    def __init__(self, case: SeeingCase, folder: Path, demo: Path) -> None:
+        self.case, self.folder = case, folder
+        tokenizer = AutoTokenizer.from_pretrained(demo)
+        tokenizer.add_special_tokens({"additional_special_tokens": list(case.tokens)})
+        self.processor = case.processor(tokenizer)
+        self.processor.save_pretrained(folder)
+        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in case.tokens}
+        torch.manual_seed(0)
+        self.model = case.model(case.config(len(tokenizer), ids)).eval()
+        for parameter in self.model.parameters():
+            torch.nn.init.normal_(parameter, std=case.spread)
+        self.model.save_pretrained(folder)
+
+    def images(self) -> list[Any]:
+        """One of each size."""
+        return [picture(number, *size) for number, size in enumerate(self.case.sizes)]
+
+    def answer(self, text: str, images: list[Any]) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt, and of transformers' answer."""
+        inputs = self.case.inputs(self.processor, text, images)
+        with torch.no_grad():
+            found = self.model.generate(
+                **inputs, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+            )  # fmt: skip
+        length = inputs["input_ids"].shape[1]
+        return found[0, :length].tolist(), found[0, length:].tolist()
+
+    def rows(self, image: Any) -> np.ndarray:
+        """Rows of an image, as transformers has them."""
+        inputs = self.case.inputs(self.processor, self.case.marker, [image])
+        given = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            found = self.model.get_image_features(**given).pooler_output
+        return np.concatenate([each.numpy().reshape(-1, each.shape[-1]) for each in found])
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Saved:
+    return Saved(CASES[request.param], tmp_path_factory.mktemp("family"), demo_folder)
+
+
+def loaded(folder: Path) -> CausalLM:
+    """The model that sees."""
+    options = ForwardOptions(max_model_len=64, sees_images=True)
+    return load_model(Checkpoint(folder), read_config(folder), options, "float32")
+
+
+def rows_of(model: CausalLM, folder: Path, image: Any) -> np.ndarray:
+    """Rows of an image in place of tokens, from the files of a folder on."""
+    tower = model.tower
+    assert tower is not None
+    found = ImageModel.read(folder)
+    image = found.processor.process(np.asarray(image))
+    rows = []
+    for pixels in image.crops:
+        height, width = (length // tower.plan.vision.patch_size for length in pixels.shape[:2])
+        patches = cut_patches(pixels, tower.plan.vision.patch_size, tower.plan.merge)
+        size = next(each for each in tower.plan.sizes if each >= len(patches))
+        padding = ((0, size - len(patches)), (0, 0))
+        places = patch_places(height, width, tower.plan.merge)
+        crop = Crop(jnp.asarray(np.pad(places, padding)), jnp.array([height, width], jnp.int32))
+        encode = jax.jit(tower)
+        rows.append(np.asarray(encode(np.pad(patches, padding), crop))[: tower.plan.rows_of(len(patches))])
+    arranged = arrangement_of(found.placeholder().runs(image))
+    joined = np.concatenate(rows)
+    return joined if arranged is None else joined[arranged.rows]
+
+
+def test_rows(saved: Saved) -> None:
+    model = loaded(saved.folder)
+    for image in saved.images():
+        wanted = saved.rows(image)
+        assert wanted.std() > 0.1
+        np.testing.assert_allclose(rows_of(model, saved.folder, image), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_answers(saved: Saved) -> None:
+    """All at once, in chunks of 32 tokens: answers do not depend on it."""
+    marker, images = saved.case.marker, saved.images()
+    prompts = [(f"Look: {marker} and tell what it is.", [image]) for image in images]
+    prompts.append(("".join(f"{number}: {marker} " for number in range(2)), images[:2]))
+    options: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    with LLM(str(saved.folder), optimization_level=0, **{**options, **saved.case.engine}) as llm:
+        asked = [{"prompt": text, "multi_modal_data": {"image": given}} for text, given in prompts]
+        outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+    for (text, given), output in zip(prompts, outputs, strict=True):
+        found = list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)
+        assert found == saved.answer(text, given)
+
+
+def test_other_names(saved: Saved, tmp_path: Path) -> None:
+    """Checkpoints of other times have other beginnings of names."""
+    image = saved.images()[0]
+    for names in saved.case.renamed:
+        for path in saved.folder.iterdir():
+            if path.name != "model.safetensors" and path.is_file():
+                (tmp_path / path.name).write_bytes(path.read_bytes())
+        tensors = load_file(saved.folder / "model.safetensors")
+        save_file({renamed(name, names): value for name, value in tensors.items()}, tmp_path / "model.safetensors")
+        np.testing.assert_array_equal(
+            rows_of(loaded(tmp_path), tmp_path, image), rows_of(loaded(saved.folder), saved.folder, image)
+        )
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """A name with another beginning."""
+    old = next((old for old in names if name.startswith(old)), "")
+    return names.get(old, "") + name.removeprefix(old)
