@@ -1,8 +1,9 @@
-"""LLaVA 1.5 (arXiv 2310.03744): a language model that sees images through CLIP or SigLIP."""
+"""LLaVA 1.5 (arXiv 2310.03744) and those after it: a language model that sees images through CLIP or SigLIP."""
 
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.tensor_source import AsRow, Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.family import LLAMA_NAMES, TEXT_PARTS, Family, Names
 from jaxllm.models.families.text_models import read_text_model
@@ -33,11 +34,37 @@ _CLIP_DEFAULTS = {
     "num_attention_heads": 16,
 }  # fmt: skip
 
+_ONE_VISION_DEFAULTS = {
+    "model_type": SIGLIP, "intermediate_size": 4304, "hidden_size": 1152, "patch_size": 14, "image_size": 384,
+    "num_hidden_layers": 26, "num_attention_heads": 16,
+}  # fmt: skip
+
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of the language model in `text_config`, and the tower's."""
     tower = read_tower(file)
     return replace(read_text_model(file, architecture, "llama"), tower=tower)
+
+
+def read_next(file: ConfigFile, architecture: str) -> ModelConfig:
+    """LLaVA-NeXT: the image, and tiles of it that are lines of rows, which a learned row ends."""
+    return _with_lines(read_config(file, architecture), file)
+
+
+def read_one_vision(file: ConfigFile, architecture: str) -> ModelConfig:
+    """LLaVA-OneVision (arXiv 2408.03326): likewise, other defaults."""
+    file = file.reading(
+        vision_config=_ONE_VISION_DEFAULTS, text_config={"model_type": "qwen2"}, image_token_index=151646,
+        vision_feature_layer=-1, vision_feature_select_strategy="full",
+    )  # fmt: skip
+    return _with_lines(read_config(file, architecture), file)
+
+
+def _with_lines(config: ModelConfig, file: ConfigFile) -> ModelConfig:
+    assert config.tower is not None
+    if config.tower.class_rows:
+        raise file.wrong("vision_feature_select_strategy", "'default', since CLIP's class token is in no line of tiles")
+    return replace(config, tower=replace(config.tower, has_learned_row=True))
 
 
 def read_tower(file: ConfigFile) -> TowerPlan:
@@ -82,4 +109,8 @@ NAMES: Names = {
     "tower.projector.second": f"{PROJECTOR}.linear_2",
 }
 
+LINE_NAMES: Names = {**NAMES, "tower.learned_row": Source("image_newline", AsRow(), {"weight": ""})}
+
 FAMILY = Family(read_config, weight_names=NAMES, renamed=PARTS, other_parts=SEEING_PARTS)
+NEXT = replace(FAMILY, read_config=read_next, weight_names=LINE_NAMES)
+ONE_VISION = replace(NEXT, read_config=read_one_vision)

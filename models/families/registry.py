@@ -214,6 +214,8 @@ _FAMILIES: dict[str, _Known | Family] = {
     "JAISLMHeadModel": _Known("jais"),
     "Llama4ForConditionalGeneration": _Known("llama4"),
     "LlavaForConditionalGeneration": _Known("llava"),
+    "LlavaNextForConditionalGeneration": _Known("llava.NEXT"),
+    "LlavaOnevisionForConditionalGeneration": _Known("llava.ONE_VISION"),
     "LlamaBidirectionalForSequenceClassification": _Known("llama.BIDIRECTIONAL", "classify"),
     "LlamaBidirectionalModel": _Known("llama.BIDIRECTIONAL", "embed"),
     "MPTForCausalLM": _Known("mpt"),

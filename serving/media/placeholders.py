@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from jaxllm.errors import quoted
+from jaxllm.serving.media.arranged_rows import ArrangedRows, LLaVANextRows
 from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
-from jaxllm.serving.media.image_processors.llava_next import LLaVANext, best_resolution
+from jaxllm.serving.media.image_processors.llava_next import LLaVANext
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
 from jaxllm.serving.media.image_processors.settings import Settings
@@ -22,17 +20,6 @@ from jaxllm.serving.media.image_processors.settings import Settings
 IMAGE: Final = "<image>"
 
 Kind = TypeVar("Kind")
-
-
-@dataclass(frozen=True, eq=False)
-class ArrangedRows:
-    """Rows of the tower's output that stand in a prompt, where that is not each once, in order.
-
-    `rows` int32 [places in the prompt] are counted over all crops, which have `num_rows`.
-    """
-
-    rows: NDArray[np.int32]
-    num_rows: int
 
 
 @dataclass(frozen=True)
@@ -83,12 +70,13 @@ class TokenPerFeature:
     count: Callable[[ProcessedImage], int]
     before: str = ""
     after: str = ""
+    arranged: Callable[[ProcessedImage], ArrangedRows | None] = lambda image: None
 
     def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
         """What replaces the marker."""
         around = [TextRun(self.before)] if self.before else []
         behind = [TextRun(self.after)] if self.after else []
-        return (*around, TextRun(self.feature, self.count(image), True), *behind)
+        return (*around, TextRun(self.feature, self.count(image), True, self.arranged(image)), *behind)
 
 
 @dataclass(frozen=True)
@@ -191,40 +179,6 @@ class AyaTiles:
 
 
 @dataclass(frozen=True)
-class LLaVANextCount:
-    """Features of LLaVA-NeXT and OneVision: the whole image, and tiles without padding, with a token per row."""
-
-    processor: LLaVANext
-    side: tuple[int, int]
-    """Features of a crop: rows and columns."""
-    added: int
-    """To the features of the whole image, such as a class token; may be negative."""
-    most_tiles: int | None
-    """OneVision's tiles from which on features are reduced."""
-
-    def __call__(self, image: ProcessedImage) -> int:
-        """The number of features."""
-        rows, columns = self.side
-        height, width = best_resolution((image.height, image.width), self.processor.resolutions)
-        crop_height, crop_width = image.crops[0].shape[:2]
-        unpadded = self._unpadded(image, rows * (height // crop_height), columns * (width // crop_width))
-        return unpadded + rows * columns + self.added
-
-    def _unpadded(self, image: ProcessedImage, rows: int, columns: int) -> int:
-        if image.width / image.height > columns / rows:
-            new_rows = int(round(image.height * (columns / image.width), 7))
-            rows -= (rows - new_rows) // 2 * 2
-        else:
-            new_columns = int(round(image.width * (rows / image.height), 7))
-            columns -= (columns - new_columns) // 2 * 2
-        if self.most_tiles is not None:
-            ratio = math.sqrt(rows * columns / (self.most_tiles * self.side[0] ** 2))
-            if ratio > 1.1:
-                rows, columns = int(rows // ratio), int(columns // ratio)
-        return rows * columns + rows
-
-
-@dataclass(frozen=True)
 class Model:
     """What a placeholder is made of."""
 
@@ -299,7 +253,8 @@ def _llava_next(model: Model) -> Placeholder:
     height = side.get("height") or side["shortest_edge"]
     features = (height // size, (side.get("width") or height) // size)
     token = model.token("image_token", model.settings.text("image_token", IMAGE))
-    return TokenPerFeature(token, token, LLaVANextCount(processor, features, _strategy(model), None))
+    rows = LLaVANextRows(processor, features, _strategy(model), None)
+    return TokenPerFeature(token, token, rows.count, arranged=rows.arranged)
 
 
 def _one_vision(model: Model) -> Placeholder:
@@ -310,8 +265,8 @@ def _one_vision(model: Model) -> Placeholder:
         raise model.settings.fail(f"vision_aspect_ratio={quoted(ratio)}: expected anyres_max_ and a number")
     added = _strategy(model) + length - side * side
     token = model.token("image_token", model.settings.text("image_token", IMAGE))
-    count = LLaVANextCount(model.image_processor(LLaVANext), (side, side), added, int(ratio))
-    return TokenPerFeature(token, token, count)
+    rows = LLaVANextRows(model.image_processor(LLaVANext), (side, side), added, int(ratio))
+    return TokenPerFeature(token, token, rows.count, arranged=rows.arranged)
 
 
 def _pixtral(model: Model) -> Placeholder:

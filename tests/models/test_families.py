@@ -373,6 +373,16 @@ SEEING = {
         transformers.LlavaForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
     ),
+    "llava_next": (
+        transformers.LlavaNextConfig,
+        transformers.LlavaNextForConditionalGeneration,
+        {**SMALL, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
+    ),
+    "llava_onevision": (
+        transformers.LlavaOnevisionConfig,
+        transformers.LlavaOnevisionForConditionalGeneration,
+        {**SMALL, "model_type": "qwen2"},
+    ),
     "llama4": (
         transformers.Llama4Config,
         transformers.Llama4ForConditionalGeneration,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ImageLimits
-from jaxllm.serving.media.placeholders import features_of, text_of
+from jaxllm.serving.media.placeholders import arrangement_of, features_of, text_of
 from tests.serving.media.image_processors.oracles import ORACLES, drawn_image, pil
 
 _GEMMA = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
@@ -114,6 +114,8 @@ def test_placeholders_are_those_of_transformers(
         assert text_of(runs) == theirs.replace_image_token(out, 0)
         feature = next(run.text for run in runs if run.is_feature)
         assert features_of(runs) == text_of(runs).count(feature)
+        arranged = arrangement_of(runs)
+        assert arranged is None or len(arranged.rows) == features_of(runs)
         # The marker is what their processor looks for in the prompt.
         expected = tokens["boi_token"] if name == "Gemma3Processor" else theirs.image_token
         assert placeholder.marker == expected

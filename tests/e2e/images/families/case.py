@@ -3,8 +3,10 @@
 Each module of this folder that has `CASES`, a mapping of names to cases, adds them to the table.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -13,6 +15,32 @@ from PIL import Image
 def processed(processor: Any, text: str, images: list[Image.Image]) -> dict[str, Any]:
     """What transformers' processor makes of a prompt."""
     return dict(processor(text=text, images=images, return_tensors="pt"))
+
+
+class PartsProcessor:
+    """A processor of transformers whose constructor needs a processor of videos, and that torchvision."""
+
+    def __init__(self, kind: type[Any], images: Any, tokenizer: Any, texts: Mapping[str, str], **fields: Any) -> None:
+        """`fields` are of processor_config.json, `texts` those of tokens, the first of which is an image's marker."""
+        self.kind, self.images, self.tokenizer, self.texts, self.fields = kind, images, tokenizer, texts, fields
+        self.whole = object.__new__(kind)
+        for name, value in {**texts, **fields, "image_processor": images}.items():
+            setattr(self.whole, name, value)
+
+    def __call__(self, text: str, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
+        """What the whole processor would make of a prompt."""
+        found = self.images(images, return_tensors=return_tensors)
+        first, *others = text.split(next(iter(self.texts.values())))
+        replaced = [self.whole.replace_image_token(found, number) for number in range(len(others))]
+        joined = first + "".join(new + after for new, after in zip(replaced, others, strict=True))
+        return {**found, **self.tokenizer(joined, return_tensors=return_tensors)}
+
+    def save_pretrained(self, folder: Path) -> None:
+        """As the whole processor's."""
+        self.tokenizer.save_pretrained(folder)
+        self.images.save_pretrained(folder)
+        whole = {"processor_class": self.kind.__name__, **self.fields}
+        (folder / "processor_config.json").write_text(json.dumps(whole))
 
 
 @dataclass(frozen=True)

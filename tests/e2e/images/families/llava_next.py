@@ -1,0 +1,73 @@
+"""LLaVA-NeXT and LLaVA-OneVision: tiles, without their padding, and lines that end with a learned row."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import (
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextProcessor,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionProcessor,
+)
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+
+from tests.e2e.images.families.case import LLAMA, PartsProcessor, SeeingCase
+from tests.e2e.images.families.llava import CLIP, NEWER, OLDER, SIGLIP
+
+GRID = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+SIZES = ((56, 56), (100, 37), (30, 140), (120, 111))
+
+
+def config(vocab_size: int, ids: Mapping[str, int]) -> Any:
+    return LlavaNextConfig(
+        vision_config=CLIP,
+        text_config={**LLAMA, "model_type": "mistral", "vocab_size": vocab_size},
+        image_token_id=ids["<image>"],
+        image_grid_pinpoints=GRID,
+    )
+
+
+def one_vision(vocab_size: int, ids: Mapping[str, int]) -> Any:
+    return LlavaOnevisionConfig(
+        # Not all of an image's pixels are in whole patches.
+        vision_config={**SIGLIP, "image_size": 56, "patch_size": 13},
+        text_config={**LLAMA, "model_type": "qwen2", "vocab_size": vocab_size},
+        image_token_id=ids["<image>"],
+        video_token_id=vocab_size - 1,
+        image_grid_pinpoints=GRID,
+    )
+
+
+def processor(tokenizer: Any) -> Any:
+    images = LlavaNextImageProcessorPil(image_grid_pinpoints=GRID, crop_size=56, size={"shortest_edge": 56})
+    return LlavaNextProcessor(
+        images, tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+
+
+def one_vision_processor(tokenizer: Any) -> Any:
+    images = LlavaOnevisionImageProcessorPil(image_grid_pinpoints=GRID, size={"height": 56, "width": 56})
+    fields = {
+        "num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"
+    }  # fmt: skip
+    return PartsProcessor(LlavaOnevisionProcessor, images, tokenizer, {"image_token": "<image>"}, **fields)
+
+
+LINES = {"image_newline": "model.image_newline"}
+
+CASES = {
+    "llava next": SeeingCase(
+        LlavaNextForConditionalGeneration, config, processor, sizes=SIZES, renamed=({**NEWER, **LINES}, OLDER)
+    ),
+    "llava onevision": SeeingCase(
+        LlavaOnevisionForConditionalGeneration,
+        one_vision,
+        one_vision_processor,
+        tokens=("<image>", "<video>"),
+        sizes=SIZES,
+        renamed=({**NEWER, **LINES},),
+    ),
+}
