@@ -118,6 +118,38 @@ class AsRow:
 
 
 @dataclass(frozen=True)
+class OfOne:
+    """The tensor as the one of a batch."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """With an axis of one before its own."""
+        return (1, *wanted)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor[0]
+
+
+@dataclass(frozen=True)
+class ChannelsFirst:
+    """A matrix whose columns are each channel at `count` places, of one that has each place's channels together.
+
+    That is what `torch.nn.functional.unfold` gives.
+    """
+
+    count: int
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """The same."""
+        return wanted
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy."""
+        channels = tensor.reshape(len(tensor), -1, self.count)
+        return np.ascontiguousarray(channels.transpose(0, 2, 1)).reshape(wanted)
+
+
+@dataclass(frozen=True)
 class VectorAsRow:
     """The tensor itself, where it is a matrix; of a vector a matrix with one row."""
 

@@ -211,6 +211,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "HF_ColBERT": _Known("colbert.BERT"),
     "Idefics3ForConditionalGeneration": _Known("idefics3"),
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
+    "InternVLForConditionalGeneration": _Known("internvl"),
     "JAISLMHeadModel": _Known("jais"),
     "Llama4ForConditionalGeneration": _Known("llama4"),
     "LlavaForConditionalGeneration": _Known("llava"),

@@ -368,6 +368,11 @@ SEEING = {
         transformers.SmolVLMForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
     ),
+    "internvl": (
+        transformers.InternVLConfig,
+        transformers.InternVLForConditionalGeneration,
+        {**SMALL, "model_type": "qwen3", "head_dim": 16},
+    ),
     "llava": (
         transformers.LlavaConfig,
         transformers.LlavaForConditionalGeneration,

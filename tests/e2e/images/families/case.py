@@ -62,6 +62,8 @@ class SeeingCase:
     """Options of the engine besides those of the test."""
     renamed: tuple[Mapping[str, str], ...] = ()
     """Other beginnings of tensors' names, in place of those that transformers writes, for other checkpoints."""
+    has_answers: bool = True
+    """Whether answers are compared, too: not of variants that differ in their tower alone."""
     spread: float = 0.3
     """Of the random weights."""
 

@@ -62,5 +62,6 @@ CASES = {
             multimodal_projector_bias=False, projector_hidden_act="relu",
         ),
         partial(processor, siglip=True, added=0, strategy="full"),
+        has_answers=False,
     ),
 }  # fmt: skip
