@@ -1,4 +1,7 @@
-"""LLaVA 1.5 (arXiv 2310.03744) and those after it: a language model that sees images through CLIP or SigLIP."""
+"""LLaVA 1.5 (arXiv 2310.03744) and those after it: a language model that sees images.
+
+It sees through CLIP or SigLIP, or as Pixtral (arXiv 2410.07073), whose checkpoints for transformers are of this kind.
+"""
 
 from dataclasses import replace
 
@@ -7,10 +10,22 @@ from jaxllm.models.checkpoint.tensor_source import AsRow, Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.family import LLAMA_NAMES, TEXT_PARTS, Family, Names
 from jaxllm.models.families.text_models import read_text_model
-from jaxllm.models.families.vision import CLIP, CLIP_PIXELS, SIGLIP, clip_names, read_clip, read_siglip, taken_layers
+from jaxllm.models.families.vision import (
+    CLIP,
+    CLIP_PIXELS,
+    PIXTRAL,
+    SIGLIP,
+    clip_names,
+    pixtral_names,
+    read_clip,
+    read_pixtral,
+    read_siglip,
+    taken_layers,
+)
 from jaxllm.models.layers.activation import read_activation
-from jaxllm.models.towers.plan import PixelPlan, TowerPlan
+from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
 from jaxllm.models.towers.projectors import TwoLayerPlan
+from jaxllm.models.towers.vision_transformer import TransformerPlan
 
 VISION, PROJECTOR = "vision", "projector"
 """What the parts are called here, whatever a checkpoint calls them."""
@@ -28,6 +43,9 @@ PARTS = {
 """Where checkpoints have the parts: newer files put `model.` before most names."""
 
 SEEING_PARTS = (f"{VISION}.", f"{PROJECTOR}.", "image_newline")
+
+_LAYERS = {CLIP: 12, SIGLIP: 12, PIXTRAL: 24}
+"""Vision models, and how many layers they have where a configuration does not say it."""
 
 _CLIP_DEFAULTS = {
     "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
@@ -62,8 +80,8 @@ def read_one_vision(file: ConfigFile, architecture: str) -> ModelConfig:
 
 def _with_lines(config: ModelConfig, file: ConfigFile) -> ModelConfig:
     assert config.tower is not None
-    if config.tower.class_rows:
-        raise file.wrong("vision_feature_select_strategy", "'default', since CLIP's class token is in no line of tiles")
+    if config.tower.class_rows or config.tower.side is None:
+        raise file.wrong("vision_feature_select_strategy", "'default' for CLIP, since tiles are squares of patches")
     return replace(config, tower=replace(config.tower, has_learned_row=True))
 
 
@@ -71,28 +89,32 @@ def read_tower(file: ConfigFile) -> TowerPlan:
     """The tower of LLaVA 1.5. Raises `ModelError` for a class token that is to be left out where there is none."""
     vision = file.section("vision_config") or ConfigFile(_CLIP_DEFAULTS, file.source)
     kind = vision.text("model_type", CLIP)
-    if kind not in (CLIP, SIGLIP):
-        raise vision.wrong("model_type", f"{CLIP} or {SIGLIP}")
-    layers = taken_layers(file, "vision_feature_layer", vision.integer("num_hidden_layers", 12), -2)
+    if kind not in _LAYERS:
+        raise vision.wrong("model_type", f"one of {', '.join(_LAYERS)}")
+    layers = taken_layers(file, "vision_feature_layer", vision.integer("num_hidden_layers", _LAYERS[kind]), -2)
     strategy = file.text("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full") or (strategy == "default" and kind != CLIP):
         raise file.wrong("vision_feature_select_strategy", "'full', or for CLIP 'default'")
     keeps_class = kind == CLIP and strategy == "full"
-    plan = read_clip(vision, layers, keeps_class=keeps_class) if kind == CLIP else read_siglip(vision, layers)
+    if kind == CLIP:
+        plan = read_clip(vision, layers, keeps_class=keeps_class)
+    else:
+        plan = (read_pixtral if kind == PIXTRAL else read_siglip)(vision, layers)
     projector = TwoLayerPlan(
         read_activation(file, "projector_hidden_act", "gelu"),
         bias=file.boolean("multimodal_projector_bias", True),
         layers=len(layers),
     )
+    most = plan.side**2
     return TowerPlan(
         vision=plan,
         projector=projector,
         merge=1,
         token_id=image_token_id(file, 32000),
-        sizes=(plan.side**2,),
-        side=plan.side,
+        sizes=program_sizes(most, 1) if kind == PIXTRAL else (most,),
+        side=None if kind == PIXTRAL else plan.side,
         class_rows=int(keeps_class),
-        pixels=CLIP_PIXELS if kind == CLIP else PixelPlan(),
+        pixels=PixelPlan() if kind == SIGLIP else CLIP_PIXELS,
     )
 
 
@@ -102,15 +124,22 @@ def image_token_id(file: ConfigFile, default: int) -> int:
     return file.integer(key, default, minimum=0)
 
 
-NAMES: Names = {
-    **LLAMA_NAMES,
-    **clip_names(VISION),
-    "tower.projector.first": f"{PROJECTOR}.linear_1",
-    "tower.projector.second": f"{PROJECTOR}.linear_2",
-}
+def names(config: ModelConfig) -> Names:
+    """Names of the tensors of any of the vision models."""
+    tower = config.tower
+    assert tower is not None
+    assert isinstance(tower.vision, TransformerPlan)
+    vision = pixtral_names if tower.vision.is_rotated else clip_names
+    learned = {"tower.learned_row": Source("image_newline", AsRow(), {"weight": ""})} if tower.has_learned_row else {}
+    return {
+        **LLAMA_NAMES,
+        **vision(VISION),
+        "tower.projector.first": f"{PROJECTOR}.linear_1",
+        "tower.projector.second": f"{PROJECTOR}.linear_2",
+        **learned,
+    }
 
-LINE_NAMES: Names = {**NAMES, "tower.learned_row": Source("image_newline", AsRow(), {"weight": ""})}
 
-FAMILY = Family(read_config, weight_names=NAMES, renamed=PARTS, other_parts=SEEING_PARTS)
-NEXT = replace(FAMILY, read_config=read_next, weight_names=LINE_NAMES)
-ONE_VISION = replace(NEXT, read_config=read_one_vision)
+FAMILY = Family(read_config, weight_names=names, renamed=PARTS, other_parts=SEEING_PARTS)
+NEXT = replace(FAMILY, read_config=read_next)
+ONE_VISION = replace(FAMILY, read_config=read_one_vision)

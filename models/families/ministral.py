@@ -1,13 +1,12 @@
-"""Ministral and Mistral 3, the language models: Mistral with windows by layer, and queries that grow with positions."""
+"""Ministral and Ministral 3: Mistral with windows by layer, and queries that grow with positions."""
 
 from typing import Any
 
 from jaxllm.models.attention_plan import QueryScale
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families.common import FULL, SLIDING, layer_types, read_llama, text_part, with_windows
-from jaxllm.models.families.family import OTHER_PARTS, TEXT_PARTS, Family
-from jaxllm.models.families.mistral import read_config as read_mistral
+from jaxllm.models.families.common import FULL, SLIDING, layer_types, read_llama, with_windows
+from jaxllm.models.families.family import Family
 
 
 def read_ministral(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -34,16 +33,6 @@ def read_ministral3(file: ConfigFile, architecture: str) -> ModelConfig:
     return config.with_windows((file.optional_integer("sliding_window") or 0,) * config.num_layers)
 
 
-def read_mistral3(file: ConfigFile, architecture: str) -> ModelConfig:
-    """The language model of one that also sees images: Mistral or Ministral 3."""
-    text = text_part(file)
-    kind = text.text("model_type", "mistral")
-    readers = {"mistral": read_mistral, "ministral": read_ministral, "ministral3": read_ministral3}
-    if kind not in readers:
-        raise text.wrong("model_type", f"one of {', '.join(readers)}")
-    return readers[kind](text, architecture)
-
-
 _IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 
 _ROPE: dict[str, Any] = {
@@ -58,4 +47,3 @@ _ROPE: dict[str, Any] = {
 
 FAMILY = Family(read_ministral)
 MINISTRAL3 = Family(read_ministral3)
-MISTRAL3 = Family(read_mistral3, renamed=TEXT_PARTS, other_parts=OTHER_PARTS)

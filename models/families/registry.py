@@ -220,7 +220,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "LlamaBidirectionalForSequenceClassification": _Known("llama.BIDIRECTIONAL", "classify"),
     "LlamaBidirectionalModel": _Known("llama.BIDIRECTIONAL", "embed"),
     "MPTForCausalLM": _Known("mpt"),
-    "Mistral3ForConditionalGeneration": _Known("ministral.MISTRAL3"),
+    "Mistral3ForConditionalGeneration": _Known("mistral3"),
     "ModernBertForTokenClassification": _Known("modernbert", "token_classify"),
     "Qwen2ForProcessRewardModel": _Known("qwen2.PROCESS_REWARD"),
     "Qwen2ForRewardModel": _Known("qwen2.REWARD"),

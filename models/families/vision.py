@@ -11,7 +11,7 @@ from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.towers.plan import PixelPlan
 from jaxllm.models.towers.vision_transformer import TransformerPlan, vision_names
 
-CLIP, SIGLIP = "clip_vision_model", "siglip_vision_model"
+CLIP, SIGLIP, PIXTRAL = "clip_vision_model", "siglip_vision_model", "pixtral"
 
 CLIP_PIXELS = PixelPlan(
     mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711), rescale=1 / 255
@@ -93,4 +93,48 @@ def clip_names(prefix: str) -> Names:
         "tower.vision.class_token": Source(f"{prefix}.embeddings.class_embedding", AsRow(), {"weight": ""}),
         # The name in checkpoints.
         "tower.vision.first_norm": f"{prefix}.pre_layrnorm",
+    }
+
+
+def read_pixtral(vision: ConfigFile, layers: Sequence[int] | None) -> TransformerPlan:
+    """Pixtral's vision model (arXiv 2410.07073), with the outputs of these layers, or the last one's."""
+    vision = vision.reading(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, image_size=1024,
+        patch_size=16, hidden_act="gelu", layer_norm_eps=1e-5,
+    )  # fmt: skip
+    rope = vision.section("rope_parameters") or vision
+    rope.expect(rope_type="axial")
+    vision.ignore("head_dim")
+    plan = replace(
+        _read(vision, layers),
+        norm=NormPlan(eps=1e-5),
+        qkv_bias=False,
+        bias=False,
+        patch_bias=False,
+        is_gated=True,
+        is_rotated=True,
+        rope_theta=rope.positive("rope_theta", 10000.0),
+        has_first_norm=True,
+        has_last_norm=False,
+    )
+    if plan.head_size % 4:
+        raise vision.wrong("hidden_size", "four times as many for each head, for height and width to rotate pairs")
+    return plan
+
+
+def pixtral_names(prefix: str) -> Names:
+    """Names of Pixtral's tensors in a checkpoint that calls them `prefix`."""
+    layer = f"{prefix}.transformer.layers.*"
+    return {
+        "tower.vision.patches": Source(f"{prefix}.patch_conv", ConvolutionAsMatrix()),
+        "tower.vision.first_norm": f"{prefix}.ln_pre",
+        "tower.vision.layers.*.attention_norm": f"{layer}.attention_norm",
+        "tower.vision.layers.*.attention.query": f"{layer}.attention.q_proj",
+        "tower.vision.layers.*.attention.key": f"{layer}.attention.k_proj",
+        "tower.vision.layers.*.attention.value": f"{layer}.attention.v_proj",
+        "tower.vision.layers.*.attention.output": f"{layer}.attention.o_proj",
+        "tower.vision.layers.*.mlp_norm": f"{layer}.ffn_norm",
+        "tower.vision.layers.*.mlp.gate": f"{layer}.feed_forward.gate_proj",
+        "tower.vision.layers.*.mlp.up": f"{layer}.feed_forward.up_proj",
+        "tower.vision.layers.*.mlp.down": f"{layer}.feed_forward.down_proj",
     }

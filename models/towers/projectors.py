@@ -13,7 +13,7 @@ from flax import nnx
 from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.layers.norm import AnyNorm, make_norm
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.plan import VisionPlan
@@ -94,6 +94,36 @@ class TwoLayerProjector(nnx.Module):
         context = ForwardContext(num_rows)
         inner = self.first(self.norm(_joined(hidden, self.patches_per_row)), context)
         return self.second(ACTIVATIONS[self.activation](inner), context)
+
+
+@dataclass(frozen=True)
+class MergedPlan:
+    """A norm of each patch, and a product of a square's patches together, of their size, before another projector."""
+
+    projector: TwoLayerPlan
+    norm: NormPlan
+
+    def make(
+        self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> "MergedProjector":
+        """The module."""
+        size = vision.hidden_size
+        merge = Linear(size * patches_per_row, size, bias=False, dtype=dtype, axes=(None, None), options=options)
+        norm = make_norm(self.norm, size, dtype=dtype, options=options)
+        return MergedProjector(norm, merge, self.projector.make(vision, 1, hidden_size, options, dtype))
+
+
+class MergedProjector(nnx.Module):
+    """See `MergedPlan`."""
+
+    def __init__(self, norm: AnyNorm, merge: Linear, projector: TwoLayerProjector) -> None:
+        self.norm, self.merge, self.projector = norm, merge, projector
+
+    def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Rows [P / patches_per_row, D] of [P, V]."""
+        patches_per_row = self.merge.layout.shape[1] // hidden.shape[1]
+        merged = self.merge(_joined(self.norm(hidden), patches_per_row), ForwardContext(num_rows))
+        return self.projector(merged, num_rows)
 
 
 def _joined(hidden: jax.Array, patches_per_row: int) -> jax.Array:

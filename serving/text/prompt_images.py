@@ -129,6 +129,10 @@ class PromptImages:
             raise RequestError(
                 f"the model's files make crops of {height} x {width} patches, but its tower sees {side} x {side}", FIELD
             )
+        if height * width > self.info.most_patches:
+            raise RequestError(
+                f"an image of {height} x {width} patches: the model sees at most {self.info.most_patches}", FIELD
+            )
         return ImageCrop(cut_patches(pixels, patch, self.info.merge), height, width)
 
     def write(self, text: str, prepared: Sequence[PreparedImage]) -> str:

@@ -20,12 +20,20 @@ def processed(processor: Any, text: str, images: list[Image.Image]) -> dict[str,
 class PartsProcessor:
     """A processor of transformers whose constructor needs a processor of videos, and that torchvision."""
 
-    def __init__(self, kind: type[Any], images: Any, tokenizer: Any, texts: Mapping[str, str], **fields: Any) -> None:
-        """`fields` are of processor_config.json, `texts` those of tokens, the first of which is an image's marker."""
-        self.kind, self.images, self.tokenizer, self.texts, self.fields = kind, images, tokenizer, texts, fields
-        self.whole = object.__new__(kind)
-        for name, value in {**texts, **fields, "image_processor": images}.items():
-            setattr(self.whole, name, value)
+    def __init__(
+        self, kind: type[Any] | str, images: Any, tokenizer: Any, texts: Mapping[str, str], **fields: Any
+    ) -> None:
+        """`fields` are of processor_config.json, `texts` those of tokens, the first of which is an image's marker.
+
+        A class that only has its name here writes `replace_image_token` itself.
+        """
+        self.name = kind if isinstance(kind, str) else kind.__name__
+        self.images, self.tokenizer, self.texts, self.fields = images, tokenizer, texts, fields
+        self.whole: Any = self
+        if not isinstance(kind, str):
+            self.whole = object.__new__(kind)
+            for name, value in {**texts, **fields, "image_processor": images}.items():
+                setattr(self.whole, name, value)
 
     def __call__(self, text: str, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
         """What the whole processor would make of a prompt."""
@@ -39,7 +47,7 @@ class PartsProcessor:
         """As the whole processor's."""
         self.tokenizer.save_pretrained(folder)
         self.images.save_pretrained(folder)
-        whole = {"processor_class": self.kind.__name__, **self.fields}
+        whole = {"processor_class": self.name, **self.fields}
         (folder / "processor_config.json").write_text(json.dumps(whole))
 
 

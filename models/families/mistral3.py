@@ -1,0 +1,74 @@
+"""Mistral Small 3.1 and later, and Ministral 3: Mistral that sees through Pixtral, four patches to a row."""
+
+from dataclasses import replace
+
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.tensor_source import ChannelsFirst, Source
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families.common import text_part
+from jaxllm.models.families.family import LLAMA_NAMES, Family, Names
+from jaxllm.models.families.llava import PARTS, PROJECTOR, SEEING_PARTS, VISION, image_token_id
+from jaxllm.models.families.ministral import read_ministral, read_ministral3
+from jaxllm.models.families.mistral import read_config as read_mistral
+from jaxllm.models.families.vision import CLIP_PIXELS, PIXTRAL, pixtral_names, read_pixtral, taken_layers
+from jaxllm.models.layers.activation import read_activation
+from jaxllm.models.norm_plan import NormPlan
+from jaxllm.models.towers.plan import TowerPlan, program_sizes
+from jaxllm.models.towers.projectors import MergedPlan, TwoLayerPlan
+
+_READERS = {"mistral": read_mistral, "ministral": read_ministral, "ministral3": read_ministral3}
+_VISION_DEFAULTS = {"model_type": PIXTRAL, "patch_size": 14, "image_size": 1540, "hidden_act": "gelu"}
+
+
+def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
+    """The configuration of the language model, Mistral or Ministral 3, and the tower's."""
+    text = text_part(file)
+    kind = text.text("model_type", "mistral")
+    if kind not in _READERS:
+        raise text.wrong("model_type", f"one of {', '.join(_READERS)}")
+    config = _READERS[kind](text, architecture)
+    assert config.norm is not None
+    return replace(config, tower=_read_tower(file, config.norm.eps))
+
+
+def _read_tower(file: ConfigFile, eps: float) -> TowerPlan:
+    """The tower; its projector has a norm with this `eps`."""
+    vision = file.section("vision_config") or ConfigFile(_VISION_DEFAULTS, file.source)
+    if vision.text("model_type", PIXTRAL) != PIXTRAL:
+        raise vision.wrong("model_type", PIXTRAL)
+    layers = taken_layers(file, "vision_feature_layer", vision.integer("num_hidden_layers", 24), -1)
+    if len(layers) > 1:
+        raise file.wrong("vision_feature_layer", "one number")
+    plan, merge = read_pixtral(vision, layers), file.integer("spatial_merge_size", 2)
+    # Crops have whole squares.
+    most = (-(-plan.side // merge) * merge) ** 2
+    projector = TwoLayerPlan(
+        read_activation(file, "projector_hidden_act", "gelu"), bias=file.boolean("multimodal_projector_bias", False)
+    )
+    return TowerPlan(
+        vision=plan,
+        projector=MergedPlan(projector, NormPlan(eps=eps)),
+        merge=merge,
+        token_id=image_token_id(file, 10),
+        sizes=program_sizes(most, merge**2),
+        pixels=CLIP_PIXELS,
+    )
+
+
+def names(config: ModelConfig) -> Names:
+    """Names of the tensors; the product of a square's patches has its columns in another order."""
+    tower = config.tower
+    assert tower is not None
+    return {
+        **LLAMA_NAMES,
+        **pixtral_names(VISION),
+        "tower.projector.norm": f"{PROJECTOR}.norm",
+        "tower.projector.merge": Source(
+            f"{PROJECTOR}.patch_merger.merging_layer", ChannelsFirst(tower.patches_per_row)
+        ),
+        "tower.projector.projector.first": f"{PROJECTOR}.linear_1",
+        "tower.projector.projector.second": f"{PROJECTOR}.linear_2",
+    }
+
+
+FAMILY = Family(read_config, weight_names=names, renamed=PARTS, other_parts=SEEING_PARTS)
