@@ -34,6 +34,7 @@ IRRELEVANT = (
     "gradient_checkpointing*",
     "id2label",
     "init*",
+    "is_composition",
     "is_encoder_decoder",
     "is_matryoshka",
     "is_original_qwen3_reranker",

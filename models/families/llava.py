@@ -60,8 +60,7 @@ _ONE_VISION_DEFAULTS = {
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of the language model in `text_config`, and the tower's."""
-    tower = read_tower(file)
-    return replace(read_text_model(file, architecture, "llama"), tower=tower)
+    return replace(read_text_model(file, architecture, "llama"), tower=read_tower(file))
 
 
 def read_next(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -75,7 +74,8 @@ def read_one_vision(file: ConfigFile, architecture: str) -> ModelConfig:
         vision_config=_ONE_VISION_DEFAULTS, text_config={"model_type": "qwen2"}, image_token_index=151646,
         vision_feature_layer=-1, vision_feature_select_strategy="full",
     )  # fmt: skip
-    return _with_lines(read_config(file, architecture), file)
+    config = replace(read_text_model(file, architecture, "qwen2"), tower=read_tower(file, SIGLIP))
+    return _with_lines(config, file)
 
 
 def _with_lines(config: ModelConfig, file: ConfigFile) -> ModelConfig:
@@ -85,10 +85,13 @@ def _with_lines(config: ModelConfig, file: ConfigFile) -> ModelConfig:
     return replace(config, tower=replace(config.tower, has_learned_row=True))
 
 
-def read_tower(file: ConfigFile) -> TowerPlan:
-    """The tower of LLaVA 1.5. Raises `ModelError` for a class token that is to be left out where there is none."""
+def read_tower(file: ConfigFile, default: str = CLIP) -> TowerPlan:
+    """The tower of LLaVA 1.5, whose vision model is the `default` one unless the file names another.
+
+    Raises `ModelError` for a class token that is to be left out where there is none.
+    """
     vision = file.section("vision_config") or ConfigFile(_CLIP_DEFAULTS, file.source)
-    kind = vision.text("model_type", CLIP)
+    kind = vision.text("model_type", default)
     if kind not in _LAYERS:
         raise vision.wrong("model_type", f"one of {', '.join(_LAYERS)}")
     layers = taken_layers(file, "vision_feature_layer", vision.integer("num_hidden_layers", _LAYERS[kind]), -2)

@@ -24,10 +24,12 @@ _SEVEN_BILLION: dict[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
+_QWEN: dict[str, Any] = {**_SEVEN_BILLION, "vocab_size": 151936, "intermediate_size": 22016}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _SEVEN_BILLION,
     "mistral": {**_SEVEN_BILLION, "intermediate_size": 14336},
-    "qwen2": {**_SEVEN_BILLION, "vocab_size": 151936, "intermediate_size": 22016},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN,
 }
 """Sizes that configurations of these parts leave out, as transformers has them."""
 

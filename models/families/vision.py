@@ -103,7 +103,9 @@ def read_pixtral(vision: ConfigFile, layers: Sequence[int] | None) -> Transforme
         patch_size=16, hidden_act="gelu", layer_norm_eps=1e-5,
     )  # fmt: skip
     rope = vision.section("rope_parameters") or vision
-    rope.expect(rope_type="axial")
+    if rope.text("rope_type", "axial") not in ("axial", "default"):
+        # The latter in files of the first transformers 5.
+        raise rope.wrong("rope_type", "'axial'")
     vision.ignore("head_dim")
     plan = replace(
         _read(vision, layers),

@@ -1,0 +1,88 @@
+"""Configurations of models that see: defaults are those of transformers, and what is not supported is an error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from jaxllm.models.checkpoint.model_config import read_config
+from jaxllm.models.errors import ModelError
+from jaxllm.models.towers.vision_transformer import TransformerPlan
+
+PIXTRAL = {"model_type": "pixtral", "rope_theta": 10000.0, "is_composition": True}
+SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llava": ("Llava", {"text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5}}),
+    "llava siglip": (
+        "Llava",
+        {"vision_config": {"model_type": "siglip_vision_model"}, "vision_feature_select_strategy": "full"},
+    ),
+    "llava next": ("LlavaNext", {"text_config": {"model_type": "mistral"}}),
+    "onevision": ("LlavaOnevision", {"image_token_index": 151646}),
+    "pixtral": (
+        "Llava",
+        {"vision_config": PIXTRAL, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
+    "internvl": ("InternVL", {"text_config": {"model_type": "qwen3"}}),
+}
+
+
+def read(folder: Path, name: str, values: dict[str, Any]) -> Any:
+    whole = {"architectures": [f"{name}ForConditionalGeneration"], "dtype": "bfloat16", **values}
+    (folder / "config.json").write_text(json.dumps(whole))
+    return read_config(folder)
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
+    name, values = SPARSE[case]
+    wanted = getattr(transformers, f"{name}Config")(**values)
+    found = read(tmp_path, name, values)
+    text, vision, tower = wanted.text_config, wanted.vision_config, found.tower
+    assert found.hidden_size == text.hidden_size
+    assert found.intermediate_size == text.intermediate_size
+    assert found.num_layers == text.num_hidden_layers
+    assert found.num_kv_heads == text.num_key_value_heads
+    assert found.vocab_size == text.vocab_size
+    assert found.max_position_embeddings == text.max_position_embeddings
+    plan = tower.vision
+    assert isinstance(plan, TransformerPlan)
+    pairs = [each if isinstance(each, tuple) else (each, each) for each in (vision.image_size, vision.patch_size)]
+    assert (plan.side, plan.patch_size) == (pairs[0][0] // pairs[1][0], pairs[1][0])
+    assert plan.hidden_size == vision.hidden_size
+    assert plan.intermediate_size == vision.intermediate_size
+    assert plan.num_heads == vision.num_attention_heads
+    assert plan.activation == vision.hidden_act
+    assert plan.num_layers == vision.num_hidden_layers + (1 + wanted.vision_feature_layer)
+    assert tower.token_id == wanted.image_token_id
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("Llava", {"vision_feature_layer": 25}, "'vision_feature_layer' must be numbers from -25 to 24"),
+        ("Llava", {"vision_feature_layer": []}, "'vision_feature_layer' must be numbers"),
+        ("Llava", {"vision_feature_select_strategy": "both"}, "'vision_feature_select_strategy' must be 'full'"),
+        ("Llava", {"vision_config": PIXTRAL}, "'vision_feature_select_strategy' must be 'full'"),
+        ("Llava", {"vision_config": {"model_type": "dinov2"}}, "'model_type' must be one of clip_vision_model"),
+        ("Llava", {"vision_config": {"image_size": 8}}, "'image_size' must be at least patch_size=32"),
+        ("Llava", {"vision_config": {"num_attention_heads": 7}}, "a multiple of num_attention_heads=7"),
+        ("Llava", {"vision_config": {"window_size": 7}}, "option 'window_size' = 7 is unknown"),
+        ("Llava", {"text_config": {"model_type": "gpt2"}}, "'model_type' must be one of llama"),
+        ("Llava", {"projector_hidden_act": "wave"}, "'projector_hidden_act' must be one of"),
+        ("LlavaNext", {"vision_feature_select_strategy": "full"}, "tiles are squares of patches"),
+        ("InternVL", {"vision_feature_select_strategy": "full"}, "must be \"default\", found \"full\""),
+        ("InternVL", {"downsample_ratio": 0.3}, "1 / n, for a divisor n of 32"),
+        ("InternVL", {"vision_config": {"norm_type": "group"}}, "'norm_type' must be one of layer_norm, rms_norm"),
+        ("InternVL", {"vision_config": {"image_size": [448, 224]}}, "must be height and width of a square"),
+        (
+            "InternVL",
+            {"vision_config": {"norm_type": "rms_norm", "use_mean_pooling": False}},
+            "'use_mean_pooling' must be true with norm_type=rms_norm",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported(tmp_path: Path, name: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, name, values)
