@@ -21,6 +21,10 @@ class RopeConfig:
     Heads have `head_size` elements, where that is not the model's. Only the first `rotary_size` are rotated, or all. In
     a checkpoint, element i pairs with the one half of them further on, or, `interleaved`, with its neighbour; in memory
     a pair is always half a head apart.
+
+    With `sections`, positions have three parts: time, height and width. So many pairs turn by each: the first ones by
+    time, and so on (arXiv 2409.12191), or, with `mixes_sections`, every third from the second on by height, every third
+    from the third on by width, and the others by time.
     """
 
     kind: RopeKind = "default"
@@ -42,6 +46,8 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    sections: tuple[int, ...] = ()
+    mixes_sections: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,9 @@ class Batch:
     """Tokens of one step: `token_ids` int32 [T], and where each of them sits.
 
     `slots` int32 [R] say where the states of each row lie, for layers that keep some. Without them nothing is kept.
-    `given` are embeddings of tokens that have no id. `rotary_positions` int32 [T] are the positions by which queries
-    and keys rotate, where these are not their places in the cache (`ragged.positions`). `adapters` are the slots of the
+    `given` are embeddings of tokens that have no id. `rotary_positions` int32 [T] or [3, T] are the positions by which
+    queries and keys rotate, where these are not their places in the cache (`ragged.positions`). `added` [n, T, D] is
+    added to what the first n layers give. `adapters` are the slots of the
     tokens' adapters, where the model has slots. `drafts` are those of the rows, where layers keep states and rows may
     have some.
     """
@@ -38,6 +39,7 @@ class Batch:
     slots: jax.Array | None = None
     given: GivenEmbeddings | None = None
     rotary_positions: jax.Array | None = None
+    added: jax.Array | None = None
     adapters: TokenSlots | None = None
     drafts: DraftRows | None = None
 

@@ -82,7 +82,7 @@ class CausalLM(Decoder):
         """What a call gives, and the inputs [T, D] of the layers that the drafter reads."""
         tapped: tuple[jax.Array, ...] = ()
         x = self.embedded(batch) if received is None else received
-        told = self.layer_inputs(batch, cache)
+        told = self.layer_inputs(batch, cache)._replace(added=batch.added)
         per_token = told.per_token
         if self.token_inputs is not None:
             inputs = self.token_inputs(batch.token_ids, x, batch.context)

@@ -183,6 +183,12 @@ class ModelConfig:
         return None if furthest is None else furthest.rope
 
     @property
+    def has_grid_positions(self) -> bool:
+        """Whether keys and queries of an image turn by their places in its grid, see `RopeConfig.sections`."""
+        attention = (layer.attention.rope for layer in self.attention_layers)
+        return any(rope is not None and bool(rope.sections) for rope in attention)
+
+    @property
     def context_length(self) -> int:
         """Most positions the model is made for, rope scaling included.
 

@@ -115,6 +115,8 @@ class LayerPlan:
     """Whether the layer's input is added to by such a block, which is the layer before it."""
     altup: AltUpPlan | None = None
     """In all layers of a model or in none."""
+    adds_images: bool = False
+    """Whether a part of the rows of images is added to what the layer gives (DeepStack, arXiv 2406.04334)."""
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()
     """Types of quantized matrices, by the names of their modules in the layer ("attention.query", "mlp.expert_up")."""
 

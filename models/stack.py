@@ -57,6 +57,8 @@ class LayerInputs(NamedTuple):
     """Shared by layers."""
     per_token: ForwardContext = ALL_ROWS
     """See `LayerContext`."""
+    added: jax.Array | None = None
+    """[n, T, D], what is added to the outputs of the first layers, where those may have images."""
 
 
 MakeLayer = Callable[[LayerPlan], nnx.Module]
@@ -129,6 +131,8 @@ class LoopStack(_Layers):
                 context = context._replace(shared=told.shared)
             inputs[index] = x
             x, own = run(parameters, x, cache.of(group), context)
+            if plan.adds_images and told.added is not None:
+                x = x + told.added[index]
             cache = cache.updated(group, own)
         inputs[len(self.plans)] = x
         return x, cache, tuple(inputs[tap] for tap in self.taps)
@@ -220,6 +224,8 @@ class ScanStack(_Layers):
                 if self.taps:
                     tapped = self._tapped(segment.start + repeat * segment.period + place, x, tapped)
                 x, part = layer(x, cache.of(groups[place]), context)
+                if plans[place].adds_images and told.added is not None:
+                    x = x + told.added[segment.start + repeat * segment.period + place]
                 cache = cache.updated(groups[place], part)
             return (x, cache, tapped), None
 

@@ -50,7 +50,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How images become rows: patches of `patch_size` pixels each way, squares of `merge` each way of which are a row.
 
     A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` each way, and becomes `first_rows`
-    besides those of its squares. A request has at most `most_rows`.
+    besides those of its squares. A request has at most `most_rows`. With `has_grid_positions` the rows of an image must
+    stand next to each other.
     """
 
     patch_size: int
@@ -60,6 +61,7 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     most_rows: int
     side: int | None = None
     first_rows: int = 0
+    has_grid_positions: bool = False
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,6 +155,7 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         most_rows=resolved.media_rows,
         side=tower.side,
         first_rows=tower.first_rows,
+        has_grid_positions=resolved.model.has_grid_positions,
     )
 
 

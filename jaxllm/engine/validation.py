@@ -6,8 +6,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from jaxllm.config.engine_info import EngineInfo
+from jaxllm.config.engine_info import EngineInfo, ImageInfo
 from jaxllm.errors import PromptTooLongError, RequestError, quoted
+from jaxllm.media.grid_positions import are_together
 from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.media import FIELD as MEDIA
@@ -84,6 +85,11 @@ class RequestLimits:
         images = None if self.engine is None else self.engine.images
         if images is None:
             raise RequestError("this model accepts text only", MEDIA)
+        for item in media.items:
+            for crop in item.crops:
+                check_patches(len(crop.patches), images)
+        if images.has_grid_positions and not are_together(media):
+            raise RequestError("the tokens that stand for an image must be next to each other", MEDIA)
         # Each image is there once, however often it occurs.
         num_rows = sum({item.digest: item.num_kept for item in media.items}.values())
         if num_rows > images.most_rows:
@@ -151,6 +157,16 @@ class RequestLimits:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(f"{name}: token ID {token_id} is not between 0 and {self.vocab_size - 1}", name)
+
+
+def check_patches(num_patches: int, images: ImageInfo) -> None:
+    """Raise `RequestError` for an image, or a part of one that is seen alone, that is larger than the engine takes."""
+    if num_patches > images.most_patches:
+        raise RequestError(
+            f"an image of {num_patches} patches is too large: the engine takes at most {images.most_patches} "
+            "(max_image_patches); give a smaller image",
+            MEDIA,
+        )
 
 
 def unknown_token(token_ids: np.ndarray, vocab_size: int) -> RequestError:

@@ -42,6 +42,9 @@ class DeviceState(StageState):
     Where prompts may be embeddings, those of the next step replace them once nobody asks for them any more.
     """
     media_pool: jax.Array | None = None
-    """[E, D], rows of images, which stand in place of tokens. Each data shard has all of them."""
+    """[E, n * D], rows of images: what stands in place of tokens, and what is added after the first n - 1 layers.
+
+    Each data shard has all of them.
+    """
     drafter_cache: Cache | None = None
     """What the model's drafter keeps of each token, in the pages that the model's first page table names."""

@@ -47,7 +47,8 @@ def draft_tokens(
     steps = max_over_shards(inputs["draft_steps"])
 
     def follow(_: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
-        return drafter.follow(model, Batch(batch.token_ids, ragged), after, hidden, between, carry[1])
+        own = Batch(batch.token_ids, ragged, rotary_positions=batch.rotary_positions)
+        return drafter.follow(model, own, after, hidden, between, carry[1])
 
     nothing = jax.eval_shape(follow, jnp.int32(0), (hidden, cache))[0]
     # A loop of one round or none, which has the cache in place.
@@ -55,6 +56,9 @@ def draft_tokens(
     (states, cache), steps = followed, jnp.maximum(steps, 0)
     lasts = last_accepted(batch, sampled, is_sampled, inputs, shape.max_drafts)
     start, states = ragged.positions[lasts], states[lasts]
+    turned = batch.rotary_positions
+    # Guesses are text, which turns by its place and as much as the token before it more or less.
+    ahead = None if turned is None else (turned - batch.ragged.positions)[:, lasts]
     # Guesses may go on to the page after that of the last token, which the device's table does not have yet.
     columns = jnp.maximum(ragged.kv_lens - 1, 0) // shape.page_size + 1
     rows = jnp.arange(len(lasts), dtype=jnp.int32)
@@ -71,7 +75,8 @@ def draft_tokens(
     def make_one(index: jax.Array, carry: tuple[jax.Array, jax.Array, Cache]) -> tuple[jax.Array, jax.Array, Cache]:
         tokens, states, cache = carry
         token = lax.dynamic_index_in_dim(tokens, index - 1, axis=1, keepdims=False)
-        one = Batch(token, _single_tokens(ragged, start + index, model.options.max_model_len))
+        single = _single_tokens(ragged, start + index, model.options.max_model_len)
+        one = Batch(token, single, rotary_positions=None if ahead is None else single.positions + ahead)
         states, cache = drafter.go_on(model, one, states, cache)
         return put(tokens, index, states), states, cache
 

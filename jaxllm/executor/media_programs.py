@@ -1,6 +1,6 @@
 """The program that turns a crop of an image into rows of the pool.
 
-Axis letters: E rows of the pool, P patches, B bytes of a patch, R rows, D hidden size.
+Axis letters: E rows of the pool, P patches, B bytes of a patch, R rows, D hidden size times the parts of a row.
 """
 
 from typing import Any

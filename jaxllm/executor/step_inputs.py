@@ -59,6 +59,8 @@ class StepShape:
     """Whether prompts may be embeddings."""
     sees_images: bool = False
     """Whether rows of the media pool may stand in place of tokens."""
+    has_grid_positions: bool = False
+    """Whether such rows turn by their places in an image."""
     adapters: AdapterShape | None = None
     """Slots for adapters, if there are any."""
     max_drafts: int = 0
@@ -90,6 +92,7 @@ class StepShape:
             "R+1": bucket.rows + 1,
             "N": self.num_sampled(bucket),
             "G": self.num_tables,
+            "parts": 3,
             "ints": len(INT_FIELDS),
             "floats": len(FLOAT_FIELDS),
         }
@@ -159,6 +162,13 @@ class HostStep:
         rows = self._table.media_rows
         assert rows is not None
         return rows[self.plan.slots[self.token_rows], self.positions]
+
+    @property
+    def rotary_offsets(self) -> Int32Array:
+        """See `RotaryOffsets.of`."""
+        offsets = self._table.rotary_offsets
+        assert offsets is not None
+        return offsets.of(self.plan.slots, self.token_rows, self.positions)
 
     @property
     def adapter_slots(self) -> Int32Array:
@@ -236,6 +246,7 @@ STEP_INPUTS: Final = (
     StepInput("last_pages", ("R",), is_present=lambda shape: shape.num_tables == 1),
     StepInput("last_pages", ("G", "R"), is_present=lambda shape: shape.num_tables > 1),
     StepInput("media_rows", ("T",), is_present=lambda shape: shape.sees_images),
+    StepInput("rotary_offsets", ("parts", "T"), is_present=lambda shape: shape.has_grid_positions),
     StepInput("adapter_slots", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("adapter_starts", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("num_tokens", ()),

@@ -74,12 +74,14 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         if shape.takes_embeddings:
             given = GivenEmbeddings(state.hidden[: bucket.tokens], known == FROM_EMBEDDINGS)
             token_ids = jnp.maximum(token_ids, 0)
+        added = None
         if state.media_pool is not None:
-            given = _with_media(given, state.media_pool, inputs["media_rows"])
+            given, added = _with_media(given, state.media_pool, inputs["media_rows"], state.hidden.shape[1])
+        rotary = inputs["positions"] + inputs["rotary_offsets"] if shape.has_grid_positions else None
         slots = inputs["slots"] if state.kv_cache.states else None
         adapters = _token_adapters(inputs, ragged, shape)
         drafts = DraftRows.of(inputs["num_replayed"], inputs["num_drafts"]) if shape.replays_drafts else None
-        batch = Batch(token_ids, ragged, slots, given, adapters=adapters, drafts=drafts)
+        batch = Batch(token_ids, ragged, slots, given, rotary, added, adapters=adapters, drafts=drafts)
         hidden, kv_cache, tapped = model.run(batch, state.kv_cache, *received)
 
         num_sampled = max_over_shards(inputs["num_sampled"])
@@ -104,15 +106,25 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
     return step
 
 
-def _with_media(given: GivenEmbeddings | None, pool: jax.Array, media_rows: jax.Array) -> GivenEmbeddings:
-    """Rows of the pool [E, D] in place of tokens, by `media_rows` int32 [T] (1 + row, or 0), besides those `given`."""
+def _with_media(
+    given: GivenEmbeddings | None, pool: jax.Array, media_rows: jax.Array, hidden_size: int
+) -> tuple[GivenEmbeddings, jax.Array | None]:
+    """Rows of the pool [E, n * D] in place of tokens, by `media_rows` int32 [T] (1 + row, or 0), besides those `given`.
+
+    Also what is added after the first layers, [n - 1, T, D], or None where rows have one part.
+    """
     is_given = media_rows > 0
     shape = (len(media_rows), pool.shape[1])
     # Most steps have no images: their tokens are not looked up twice.
     rows = lax.cond(is_given.any(), lambda: pool[jnp.maximum(media_rows - 1, 0)], lambda: jnp.zeros(shape, pool.dtype))
+    added = None
+    if pool.shape[1] > hidden_size:
+        parts = rows.reshape(len(rows), -1, hidden_size).swapaxes(0, 1)
+        rows, added = parts[0], jnp.where(is_given[:, None], parts[1:], 0)
     if given is None:
-        return GivenEmbeddings(rows, is_given)
-    return GivenEmbeddings(jnp.where(is_given[:, None], rows, given.rows), is_given | given.is_given)
+        return GivenEmbeddings(rows, is_given), added
+    rows = jnp.where(is_given[:, None], rows, given.rows)
+    return GivenEmbeddings(rows, is_given | given.is_given), added
 
 
 def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.pages import NULL_PAGE, Int32Array
 from jaxllm.requests.request import Request
+from jaxllm.scheduler.rotary_offsets import RotaryOffsets
 
 MAX_STOP_IDS = 8
 """Stop ids of a request that are compared in one array operation; a request with more is checked in Python."""
@@ -34,6 +35,7 @@ class RequestTable:
     adapter_starts: int32 [S], the first position that has the adapter.
     media_rows: int32 [S, max_model_len], 1 + the row of the media pool that stands in place of a token; 0 where the
     token stands for itself. None where there is no pool.
+    rotary_offsets: by how much positions differ from places; None where they do not.
     in_group: bool [S], the slot belongs to a `SequenceGroup`, which decides about its tokens.
     requests: the owner of each slot.
     """
@@ -74,6 +76,7 @@ class RequestTable:
         self.adapter_slots: Int32Array = np.full(num_slots, -1, np.int32)
         self.adapter_starts: Int32Array = np.zeros(num_slots, np.int32)
         self.media_rows: Int32Array | None = None
+        self.rotary_offsets: RotaryOffsets | None = None
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
             self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.max_total,

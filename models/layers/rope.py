@@ -27,12 +27,15 @@ def frequencies(rope: RopeConfig, head_size: int, max_model_len: int) -> tuple[n
 
 
 def rotation(rope: RopeConfig, head_size: int, max_model_len: int, positions: jax.Array) -> Rotation:
-    """Cosine and sine for `positions` int32 [T], computed once per step for all layers.
+    """Cosine and sine for `positions` int32 [T] or [3, T], computed once per step for all layers.
 
-    The angles of pairs that are not rotated are zero.
+    The angles of pairs that are not rotated are zero. Without sections, pairs turn by the first of three parts.
     """
     inverse, factor = frequencies(rope, head_size, max_model_len)
-    angles = positions.astype(jnp.float32)[:, None] * inverse
+    if positions.ndim == 1:
+        angles = positions.astype(jnp.float32)[:, None] * inverse
+    else:
+        angles = positions.astype(jnp.float32)[pair_parts(rope, len(inverse))].T * inverse
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     if factor != 1.0:
         cos, sin = cos * factor, sin * factor
@@ -40,6 +43,17 @@ def rotation(rope: RopeConfig, head_size: int, max_model_len: int, positions: ja
     if not rest[1]:
         return cos, sin
     return jnp.pad(cos, ((0, 0), rest), constant_values=1.0), jnp.pad(sin, ((0, 0), rest))
+
+
+def pair_parts(rope: RopeConfig, num_pairs: int) -> np.ndarray:
+    """Which part of a position turns each pair: 0 time, 1 height, 2 width; int32 [num_pairs]."""
+    parts = np.zeros(num_pairs, np.int32)
+    if rope.sections and not rope.mixes_sections:
+        parts = np.repeat(np.arange(len(rope.sections), dtype=np.int32), rope.sections)
+    for part, count in enumerate(rope.sections if rope.mixes_sections else ()):
+        if part:
+            parts[part : 3 * count : 3] = part
+    return parts
 
 
 def pair_order(rope: RopeConfig | None, head_size: int) -> tuple[int, ...] | None:

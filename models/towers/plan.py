@@ -3,7 +3,7 @@
 Axis letters: P patches, B bytes of a patch, V hidden size of the transformer, D hidden size of the language model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import jax
@@ -93,8 +93,11 @@ class TowerPlan:
     merge: int
     token_id: int
     """The token that stands where a row of an image goes."""
-    sizes: tuple[int, ...]
-    """The sizes of crops, in patches, that are computed by a program each, the smallest first."""
+    sizes: tuple[int, ...] = ()
+    """The sizes of crops, in patches, that are computed by a program each, the smallest first.
+
+    None where crops may have any size: then an engine chooses them, see `sized`.
+    """
     side: int | None = None
     """Patches each way of every crop, or None where crops vary."""
     class_rows: int = 0
@@ -102,6 +105,8 @@ class TowerPlan:
     has_learned_row: bool = False
     """Whether a learned row comes before all others of a crop, which stands where an arrangement puts it."""
     pixels: PixelPlan = PixelPlan()
+    row_parts: int = 1
+    """Parts of a row, of D numbers each: the first stands in place of a token, others are added after first layers."""
 
     @property
     def patch_bytes(self) -> int:
@@ -122,6 +127,9 @@ class TowerPlan:
     def first_rows(self) -> int:
         """Rows of a crop before those of its patches."""
         return self.class_rows + self.has_learned_row
+    def sized(self, most: int) -> "TowerPlan":
+        """The plan with programs for crops of at most `most` patches."""
+        return replace(self, sizes=program_sizes(most - most % self.patches_per_row, self.patches_per_row))
 
     def rows_of(self, num_patches: int) -> int:
         """Rows that a crop of so many patches becomes."""

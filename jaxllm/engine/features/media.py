@@ -12,10 +12,12 @@ from jaxllm.engine.features.feature import StepFeature
 from jaxllm.executor.media_calls import MediaCalls
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
+from jaxllm.media.grid_positions import grid_offsets
 from jaxllm.media.pool import MediaPool
 from jaxllm.requests.media import MediaItem
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.rotary_offsets import RotaryOffsets
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.sharded import ShardedScheduler
 
@@ -37,8 +39,12 @@ class MediaRequests(StepFeature):
         scheduler: "Scheduler | ShardedScheduler",
         *,
         patches_per_step: int,
+        grid_merge: int | None = None,
     ) -> None:
-        """Between two steps crops are encoded until they have at least `patches_per_step` patches."""
+        """Between two steps crops are encoded until they have at least `patches_per_step` patches.
+
+        `grid_merge` patches each way are a row, where rows are rotated by their places in a grid.
+        """
         super().__init__(faults)
         self.pool = pool
         self._calls, self._scheduler, self._patches_per_step = calls, scheduler, patches_per_step
@@ -51,6 +57,9 @@ class MediaRequests(StepFeature):
         self._rows = np.zeros_like(scheduler.table.token_ids)
         self._has_media = np.zeros(len(self._rows), np.bool_)
         scheduler.table.media_rows = self._rows
+        self._offsets = None if grid_merge is None else RotaryOffsets(*self._rows.shape)
+        self._grid_merge = grid_merge
+        scheduler.table.rotary_offsets = self._offsets
 
     @classmethod
     def of(
@@ -60,7 +69,8 @@ class MediaRequests(StepFeature):
         tower = resolved.model.tower
         assert tower is not None
         pool, calls = MediaPool(resolved.media_rows), MediaCalls(runner.calls, tower)
-        return cls(faults, pool, calls, scheduler, patches_per_step=resolved.max_num_batched_tokens)
+        merge = tower.merge if resolved.model.has_grid_positions else None
+        return cls(faults, pool, calls, scheduler, patches_per_step=resolved.max_num_batched_tokens, grid_merge=merge)
 
     def handles(self, request: Request) -> bool:
         """Whether the request has images."""
@@ -107,6 +117,9 @@ class MediaRequests(StepFeature):
                 leader = request if request.group is None else request.group.leader
                 self._rows[request.slot, request.media.places] = 1 + self.pool.rows(request.media.items)
                 self._has_media[request.slot] = True
+                if self._offsets is not None:
+                    assert self._grid_merge is not None
+                    self._offsets.set(request.slot, *grid_offsets(request.media, self._grid_merge))
                 self._slots.setdefault(leader, []).append(request.slot)
         with_media = self._has_media[plan.slots]
         if not with_media.any():
@@ -151,6 +164,8 @@ class MediaRequests(StepFeature):
         for slot in self._slots.pop(request, ()):
             self._rows[slot] = 0
             self._has_media[slot] = False
+            if self._offsets is not None:
+                self._offsets.clear(slot)
 
     def _unpin(self, request: Request) -> None:
         assert request.media is not None

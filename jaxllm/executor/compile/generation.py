@@ -50,6 +50,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         shards=resolved.data_shards,
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
         sees_images=resolved.sees_images,
+        has_grid_positions=resolved.sees_images and resolved.model.has_grid_positions,
         adapters=resolved.adapters,
         max_drafts=resolved.max_drafts,
         drafter=resolved.drafter,
@@ -135,9 +136,18 @@ def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepSh
         ),
         last_tokens=array((slots,), jnp.int32, "shards"),
         hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
-        media_pool=array((resolved.media_rows, resolved.model.hidden_size), dtype) if resolved.sees_images else None,
+        media_pool=_media_pool(resolved),
         drafter_cache=_drafter_cache(resolved, shards * pages),
     )
+
+
+def _media_pool(resolved: ResolvedConfig) -> Any:
+    """Rows of images, where the engine takes some."""
+    if not resolved.sees_images:
+        return None
+    assert resolved.model.tower is not None
+    size = resolved.model.tower.row_parts * resolved.model.hidden_size
+    return _array(resolved.mesh, (resolved.media_rows, size), jnp.dtype(resolved.dtype))
 
 
 def _drafter_cache(resolved: ResolvedConfig, pages: int) -> Cache | None:
