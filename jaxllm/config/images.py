@@ -19,3 +19,10 @@ class ImageOptions(Section):
         "32768.",
         minimum=1,
     )
+    max_image_patches: int | None = option(
+        None,
+        "Patches of the largest image that is seen, where the model sees images of any size. There is a program for "
+        "images up to this size, and for those up to a quarter of it and so on; fewer patches need less memory and a "
+        "shorter start. Larger images are refused. Default: as many as media_pool_tokens hold, at most 65536.",
+        minimum=1,
+    )

@@ -11,6 +11,7 @@ import jax
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError
 from jaxllm.executor.devices import data_shards, devices_of_all, local_devices, split_over, tensor_parallel_size
+from jaxllm.executor.image_sizes import with_image_sizes
 from jaxllm.executor.kernels.operation import Workload
 from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
@@ -187,7 +188,8 @@ def _with_images(resolved: ResolvedConfig) -> ResolvedConfig:
     if stages > 1:
         logger.warning("images are refused: they are not supported with pipeline_parallel_size=%d", stages)
         return resolved
-    return replace(resolved, media_rows=options.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS))
+    rows = options.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS)
+    return replace(resolved, media_rows=rows, model=with_image_sizes(resolved.model, rows, options.max_image_patches))
 
 
 def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:
