@@ -199,6 +199,31 @@ class ConvolutionAsMatrix:
 
 
 @dataclass(frozen=True)
+class FramesAsMatrix:
+    """A convolution over patches of several frames, (out, channels, frames, height, width), for an image.
+
+    All frames are the image then, so that their weights add up. Otherwise like `ConvolutionAsMatrix`.
+    """
+
+    frames: int = 2
+    channels: int = 3
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """Shape of the convolution."""
+        if len(wanted) == 1:
+            return wanted
+        side = isqrt(wanted[1] // self.channels)
+        return (wanted[0], self.channels, self.frames, side, side)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy where channels come last; sums are computed in float32."""
+        if len(wanted) == 1:
+            return tensor
+        summed = tensor.astype(np.float32).sum(axis=2)
+        return np.ascontiguousarray(summed.transpose(0, 2, 3, 1)).reshape(wanted).astype(tensor.dtype)
+
+
+@dataclass(frozen=True)
 class Source:
     """Tensors called `name` (with `*` for the layer's number, `{expert}` for that of one), of which `take` gives a
     module's.

@@ -1,5 +1,6 @@
 """Qwen 3 with experts, in every layer unless the configuration says otherwise."""
 
+from jaxllm.models.attention_plan import RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, sparse_layers, with_biases, with_experts
@@ -7,11 +8,11 @@ from jaxllm.models.families.family import LLAMA_NAMES, Family, expert_names
 from jaxllm.models.mlp_plan import RouterPlan
 
 
-def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
-    """Qwen3-MoE's configuration; one window for all layers, if it is switched on."""
+def read_config(file: ConfigFile, architecture: str, rope: RopeConfig | None = None) -> ModelConfig:
+    """Qwen3-MoE's configuration; one window for all layers, if it is switched on. Its rotary embedding may be given."""
     file = file.reading({"num_experts": "num_local_experts"}, max_position_embeddings=32768, num_key_value_heads=4)
     bias = file.boolean("attention_bias", False)
-    options = read_llama(file)
+    options = read_llama(file, rope=rope)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
     options["layers"] = with_experts(
         file,

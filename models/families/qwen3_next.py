@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from jaxllm.models.attention_plan import RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import Fused, Source, fused
 from jaxllm.models.config import ModelConfig
@@ -19,6 +20,8 @@ from jaxllm.models.families.family import (
     read_mtp_layers,
 )
 from jaxllm.models.families.qwen2_moe import SHARED_NAMES
+from jaxllm.models.families.qwen_tower import RENAMED, read_qwen3_tower, tower_names
+from jaxllm.models.families.rotary import read_grid_rope
 from jaxllm.models.layers.activation import read_activation
 from jaxllm.models.mlp_plan import MLPPlan, RouterPlan
 from jaxllm.models.norm_plan import NormPlan
@@ -42,28 +45,38 @@ def read_qwen3_next(file: ConfigFile, architecture: str) -> ModelConfig:
 
 def read_qwen3_5(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of Qwen3.5, or of the language model of a multimodal one."""
-    file = text_part(file).reading(**DEFAULTS, num_key_value_heads=4)
-    return ModelConfig(architecture=architecture, **_options(file))
+    text = text_part(file).reading(**DEFAULTS, num_key_value_heads=4)
+    return _that_sees(ModelConfig(architecture=architecture, **_options(text, _grid_rope(text))), file)
 
 
 def read_qwen3_5_moe(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of Qwen3.5 with experts."""
     names = {"num_experts": "num_local_experts"}
     # There is no other MLP whose size would be needed.
-    file = text_part(file).reading(names, **DEFAULTS, num_key_value_heads=2, intermediate_size=512)
-    options = _options(file)
-    options["layers"] = _with_experts(file, options["layers"], count=256, per_token=8, only=None, normalised=True)
-    return ModelConfig(architecture=architecture, **options)
+    text = text_part(file).reading(names, **DEFAULTS, num_key_value_heads=2, intermediate_size=512)
+    options = _options(text, _grid_rope(text))
+    options["layers"] = _with_experts(text, options["layers"], count=256, per_token=8, only=None, normalised=True)
+    return _that_sees(ModelConfig(architecture=architecture, **options), file)
 
 
-def _options(file: ConfigFile) -> dict[str, Any]:
-    """Arguments of `ModelConfig`, with MLPs in all layers."""
-    rope = file.section("rope_parameters")
-    for section in (file, *(() if rope is None else (rope,))):
-        # Where positions are those of text alone, its sections all have the same.
-        section.ignore("mrope_section", "mrope_interleaved")
+def _grid_rope(text: ConfigFile) -> RopeConfig:
+    """Qwen3.5's rotary embedding."""
+    # Some files repeat these next to the section.
+    text.ignore("mrope_section", "mrope_interleaved")
+    return read_grid_rope(text, (11, 11, 10), mixed=True)
+
+
+def _that_sees(config: ModelConfig, file: ConfigFile) -> ModelConfig:
+    """The model with its tower, if the file is of a whole one."""
+    if not file.has("vision_config"):
+        return config
+    return replace(config, tower=read_qwen3_tower(file, taps=(), token_id=248_056))
+
+
+def _options(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]:
+    """Arguments of `ModelConfig`, with MLPs in all layers. The rotary embedding may be given."""
     file.ignore("mtp_*", "mamba_ssm_dtype")
-    options = read_llama(file)
+    options = read_llama(file, rope=rope)
     norm = NormPlan(eps=file.number("rms_norm_eps", 1e-6), offset=1.0)
     bias = file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
@@ -182,7 +195,7 @@ def names_of_qwen3_5(config: ModelConfig) -> Names:
         names |= {f"layers.*.recurrence.{name}": source for name, source in parts.items()}
         letters = {"gate": "z", "rate": "b", "decay": "a"}
         names |= {f"layers.*.recurrence.{name}": f"{BLOCK}.in_proj_{letter}" for name, letter in letters.items()}
-    return names
+    return names if config.tower is None else {**names, **tower_names(config)}
 
 
 MTP = MtpNames(
@@ -197,5 +210,7 @@ OTHERS = ("mtp.", "model.visual.", *OTHER_PARTS)
 """The predictor of further tokens, and what sees."""
 
 FAMILY = Family(read_qwen3_next, weight_names=names_of_qwen3_next, other_parts=OTHERS, mtp=MTP)
-QWEN3_5 = Family(read_qwen3_5, weight_names=names_of_qwen3_5, renamed=TEXT_PARTS, other_parts=OTHERS, mtp=MTP)
+QWEN3_5 = Family(
+    read_qwen3_5, weight_names=names_of_qwen3_5, renamed={**TEXT_PARTS, **RENAMED}, other_parts=OTHERS, mtp=MTP
+)
 QWEN3_5_MOE = replace(QWEN3_5, read_config=read_qwen3_5_moe)

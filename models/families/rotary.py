@@ -1,6 +1,7 @@
 """Reading the options of rotary embeddings: kinds of scaling, and how much of a head is rotated."""
 
 import math
+from dataclasses import replace
 from typing import Any, get_args
 
 from jaxllm.models.attention_plan import RopeConfig, RopeKind
@@ -39,6 +40,22 @@ def read_rope(file: ConfigFile, rope: ConfigFile | None = None, *, interleaved: 
     if options.get("factor", 1.0) <= 0:
         raise rope.wrong("factor", "positive")
     return RopeConfig(**options)
+
+
+def read_grid_rope(file: ConfigFile, sections: tuple[int, ...], *, mixed: bool) -> RopeConfig:
+    """The same where positions of images are places in a grid, with these sections unless the file has others."""
+    rope = file.section("rope_scaling") or file.section("rope_parameters") or ConfigFile({}, file.source)
+    sections = tuple(rope.integers("mrope_section")) or sections
+    rope.expect(mrope_interleaved=mixed)
+    if "mrope" in (rope.values.get("rope_type"), rope.values.get("type")):
+        # The name of Qwen2-VL's first files for positions without scaling.
+        rope = rope.but(rope_type="default", type="default")
+    found = read_rope(file, rope)
+    head_size = file.optional_integer("head_dim") or file.integer("hidden_size") // file.integer("num_attention_heads")
+    pairs = (found.rotary_size or head_size) // 2
+    if len(sections) != 3 or min(sections) < 0 or (not mixed and sum(sections) != pairs):
+        raise rope.wrong("mrope_section", f"three numbers, of {pairs} pairs together")
+    return replace(found, sections=sections, mixes_sections=mixed)
 
 
 def _rotary_size(file: ConfigFile, rope: ConfigFile) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""Small Qwens that see images of any size, prompts for them, and the answers that transformers gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from jaxllm.models.towers.patches import cut_patches
+from jaxllm.requests.media import ImageCrop, MediaItem, PromptMedia
+from jaxllm.requests.request import Request
+from tests.e2e.driving import request
+
+PATCH, MERGE, START, END, IMAGE, VIDEO = 4, 2, 296, 297, 298, 299
+"""Pixels of a patch, patches of a row, each way; and the tokens around images, and in their places."""
+MEAN = np.array((0.48145466, 0.4578275, 0.40821073), np.float32)
+STD = np.array((0.26862954, 0.26130258, 0.27577711), np.float32)
+
+Pixels = np.ndarray
+"""uint8 [height, width, 3]"""
+Parts = Sequence[int | Pixels]
+"""Token ids and images of a prompt."""
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+VISION = {"depth": 3, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE}
+DEEP = {**VISION, "hidden_size": 32, "intermediate_size": 40, "out_hidden_size": 64, "num_position_embeddings": 25}
+DELTA = {
+    "rms_norm_eps": 1e-2, "layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 16,
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A family: transformers' names without endings, and the options of both parts."""
+
+    name: str
+    vision: dict[str, Any]
+    rope: dict[str, Any]
+    text: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES = {
+    "qwen2_vl": Seeing(
+        "Qwen2VL", {**VISION, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}, {"mrope_section": [2, 3, 3]}
+    ),
+    "qwen2_5_vl": Seeing(
+        "Qwen2_5_VL",
+        {
+            **VISION, "hidden_size": 32, "intermediate_size": 40, "out_hidden_size": 64, "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        {"mrope_section": [2, 3, 3]},
+    ),
+    "qwen3_vl": Seeing(
+        "Qwen3VL", {**DEEP, "deepstack_visual_indexes": [0, 2]}, {"mrope_section": [4, 2, 2]}, {"head_dim": 16}
+    ),
+    "qwen3_5": Seeing("Qwen3_5", DEEP, {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, DELTA),
+}  # fmt: skip
+
+
+def make_model(family: Seeing) -> Any:
+    """A model with random weights, whose answers depend on images."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family.name}Config")(
+        text_config={**TEXT, **family.text, "rope_parameters": {**ROPE, **family.rope}},
+        vision_config=family.vision, tie_word_embeddings=False, attn_implementation="eager",
+        image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = "norm" in name or "ln_q" in name
+            parameter.copy_(torch.randn_like(parameter) * (0.2 if is_norm else 0.15) + float(is_norm))
+            if name.endswith("A_log"):
+                parameter.copy_(torch.randn_like(parameter) * 0.5 - 1.0)
+            if name.endswith(("embed_tokens.weight", "pos_embed.weight", "patch_embed.proj.weight")):
+                parameter.mul_(4)
+    return model
+
+
+def save(family: Seeing, folder: Path) -> Any:
+    """Write such a model, and return it."""
+    model = make_model(family)
+    model.save_pretrained(folder)
+    return model
+
+
+def pixels(seed: int, rows: int, columns: int) -> Pixels:
+    """An image of so many rows of the language model each way."""
+    drawn = np.random.default_rng(seed)
+    side = PATCH * MERGE
+    return drawn.integers(0, 256, (rows * side, columns * side, 3), dtype=np.uint8)
+
+
+def crop_of(image: Pixels) -> ImageCrop:
+    """An image as the engine takes it."""
+    return ImageCrop(cut_patches(image, PATCH, MERGE), image.shape[0] // PATCH, image.shape[1] // PATCH)
+
+
+def item(image: Pixels) -> MediaItem:
+    """The same, with its digest."""
+    return MediaItem.of((crop_of(image),), MERGE**2)
+
+
+def token_ids(prompt: Parts) -> list[int]:
+    """The tokens of a prompt, with those around images."""
+    found: list[int] = []
+    for part in prompt:
+        if isinstance(part, int):
+            found.append(part)
+        else:
+            rows = part.shape[0] * part.shape[1] // (PATCH * MERGE) ** 2
+            found += [START, *[IMAGE] * rows, END]
+    return found
+
+
+def seeing(name: object, prompt: Parts, block_size: int = 16, **params: object) -> Request:
+    """A request for a prompt of token ids and images."""
+    made = request(name, token_ids(prompt), **{"temperature": 0, "ignore_eos": True, **params})
+    images = tuple(item(part) for part in prompt if not isinstance(part, int))
+    if images:
+        made.media = PromptMedia.of(images, made.prompt_token_ids, IMAGE, block_size)
+    return made
+
+
+def floats(crop: ImageCrop) -> torch.Tensor:
+    """A crop as transformers' models take it: [P, channels * frames * height * width]."""
+    whole = crop.patches.reshape(-1, PATCH, PATCH, 3).astype(np.float32)
+    numbers = ((whole * np.float32(1 / 255) - MEAN) / STD).transpose(0, 3, 1, 2)[:, :, None]
+    return torch.from_numpy(np.repeat(numbers, 2, axis=2).reshape(len(whole), -1))
+
+
+def inputs_of(prompt: Parts) -> dict[str, Any]:
+    """The arguments of transformers' model for a prompt."""
+    ids = torch.tensor([token_ids(prompt)])
+    found: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    crops = [crop_of(part) for part in prompt if not isinstance(part, int)]
+    if crops:
+        found |= {
+            "pixel_values": torch.cat([floats(crop) for crop in crops]),
+            "image_grid_thw": torch.tensor([[1, crop.height, crop.width] for crop in crops]),
+            "mm_token_type_ids": (ids == IMAGE).int(),
+        }
+    return found
+
+
+def expected(model: Any, prompt: Parts, count: int) -> list[int]:
+    """The tokens that transformers continues a prompt with."""
+    inputs = inputs_of(prompt)
+    # It keeps how far the last prompt was ahead.
+    model.model.rope_deltas = None
+    found = model.generate(**inputs, max_new_tokens=count, do_sample=False, eos_token_id=None)
+    return [int(token) for token in found[0][inputs["input_ids"].shape[1] :]]
