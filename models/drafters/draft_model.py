@@ -60,6 +60,7 @@ class DraftModelPlan:
             adapters=None,
             drafter=None,
             cache_groups=False,
+            sees_images=False,
             native_matmul=is_native,
             stack=stack,
         )

@@ -334,6 +334,7 @@ def test_twins(tmp_path: Path, architecture: str) -> None:
     check(tmp_path, model)
 
 
+GRID = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}
 SEEING = {
     "gemma3": (
         transformers.Gemma3Config,
@@ -407,29 +408,68 @@ SEEING = {
         transformers.Mistral3ForConditionalGeneration,
         {**SMALL, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
     ),
+    "qwen2_vl": (
+        transformers.Qwen2VLConfig,
+        transformers.Qwen2VLForConditionalGeneration,
+        {**SMALL, "rope_parameters": GRID},
+    ),
+    "qwen2_5_vl": (
+        transformers.Qwen2_5_VLConfig,
+        transformers.Qwen2_5_VLForConditionalGeneration,
+        {**SMALL, "rope_parameters": GRID},
+    ),
+    "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration, {**SMALL, "head_dim": 16}),
+    "qwen3_vl_moe": (
+        transformers.Qwen3VLMoeConfig,
+        transformers.Qwen3VLMoeForConditionalGeneration,
+        {**SMALL, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    ),
 }
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {"image_size": 28, "patch_size": 14}
+QWEN_VISION = {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+OTHER_VISION = {
+    "qwen2_vl": {"depth": 1, "num_heads": 2, "embed_dim": 16, "hidden_size": 64},
+    "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16},
+    "qwen3_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
+    "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
+}
+"""Of those that have other options than most."""
 
 
 # Layers of the slow ones are compared in the fast part as those of models that do not see.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("gemma4_unified", "llama4"))) for name in SEEING]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("gemma4_unified", "llama4", "qwen2_5_vl")))
+        for name in SEEING
+    ],
 )
 def test_the_language_model_of_one_that_sees(tmp_path: Path, name: str) -> None:
     config_class, model_class, text = SEEING[name]
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes = {"image_size": 28, "patch_size": 14}
     config = config_class(
         text_config={**text, "tie_word_embeddings": False},
-        vision_config={**vision, **sizes},
+        vision_config=OTHER_VISION.get(name, {**VISION, **SIZES}),
         tie_word_embeddings=False,
         attn_implementation="eager",
     )
     model = model_class(config).eval()
     randomise(model)
     model.save_pretrained(tmp_path)
+    if name == "qwen3_vl_moe":
+        weights = tmp_path / "model.safetensors"
+        save_file(with_rows_of_experts_as_columns(load_file(weights)), weights)
     # The whole Llama 4 cannot be asked: in transformers 5.24 it reads `image_outputs` of its language model, which
     # has none. Of text alone the language model says the same.
     check(tmp_path, model.language_model if name == "llama4" else model)
+
+
+def with_rows_of_experts_as_columns(values: Tensors) -> Tensors:
+    """The same as published checkpoints have it; transformers reads that, and writes the other."""
+    return {
+        name: np.ascontiguousarray(value.swapaxes(1, 2)) if ".experts." in name else value
+        for name, value in values.items()
+    }
 
 
 def test_an_unknown_option_is_an_error(tmp_path: Path) -> None:
