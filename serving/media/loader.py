@@ -67,13 +67,16 @@ class ImageLoader:
         limits: ImageLimits,
         patch_size: int,
         *,
+        most_patches: int | None = None,
         fetcher: MediaFetcher | None = None,
     ) -> None:
         """`limits` bound what requests may ask for, in patches of `patch_size` pixels a side.
 
+        Images that would have more than `most_patches` are refused.
         `model` has the options' mm_processor_kwargs already. Raises `ConfigError`.
         """
         self._model, self._limits, self._patch_size = model, limits, patch_size
+        self._most_patches = most_patches
         self._most_pixels, self._background = options.max_image_pixels, background_of(options.media_io_kwargs)
         # Now rather than with the first image.
         model.placeholder()
@@ -104,6 +107,8 @@ class ImageLoader:
         found = self.cache.find(names[-1])
         if found is None:
             pixels = await self._decoders.adecode(data, self._most_pixels, self._background)
+            if self._most_patches is not None:
+                configured.check_size(pixels, self._patch_size, self._most_patches)
             work = self._threads.submit(self._process, pixels, options, configured, names)
             found = await asyncio.wrap_future(work)
         elif source.uuid is not None:

@@ -77,7 +77,7 @@ class PromptImages:
         if options.mm_processor_kwargs:
             model = ImageModel.read(self.folder, options.mm_processor_kwargs)
         limits = model.processor.limits(self.info.patch_size)
-        return ImageLoader(model, options, limits, self.info.patch_size)
+        return ImageLoader(model, options, limits, self.info.patch_size, most_patches=self.info.most_patches)
 
     def place(self, prompt: ParsedPrompt) -> None:
         """Process the images of a prompt, and write what stands for them. Raises `RequestError`."""
@@ -106,6 +106,7 @@ class PromptImages:
         """
         size = self.info.patch_size
         configured = self.model.configured.overridden(kwargs or {}, self.model.processor.limits(size), size)
+        configured.check_size(pixels, size, self.info.most_patches)
         processed = configured.process(pixels)
         return self.prepared(processed, self.model.placeholder(configured).runs(processed))
 

@@ -94,6 +94,23 @@ class ConfiguredProcessor:
             )
         return type(self)(self.name, fields, found)
 
+    def check_size(self, image: Bytes, patch_size: int, most: int) -> None:
+        """Raise `RequestError` for an image that would have more than `most` patches, before it is processed.
+
+        Where images become crops of one size, there is nothing to check.
+        """
+        if not isinstance(self.processor, Qwen2VL):
+            return
+        height, width = image.shape[:2]
+        new_height, new_width = self.processor.sides(height, width)
+        count = (new_height // patch_size) * (new_width // patch_size)
+        if count > most:
+            raise RequestError(
+                f"an image of {width} x {height} pixels is too large: it would have {count} patches, and the engine "
+                f"takes at most {most} (max_image_patches); give a smaller image",
+                "image_url",
+            )
+
     def process(self, image: Bytes) -> ProcessedImage:
         """Process uint8 [height, width, 3]. Raises `RequestError`."""
         return self.processor.process(image)

@@ -26,7 +26,7 @@ Parts = Sequence[int | Pixels]
 
 TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -67,13 +67,16 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def make_model(family: Seeing) -> Any:
+def make_model(
+    family: Seeing, tokens: tuple[int, ...] = (START, END, IMAGE, VIDEO), vocab_size: int = VIDEO + 1
+) -> Any:
     """A model with random weights, whose answers depend on images."""
+    start, end, image, video = tokens
     torch.manual_seed(0)
     config = getattr(transformers, f"{family.name}Config")(
-        text_config={**TEXT, **family.text, "rope_parameters": {**ROPE, **family.rope}},
+        text_config={**TEXT, **family.text, "vocab_size": vocab_size, "rope_parameters": {**ROPE, **family.rope}},
         vision_config=family.vision, tie_word_embeddings=False, attn_implementation="eager",
-        image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END,
+        image_token_id=image, video_token_id=video, vision_start_token_id=start, vision_end_token_id=end,
     )  # fmt: skip
     model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
