@@ -181,7 +181,7 @@ class ScanStack(_Layers):
         self.segments = segments_of(plans)
         self.all = nnx.Dict(
             {
-                _key(segment.layers(place)): _stacked_layer(make_layer(plans[segment.start + place]), segment.repeats)
+                _key(segment.layers(place)): stacked_layer(make_layer(plans[segment.start + place]), segment.repeats)
                 for segment in self.segments
                 for place in range(segment.period)
             }
@@ -206,7 +206,7 @@ class ScanStack(_Layers):
         # What a kernel reads for itself is not sliced.
         graphs, whole, sliced = [], [], []
         for place in range(segment.period):
-            graph, *states = nnx.split(self.all[_key(segment.layers(place))], _in_stack, ...)
+            graph, *states = nnx.split(self.all[_key(segment.layers(place))], in_stack, ...)
             graphs.append(graph)
             whole.append(states[0])
             sliced.append(states[1])
@@ -255,14 +255,15 @@ def _key(layers: range) -> str:
     return f"{layers.start}:{layers.stop}:{layers.step}"
 
 
-def _stacked_layer(layer: nnx.Module, repeats: int) -> nnx.Module:
-    """A layer whose parameters are those of several."""
+def stacked_layer(layer: nnx.Module, repeats: int) -> nnx.Module:
+    """A layer whose parameters are those of several, with a leading axis."""
     graph, parameters = nnx.split(layer)
     stacked: nnx.Module = nnx.merge(graph, jax.tree.map(lambda leaf: _stacked(leaf, repeats), parameters))
     return stacked
 
 
-def _in_stack(path: Any, variable: Any) -> bool:
+def in_stack(path: Any, variable: Any) -> bool:
+    """Whether a kernel reads a layer's part of a stack of parameters for itself, see `LayerOf`."""
     return bool(variable.get_metadata()["layout"].in_stack)
 
 

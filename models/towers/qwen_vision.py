@@ -25,9 +25,13 @@ from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop
 from jaxllm.models.towers.plan import PixelPlan
+from jaxllm.models.towers.repeated import RepeatedLayers
 from jaxllm.models.towers.windows import Windows
 from jaxllm.pallas_kernels.segment_attention.api import segment_attention
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
+
+Carry = tuple[jax.Array, jax.Array]
+"""Hidden states [P, V], and those of taps [n, P, V]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,7 @@ class QwenVision(nnx.Module):
         inputs = plan.patch_size**2 * plan.channels
         self.patches = Linear(inputs, plan.size, bias=plan.patch_bias, dtype=dtype, axes=(None, None), options=options)
         self.positions = Table(plan.side**2, plan.size, dtype, options) if plan.side else None
-        self.layers = nnx.List([QwenVisionLayer(plan, options, dtype) for _ in range(plan.num_layers)])
+        self.layers = RepeatedLayers(lambda: QwenVisionLayer(plan, options, dtype), plan.num_layers, options)
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
         """Hidden states [P, V] of `patches` uint8 [P, B]; of several layers [P, n * V], those of the last first."""
@@ -92,13 +96,17 @@ class QwenVision(nnx.Module):
         windows = Windows.of(crop, plan.merge, plan.window) if plan.window else None
         if windows is not None:
             x, rotation = windows.sorted(x), jax.tree.map(windows.sorted, rotation)
-        tapped = []
-        for number, layer in enumerate(self.layers):
-            segments = crop.segments if windows is None or number in plan.full_layers else windows.segments
+        is_full = np.isin(np.arange(plan.num_layers), plan.full_layers)
+        taps = np.array(plan.taps, np.int32)[:, None, None]
+
+        def step(layer: QwenVisionLayer, number: jax.Array, carry: Carry) -> Carry:
+            x, tapped = carry
+            segments = crop.segments if windows is None else windows.segments_of(jnp.asarray(is_full)[number])
             x = layer(x, rotation, segments, context)
-            if number in plan.taps:
-                tapped.append(x)
-        x = jnp.concatenate([x, *tapped], axis=1) if tapped else x
+            return x, jnp.where(taps == number, x, tapped)
+
+        x, tapped = self.layers.run(step, (x, jnp.zeros((len(taps), *x.shape), x.dtype)))
+        x = jnp.concatenate([x, *tapped], axis=1) if plan.taps else x
         return x if windows is None else windows.restored(x)
 
 

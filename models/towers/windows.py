@@ -25,6 +25,13 @@ class Windows:
     segments: Segments
     patches: int
 
+    def segments_of(self, is_full: jax.Array) -> Segments:
+        """The windows, or the crop as a whole in the place of the first where `is_full` (bool [])."""
+        own = self.segments
+        starts = jnp.where(is_full, own.starts.at[1:].set(own.num_tokens), own.starts)
+        rows, count = jnp.where(is_full, 0, own.rows), jnp.where(is_full, 1, own.num_rows)
+        return Segments(starts, rows, own.num_tokens, count)
+
     @classmethod
     def of(cls, crop: Crop, merge: int, side: int) -> "Windows":
         """Windows of `side` squares each way, each of `merge` patches each way; the last ones are cut."""

@@ -1,6 +1,7 @@
 """Towers of Qwen's models give transformers' rows for images of any size, in the smallest program that holds them."""
 
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,15 @@ PROGRAM = 288
 """Patches: every image but the largest is padded."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_rows(tmp_path: Path, name: str) -> None:
+STACKS = [*((name, "scan") for name in FAMILIES), ("qwen2_5_vl", "loop"), ("qwen3_vl", "loop")]
+
+
+@pytest.mark.parametrize(("name", "stack"), STACKS)
+def test_rows(tmp_path: Path, name: str, stack: Literal["loop", "scan"]) -> None:
     reference = save(FAMILIES[name], tmp_path)
     config = read_config(tmp_path)
     assert config.tower is not None
-    loaded = load_model(Checkpoint(tmp_path), config, ForwardOptions(sees_images=True), "float32")
+    loaded = load_model(Checkpoint(tmp_path), config, ForwardOptions(stack=stack, sees_images=True), "float32")
     assert loaded.tower is not None
     graph, parameters = nnx.split(loaded.tower)
     encode = jax.jit(lambda *given: nnx.merge(graph, given[0])(given[1], Crop(*given[2:])), compiler_options=QUICK)
