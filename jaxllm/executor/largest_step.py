@@ -11,9 +11,10 @@ from jaxllm.executor.compile.cached import LARGEST_CACHE, CachedExecutables
 from jaxllm.executor.compile.compiler import is_out_of_memory
 from jaxllm.executor.compile.executables import compiler_options
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.compile.program import ProgramSet
+from jaxllm.executor.compile.program import Program, ProgramSet
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.executor.program_table import ENCODE
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 
@@ -22,7 +23,7 @@ PROVISIONAL_PAGES = 64
 
 
 def bytes_beside_cache(resolved: ResolvedConfig, cache: Path | None) -> int:
-    """Bytes on each device of the state without KV cache, and of temporaries and code of the largest step.
+    """Bytes on each device of the state without KV cache, and of temporaries and code of the largest step or image.
 
     What the compiler said is kept in `cache` for the next start, which then does not compile for it.
 
@@ -45,15 +46,27 @@ def bytes_beside_cache(resolved: ResolvedConfig, cache: Path | None) -> int:
 
 
 def _ask_compiler(resolved: ResolvedConfig, programs: ProgramSet[DeviceState]) -> int:
+    """Of the largest step, or of the largest image where that needs more: one follows the other."""
     bucket = programs.buckets.largest
+    found = _bytes_of(programs.step(bucket), resolved, programs, f"a step of {bucket}", "max_num_batched_tokens")
+    if not resolved.sees_images:
+        return found
+    assert resolved.model.tower is not None
+    most = resolved.model.tower.most_patches
+    encode = programs.others[ENCODE.sized_name(most)]
+    return max(found, _bytes_of(encode, resolved, programs, f"an image of {most} patches", "max_image_patches"))
+
+
+def _bytes_of(
+    program: Program, resolved: ResolvedConfig, programs: ProgramSet[DeviceState], what: str, option: str
+) -> int:
+    """Bytes of temporaries and code of a program, which is `what` and is made smaller by `option`."""
     try:
-        compiled = programs.step(bucket).compile(compiler_options(programs, resolved.config.compile))
+        compiled = program.compile(compiler_options(programs, resolved.config.compile))
     except JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise CapacityError(
-            f"a step of {bucket} does not fit the device: {str(error).splitlines()[0]}; lower max_num_batched_tokens"
-        ) from error
+        raise CapacityError(f"{what} does not fit the device: {str(error).splitlines()[0]}; lower {option}") from error
     memory: Any = compiled.memory_analysis()
     if memory is None:
         raise CapacityError("this backend does not report how much memory a step needs; set kv_cache_memory_bytes")

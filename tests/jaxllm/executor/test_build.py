@@ -14,6 +14,7 @@ from jaxllm.executor.largest_step import bytes_beside_cache
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.hosts.leader import LeaderGroup
 from tests.conftest import RunPython
+from tests.e2e.images.qwen import FAMILIES, save
 
 STARTS = """
 import json, sys
@@ -66,6 +67,17 @@ def test_what_the_compiler_said_is_asked_once(tmp_path: Path, monkeypatch: pytes
     assert bytes_beside_cache(resolved, None) == found
     monkeypatch.setattr(largest_step, "_ask_compiler", lambda *_: pytest.fail("asked again"))
     assert bytes_beside_cache(resolved, tmp_path) == found
+
+
+def test_a_large_image_may_need_more_than_a_step(tmp_path: Path) -> None:
+    save(FAMILIES["qwen2_vl"], tmp_path)
+    options = {"model": str(tmp_path), "max_num_batched_tokens": 8, "max_model_len": 512, "optimization_level": 0}
+    small, large = (
+        bytes_beside_cache(resolve_config(EngineConfig.from_options({**options, "max_image_patches": most})), None)
+        for most in (64, 2048)
+    )
+    # Of the gated product alone, in float32.
+    assert large - small > 1984 * 64 * 4
 
 
 class Noting(LeaderGroup):
