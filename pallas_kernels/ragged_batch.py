@@ -1,6 +1,6 @@
 """Where each token of a step sits: what attention and recurrences of every implementation read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,10 @@ class RaggedBatch:
     """[] leading rows with exactly one token."""
     num_requests: jax.Array
     """[] rows that are not padding."""
+    visible_until: jax.Array | None = field(default=None, kw_only=True)
+    """[T] the end of the positions that each token sees, where some see later ones: at most the row's `kv_lens`, and
+    `positions` + 1 for tokens that see none. Leading rows with one token are of these. None: no token sees a later one.
+    """
 
 
 def quantise(values: jax.Array, scale: float | jax.Array | None, dtype: jnp.dtype) -> jax.Array:

@@ -42,8 +42,11 @@ SMALLEST = np.float32(1e-30)
 
 
 @compiled
-def adjust(work: int, head: int, member: int, scores: int, columns: int, position: int, begin: int) -> None:
-    """Cap, lean and mask the scores of the `member`th query head at `position`, of `columns` keys from `begin` on."""
+def adjust(work: int, head: int, member: int, scores: int, columns: int, position: int, end: int, begin: int) -> None:
+    """Cap, lean and mask the scores of the `member`th query head at `position`, of `columns` keys from `begin` on.
+
+    It sees no key from `end` on.
+    """
     floats, heads = word(work, W_FLOATS), word(work, W_N)
     cap = real(floats, SOFT_CAP) * LOG2_E
     if cap > ZERO:
@@ -51,10 +54,10 @@ def adjust(work: int, head: int, member: int, scores: int, columns: int, positio
     if word(work, W_HAS_SLOPES):
         slope = real(floats, EACH_HEAD + heads + head * (heads // word(work, W_K)) + member) * LOG2_E
         _lean(scores, columns, slope, begin - position)
-    first, end = first_seen(work, position) - begin, position + 1 - begin
-    if first > 0 or end < columns:
+    first, seen = first_seen(work, position) - begin, end - begin
+    if first > 0 or seen < columns:
         for column in range(0, columns, LANES):
-            store(scores, column, keep(load(scores, column), first - column, end - column, MASKED))
+            store(scores, column, keep(load(scores, column), first - column, seen - column, MASKED))
 
 
 @compiled

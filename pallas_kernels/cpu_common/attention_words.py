@@ -35,7 +35,9 @@ W_RUN, W_RESULTS, W_WRITES, W_WRITTEN = range(FIRST + 25, FIRST + 29)
 W_COS, W_SIN, W_Q_STRIDE, W_KV_STRIDE = range(FIRST + 29, FIRST + 33)
 # Bytes of all keys, or values, of a head in a page, scales included.
 W_PART = FIRST + 33
-WORDS = FIRST + 34
+# Address of the ends of what tokens see, where some see later ones.
+W_UNTIL = FIRST + 34
+WORDS = FIRST + 35
 
 
 @compiled

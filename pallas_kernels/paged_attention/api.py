@@ -42,10 +42,14 @@ def paged_attention(
 
     Raises:
         KeyError: no implementation of that name.
+        NotImplementedError: tokens see later ones (`RaggedBatch.visible_until`), which it does not support.
     """
+    backend = get_backend(implementation)
+    if batch.visible_until is not None and not backend.supports_spans:
+        raise NotImplementedError(f"{implementation!r}: tokens that see later ones")
     # The name in profiles and in compiled programs.
     with jax.named_scope("paged_attention"):
-        return get_backend(implementation).call(q, k, v, kv_cache, layer, batch, options)
+        return backend.call(q, k, v, kv_cache, layer, batch, options)
 
 
 def prepare(implementation: str, batch: RaggedBatch, heads: Heads) -> RaggedBatch:

@@ -99,6 +99,8 @@ class Backend:
     """`to_canonical(cache, page_size, scale_bytes=0)`: what `from_canonical` made of a cache with such pages, back."""
     page_size: Callable[[tuple[int, ...], int], int] = lambda shape, head_size: shape[2]
     """Tokens of a page, from the shape of a cache and the size of stored heads."""
+    supports_spans: bool = False
+    """Whether tokens may see later ones of their row, see `RaggedBatch.visible_until`."""
     merged: MergedAttention | None = None
     supports_merged: Callable[[int, str], bool] = lambda head_size, dtype: False
     """Whether `merged` can, for heads of a size, and activations and a cache of a type (NumPy's name)."""

@@ -122,9 +122,23 @@ _TYPES: tuple[Case, ...] = (
     Case("e4m3_every_score", _FEW, window=24, soft_cap=5.0, sinks=True, alibi=True, kv_dtype="float8_e4m3fn"),
 )
 
+_IMAGES = ((1, 33), (140, 0), (70, 90), (5, 16), (40, 20))
+_IN_IMAGES = ((1, 3, 90), (1, 100, 139), (2, 90, 120), (2, 130, 160), (3, 16, 21), (4, 33, 47))
+
+_SPANS: tuple[Case, ...] = (
+    Case("spans", _IMAGES, spans=_IN_IMAGES, padding_tokens=5),
+    Case("spans_window", ((1, 200), (160, 40)), spans=((1, 60, 130), (1, 130, 190)), window=24, padding_rows=2),
+    Case("spans_small_window", ((140, 0),), spans=((0, 20, 120),), window=8, traced=True, dtype="bfloat16"),
+    Case("spans_whole_prompts", ((1, 9), (100, 0), (33, 0)), spans=((1, 0, 100), (2, 0, 33)), num_kv_heads=1),
+    Case("spans_every_score", ((90, 10),), spans=((0, 30, 77),), window=40, soft_cap=5.0, sinks=True, alibi=True),
+    Case("spans_head_256", ((1, 20), (75, 9)), spans=((1, 20, 84),), head_size=256, dtype="bfloat16"),
+    Case("spans_int8_by_token", ((1, 5), (80, 16)), spans=((1, 16, 70),), kv_dtype="int8", scale_bytes=4, num_heads=6),
+    Case("spans_e4m3", ((80, 16),), spans=((0, 20, 70),), dtype="bfloat16", kv_dtype="float8_e4m3fn", page_size=32),
+)
+
 _LONG = Case("long", ((1, 4000), (1, 20), (9, 2990)), num_kv_heads=1, head_size=128, page_size=64, dtype="bfloat16")
 
-CASES: tuple[Case, ...] = (*_BATCHES, *_SHAPES, *_SCORES, *_TYPES, _LONG)
+CASES: tuple[Case, ...] = (*_BATCHES, *_SHAPES, *_SCORES, *_SPANS, *_TYPES, _LONG)
 """Every feature and the combinations that matter, at sizes that an interpreter of kernels can bear."""
 
 LONG_CASES: tuple[Case, ...] = (

@@ -34,6 +34,8 @@ class Case:
     prefix: int = 0
     """Rows with at least so many computed tokens begin with the same ones, and share the pages that these fill."""
     window: int | None = None
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """(row, begin, end): positions of a row, all in one step, whose tokens see one another."""
     chunk: int | None = None
     """Attention within chunks of so many positions, see `chunked_batch`."""
     unseen_are_null: bool = False
@@ -225,8 +227,19 @@ def make_batch(case: Case, rng: np.random.Generator) -> tuple[RaggedBatch, int]:
         num_tokens=jnp.int32(case.num_tokens),
         num_decodes=jnp.int32((new == 1).sum()),
         num_requests=jnp.int32(len(new)),
+        visible_until=padded(_visible_until(case, positions), case.padding_tokens) if case.spans else None,
     )
     return batch, num_pages
+
+
+def _visible_until(case: Case, positions: np.ndarray) -> np.ndarray:
+    """The end of what each token sees, int32 [tokens]."""
+    ends, starts = positions + 1, np.cumsum([0, *(new for new, _ in case.rows)])
+    for row, begin, end in case.spans:
+        new, computed = case.rows[row]
+        assert computed <= begin < end <= computed + new
+        ends[starts[row] + begin - computed : starts[row] + end - computed] = end
+    return ends
 
 
 def _make_cache(case: Case, shape: tuple[int, ...], table: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -41,7 +41,8 @@ def reference_paged_attention(
     if options.alibi_slopes is not None:
         distances = (key_positions - batch.positions[:, None]).astype(jnp.float32)
         scores += options.alibi_slopes.reshape(1, num_kv_heads, -1, 1) * distances[:, None, None, :]
-    visible = key_positions <= batch.positions[:, None]
+    ends = batch.positions + 1 if batch.visible_until is None else batch.visible_until
+    visible = key_positions < ends[:, None]
     visible &= key_positions >= window_start(batch.positions, options.window)[:, None]
     scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
     if options.sinks is not None:
@@ -53,4 +54,4 @@ def reference_paged_attention(
     return jnp.where(is_token[:, None, None], out, 0.0).astype(q.dtype), kv_cache
 
 
-BACKEND = Backend(reference_paged_attention)
+BACKEND = Backend(reference_paged_attention, supports_spans=True)

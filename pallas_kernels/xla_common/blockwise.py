@@ -219,6 +219,7 @@ def _prefill(
     queries = jnp.pad(q, ((0, size), (0, 0), (0, 0)))
     positions = jnp.pad(batch.positions, (0, size))
     starts = jnp.pad(starts, (0, size))
+    until = None if batch.visible_until is None else jnp.pad(batch.visible_until, (0, size))
 
     def row(index: jax.Array, out: jax.Array) -> jax.Array:
         begin, end = _slice(batch.query_start, index, 2)
@@ -227,12 +228,14 @@ def _prefill(
         def block(number: jax.Array, out: jax.Array) -> jax.Array:
             first = begin + number * size
             last = jnp.minimum(first + size, end) - 1
+            ends = None if until is None else _slice(until, first, size)
             attended = _prefill_block(
                 _slice(queries, first, size),
                 _slice(positions, first, size),
                 _slice(starts, first, size),
+                ends,
                 _slice(starts, first, 1)[0],
-                _slice(positions, last, 1)[0] + 1,
+                _slice(positions, last, 1)[0] + 1 if ends is None else _furthest(ends, last + 1 - first),
                 row_table,
                 pages,
                 block_pages,
@@ -246,10 +249,16 @@ def _prefill(
     return lax.fori_loop(batch.num_decodes, batch.num_requests, row, out)[:tokens]
 
 
+def _furthest(ends: jax.Array, count: jax.Array) -> jax.Array:
+    """The largest of the first `count` of `ends` [B]."""
+    return jnp.where(jnp.arange(len(ends), dtype=jnp.int32) < count, ends, 0).max()
+
+
 def _prefill_block(
     queries: jax.Array,
     positions: jax.Array,
     starts: jax.Array,
+    ends: jax.Array | None,
     first_key: jax.Array,
     end_key: jax.Array,
     table: jax.Array,
@@ -257,7 +266,10 @@ def _prefill_block(
     block_pages: int,
     heads: Heads,
 ) -> jax.Array:
-    """One block of queries [B, N, H] of a single row against its keys from `first_key` to `end_key`: [B, N, V]."""
+    """One block of queries [B, N, H] of a single row against its keys from `first_key` to `end_key`: [B, N, V].
+
+    Each sees the keys from its own of `starts` [B] on, up to the one of `ends` [B]; None: up to itself.
+    """
     size, keys = queries.shape[0], block_pages * pages.page_size
     grouped = queries.reshape(size, heads.num_kv_heads, heads.group, -1)
     grouped = grouped.transpose(1, 2, 0, 3).reshape(1, heads.num_kv_heads, heads.group * size, -1)
@@ -268,7 +280,8 @@ def _prefill_block(
         tables = _slice(table, index * block_pages, block_pages, axis=1)
         key_positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
         distances = jnp.tile(key_positions - positions[:, None], (heads.group, 1))
-        visible = (key_positions <= positions[:, None]) & (key_positions >= starts[:, None])
+        seen = key_positions <= positions[:, None] if ends is None else key_positions < ends[:, None]
+        visible = seen & (key_positions >= starts[:, None])
         visible = jnp.tile(visible, (heads.group, 1))
         return _attend_block(grouped, tables, visible, distances, slopes, run, pages, heads)
 

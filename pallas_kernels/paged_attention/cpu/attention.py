@@ -51,17 +51,20 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1
 """Types of KV cache that the kernel reads, and their bytes."""
 
 
-def attention_target(dtype: str, *, scaled: bool = False) -> Target:
-    """The kernel for a cache of a type (NumPy's name), whose tokens and heads have scales of their own if `scaled`."""
-    name = f"jaxllm_paged_attention_{dtype}{'_scaled' if scaled else ''}"
-    return Target(name, partial(_build, dtype, scaled=scaled), Path(__file__).parent)
+def attention_target(dtype: str, *, scaled: bool = False, spans: bool = False) -> Target:
+    """The kernel for a cache of a type (NumPy's name), whose tokens and heads have scales of their own if `scaled`.
+
+    With `spans` tokens may see later ones.
+    """
+    name = f"jaxllm_paged_attention_{dtype}{'_scaled' if scaled else ''}{'_spans' if spans else ''}"
+    return Target(name, partial(_build, dtype, scaled=scaled, spans=spans), Path(__file__).parent)
 
 
-def _build(dtype: str, *, scaled: bool) -> bytes:
+def _build(dtype: str, *, scaled: bool, spans: bool) -> bytes:
     from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
-    return build(make_kernel(dtype, CACHE_BYTES[dtype], scaled=scaled))
+    return build(make_kernel(dtype, CACHE_BYTES[dtype], scaled=scaled, spans=spans))
 
 
 def cpu_paged_attention(
@@ -142,7 +145,8 @@ def _call(
     page_size = kv_cache.shape[4] // (head_size + options.scale_bytes)
     if head_size % MULTIPLE or page_size % MULTIPLE:
         raise ValueError(f"head size {head_size} and page size {page_size} must be multiples of {MULTIPLE}")
-    target = attention_target(kv_cache.dtype.name, scaled=options.scale_bytes > 0)
+    until = () if batch.visible_until is None else (batch.visible_until,)
+    target = attention_target(kv_cache.dtype.name, scaled=options.scale_bytes > 0, spans=len(until) > 0)
     provide(target)
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
     sinks, slopes = options.sinks, options.alibi_slopes
@@ -171,6 +175,7 @@ def _call(
             ]
         ),
         *(rotation or (no_angles, no_angles)),
+        *until,
     )
     return out, kv_cache
 
@@ -182,5 +187,6 @@ BACKEND = Backend(
     to_canonical=from_transposed,
     merged=merged_attention,
     supports_merged=supports_merged,
+    supports_spans=True,
     page_size=lambda shape, head_size: shape[4] // head_size,
 )

@@ -24,12 +24,13 @@ from jaxllm.pallas_kernels.cpu_common.attention_words import (
     W_RESULTS,
     W_RUN,
     W_TOKENS,
+    W_UNTIL,
     W_WRITES,
     W_WRITTEN,
     WORDS,
     first_seen,
 )
-from jaxllm.pallas_kernels.cpu_common.calls import Kernel, free, result, size
+from jaxllm.pallas_kernels.cpu_common.calls import Kernel, argument, free, result, size
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.products import (
@@ -41,11 +42,13 @@ from jaxllm.pallas_kernels.paged_attention.cpu.products import (
 )
 from jaxllm.pallas_kernels.paged_attention.cpu.scaled_write import make_scaled_write
 from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, finish_rows, start_rows, tile_parts
-from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, Q, block_parts, read_call, scratch_parts
+from jaxllm.pallas_kernels.paged_attention.cpu.visible import visible_ends
+from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, UNTIL, Q, block_parts, read_call, scratch_parts
 from jaxllm.pallas_kernels.paged_attention.cpu.write import make_write
 
 
-def _make_go_through(kind: str, *, scaled: bool) -> Any:
+def _make_go_through(kind: str, *, scaled: bool, spans: bool) -> Any:
+    end_of, furthest = visible_ends(spans=spans)
     wide, narrow = make_row_tiles(VECTORS, kind), make_row_tiles(1, kind)
     score, weigh = make_score(wide, narrow), make_weigh(wide, narrow)
 
@@ -64,8 +67,9 @@ def _make_go_through(kind: str, *, scaled: bool) -> Any:
             count_runs = (stop - start + word(work, W_RUN) - 1) // word(work, W_RUN)
             for tile in range(0, rows, TILE):
                 count = min(TILE, rows - tile)
-                # The tile's last query sees no further.
-                length = min(stop, int32(positions, first + (tile + count - 1) // group) + 1) - start
+                own = first + tile // group
+                # The tile's queries see no further.
+                length = min(stop, furthest(work, own, first + (tile + count - 1) // group + 1 - own)) - start
                 if length <= 0:
                     continue
                 columns = (length + LANES - 1) // LANES * LANES
@@ -74,8 +78,9 @@ def _make_go_through(kind: str, *, scaled: bool) -> Any:
                 if scaled:
                     scale_columns(count, scores, columns, keys)
                 for each in range(count):
-                    position = int32(positions, first + (tile + each) // group)
-                    adjust(work, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, position, start)
+                    token = first + (tile + each) // group
+                    position, last = int32(positions, token), end_of(work, token)
+                    adjust(work, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, position, last, start)
                 soften(count, scores, columns, maxima, totals, sums, head_size, decays)
                 if scaled:
                     scale_columns(count, scores, columns, values)
@@ -85,8 +90,9 @@ def _make_go_through(kind: str, *, scaled: bool) -> Any:
     return go_through
 
 
-def _make_attend(kind: str, *, scaled: bool) -> Any:
-    go_through = _make_go_through(kind, scaled=scaled)
+def _make_attend(kind: str, *, scaled: bool, spans: bool) -> Any:
+    go_through = _make_go_through(kind, scaled=scaled, spans=spans)
+    _, furthest = visible_ends(spans=spans)
 
     @compiled
     def attend(work: int, chunk: int, head: int, scratch: int) -> None:
@@ -95,7 +101,7 @@ def _make_attend(kind: str, *, scaled: bool) -> Any:
         row, first, tokens, shared = chunk_parts(work, chunk)
         state, own, memory = scratch_parts(work, scratch)
         start_rows(work, first, tokens, head, state)
-        begin, end = first_seen(work, int32(positions, first)) // BLOCK * BLOCK, int32(positions, first) + tokens
+        begin, end = first_seen(work, int32(positions, first)) // BLOCK * BLOCK, furthest(work, first, tokens)
         if shared:
             begin, end = 0, shared
         # Shared keys for all rows, then for each the rest. A loop, since LLVM puts in what is called at every place.
@@ -112,17 +118,20 @@ def _make_attend(kind: str, *, scaled: bool) -> Any:
     return attend
 
 
-def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False) -> Kernel:
+def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False, spans: bool = False) -> Kernel:
     """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes.
 
-    If `scaled`, that is int8, each token and head has a scale in the page, and new keys and values are float32.
+    If `scaled`, that is int8, each token and head has a scale in the page, and new keys and values are float32. With
+    `spans` there is one more argument, which says how far tokens see.
     """
     write = make_scaled_write() if scaled else make_write(kind, bytes_each)
-    attend, source_bytes = _make_attend(kind, scaled=scaled), 4 if scaled else bytes_each
+    attend, source_bytes = _make_attend(kind, scaled=scaled, spans=spans), 4 if scaled else bytes_each
 
     @compiled
     def plan(frame: int, work: int) -> int:
         read_call(frame, work, bytes_each, source_bytes)
+        if spans:
+            set_word(work, W_UNTIL, argument(frame, UNTIL))
         tokens, token_bytes = word(work, W_TOKENS), 4 * word(work, W_N) * word(work, W_H)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, Q, 0) - tokens) * token_bytes)
         chunks = plan_chunks(work)

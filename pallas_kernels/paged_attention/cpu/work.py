@@ -50,8 +50,8 @@ ROWS = 192
 # heads after heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, query heads,
 # whether keys and values are written (their address is 0 if they are not), and bytes of a token's scale after a head;
 # `FLOATS` the scale of products, soft cap (0: none), scale of values, then N sinks and N slopes; `COS` and `SIN` have
-# no rows if nothing is to be rotated.
-Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN = range(11)
+# no rows if nothing is to be rotated; `UNTIL` is there for the kernel alone that takes spans.
+Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN, UNTIL = range(12)
 
 
 @compiled

@@ -106,4 +106,5 @@ BACKEND = Backend(
     from_canonical=lambda cache, scale_bytes=0: head_major(cache),
     to_canonical=lambda cache, page_size, scale_bytes=0: canonical(cache),
     page_size=lambda shape, head_size: shape[4],
+    supports_spans=True,
 )

@@ -13,8 +13,8 @@ _CHOICES = (
 )  # fmt: skip
 """Fields each of whose values counts. Of the others there are kinds, in `_choices`."""
 
-READ_BY_CHIPS = tuple(case for case in CASES if not case.scale_bytes)
-"""Without scales by token and head, which the kernels for TPUs and GPUs refuse."""
+READ_BY_CHIPS = tuple(case for case in CASES if not case.scale_bytes and not case.spans)
+"""Without scales by token and head and tokens that see later ones, which the kernels for TPUs and GPUs refuse."""
 
 
 def covering(cases: Sequence[Case]) -> tuple[Case, ...]:
@@ -50,7 +50,7 @@ def _covering(cases: Sequence[Case], there: set[tuple[str, object]]) -> list[Cas
 
 
 _BELONG_TOGETHER = (
-    ("num_heads", "num_kv_heads"), ("window", "chunk", "unseen_are_null", "prefix"),
+    ("num_heads", "num_kv_heads"), ("window", "chunk", "unseen_are_null", "prefix", "spans"),
     # Kernels support some sizes of heads for some types only.
     ("dtype", "kv_dtype", "k_scale", "v_scale", "scale_bytes", "head_size"),
     *((name,) for name in ("page_size", "padding_tokens", "padding_rows", "soft_cap", "sinks", "alibi")),
@@ -93,6 +93,7 @@ def _choices(case: Case) -> set[tuple[str, object]]:
         ("padding of rows", case.padding_rows > 0),
         ("scales", (case.k_scale is not None, case.cache_dtype.name)),
         ("shared prefix", case.prefix > 0),
+        ("spans", "none" if not case.spans else "whole" if case.window is None else "in windows"),
         ("rows", min(len(case.rows), 2) + (len(case.rows) > 32)),
         *(("row", _kind(*row)) for row in case.rows),
     }

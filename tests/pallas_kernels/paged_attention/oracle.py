@@ -92,15 +92,31 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
         cache[pages, offsets, 1::2] = new_values[tokens]
         context = _heads(case, cache[table[row]].reshape(-1, *cache.shape[2:])[: computed + new])
         for head in range(case.num_heads):
-            out[tokens, head] = _attend(case, inputs, head, q[tokens, head], context, positions)
+            ends = positions + 1 + _seen_ahead(case, row, positions)
+            out[tokens, head] = _attend(case, inputs, head, q[tokens, head], context, positions, ends)
         token += new
     return out, cache
 
 
+def _seen_ahead(case: Case, row: int, positions: np.ndarray) -> np.ndarray:
+    """How many later tokens those at `positions` of a row see."""
+    ahead = np.zeros_like(positions)
+    for number, begin, end in case.spans:
+        if number == row:
+            ahead += np.where((begin <= positions) & (positions < end), end - 1 - positions, 0)
+    return ahead
+
+
 def _attend(
-    case: Case, inputs: Inputs, head: int, queries: np.ndarray, context: np.ndarray, positions: np.ndarray
+    case: Case,
+    inputs: Inputs,
+    head: int,
+    queries: np.ndarray,
+    context: np.ndarray,
+    positions: np.ndarray,
+    ends: np.ndarray,
 ) -> np.ndarray:
-    """One head of one row."""
+    """One head of one row, whose tokens see keys up to `ends`."""
     kv_head = head // (case.num_heads // case.num_kv_heads)
     keys = context[:, 2 * kv_head] * (case.k_scale or 1)
     values = context[:, 2 * kv_head + 1] * (case.v_scale or 1)
@@ -110,7 +126,7 @@ def _attend(
         scores = case.soft_cap * np.tanh(scores / case.soft_cap)
     if inputs.alibi_slopes is not None:
         scores += float(inputs.alibi_slopes[head]) * distances
-    visible = distances <= 0
+    visible = np.arange(len(keys)) < ends[:, None]
     if case.window:
         visible &= distances > -case.window
     if case.chunk:
