@@ -106,6 +106,8 @@ class AttentionPlan:
     """Size of what the layer gets, where it is not the hidden size."""
     source: int | None = None
     """Number of the layer whose keys and values in the cache this one reads; it has none, then."""
+    sees_spans: bool = False
+    """Whether tokens see later ones of their span (`RaggedBatch.visible_until`), within the window."""
 
     @property
     def chunk(self) -> int:
@@ -146,6 +148,7 @@ class LatentAttentionPlan:
     num_kv_heads: ClassVar[int | None] = None
     head_size: ClassVar[int | None] = None
     source: ClassVar[int | None] = None
+    sees_spans: ClassVar[bool] = False
 
     @property
     def query_size(self) -> int:

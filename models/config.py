@@ -145,6 +145,11 @@ class ModelConfig:
         return all(layer.attention.is_causal for layer in self.layers)
 
     @property
+    def sees_spans(self) -> bool:
+        """Whether tokens of a span see one another, where prompts have images."""
+        return any(layer.attention.sees_spans for layer in self.attention_layers)
+
+    @property
     def shares_keys(self) -> bool:
         """Whether some layers read the keys and values of others."""
         return any(layer.attention.source is not None for layer in self.attention_layers)

@@ -51,7 +51,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` each way, and becomes `first_rows`
     besides those of its squares. A request has at most `most_rows`. With `has_grid_positions` the rows of an image must
-    stand next to each other.
+    stand next to each other. `spans` says which tokens of a prompt see one another, see `jaxllm.requests.spans`, and
+    `longest_span` how many at most.
     """
 
     patch_size: int
@@ -62,6 +63,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     side: int | None = None
     first_rows: int = 0
     has_grid_positions: bool = False
+    spans: Literal["images", "prompt"] | None = None
+    longest_span: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,6 +48,7 @@ def make_scheduler(
         "policy": config.scheduler.scheduling_policy,
         "long_prefill_token_threshold": config.scheduler.long_prefill_token_threshold,
         "mamba_block_size": config.cache.mamba_block_size,
+        "keeps_spans": resolved.sees_spans,
         "stages": resolved.num_stages if config.scheduler.async_scheduling else 1,
     }
     if len(shards) == 1:

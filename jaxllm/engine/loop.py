@@ -156,6 +156,8 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         side=tower.side,
         first_rows=tower.first_rows,
         has_grid_positions=resolved.model.has_grid_positions,
+        spans=tower.spans,
+        longest_span=resolved.longest_span,
     )
 
 

@@ -16,6 +16,7 @@ from jaxllm.requests.media import PromptMedia
 from jaxllm.requests.prompt_embeds import FIELD, NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.requests.spans import longest_span
 from jaxllm.structured.backend import DEFAULT_BACKEND
 
 _TOKEN_FIELDS: Final = (
@@ -96,6 +97,14 @@ class RequestLimits:
             raise RequestError(
                 f"the images take {num_rows} tokens, but the engine holds at most {images.most_rows} of a request "
                 "(media_pool_tokens); give fewer or smaller images",
+                MEDIA,
+            )
+        span = longest_span(media.spans)
+        if span > images.longest_span:
+            what = "a prompt with images" if images.spans == "prompt" else "images without text between them"
+            raise RequestError(
+                f"{what} of {span} tokens, but the engine takes {images.longest_span} at most: all are computed in one "
+                "step (max_num_batched_tokens, less one for each other of max_num_seqs), within the model's window",
                 MEDIA,
             )
 

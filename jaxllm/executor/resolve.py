@@ -79,7 +79,14 @@ def resolve_config(
         _check_drafts(config, model, stages)
     elif config.speculation.drafting is not None:
         raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
-    workload = Workload(devices[0], model, page_size, kv_cache or KVCacheType(dtype))
+    has_images = runner == "generate" and _takes_images(config, model)
+    workload = Workload(
+        devices[0],
+        model,
+        page_size,
+        kv_cache or KVCacheType(dtype),
+        sees_spans=has_images and model.sees_spans,
+    )
     drafter, drafter_folder = _drafter(config, workload, dtype)
     step = usual_step_sizes(platform, runner)[0].chosen(config.scheduler)
     resolved = ResolvedConfig(
@@ -109,7 +116,7 @@ def resolve_config(
         drafter=drafter,
         drafter_folder=drafter_folder,
     )
-    if model.tower is not None and runner == "generate":
+    if has_images:
         resolved = _with_images(resolved)
     if config.lora.lora_target_modules and runner == "generate":
         # Seldom given: starts of others are faster without the import.
@@ -179,17 +186,38 @@ MOST_MEDIA_ROWS = 32768
 """Rows of images on the devices, unless an option says more."""
 
 
-def _with_images(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The configuration with room for images, unless it is of the language model alone."""
-    options, parallel = resolved.config.images, resolved.config.parallel
-    if options.language_model_only:
-        return resolved
-    stages = parallel.pipeline_parallel_size
+def _takes_images(config: EngineConfig, model: ModelConfig) -> bool:
+    """Whether requests may have images: the model sees them, and the engine is not of the language model alone."""
+    if model.tower is None or config.images.language_model_only:
+        return False
+    stages = config.parallel.pipeline_parallel_size
     if stages > 1:
         logger.warning("images are refused: they are not supported with pipeline_parallel_size=%d", stages)
+    return stages == 1
+
+
+def _with_images(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The configuration with room for images. Raises `ConfigError` where a step has no room for one."""
+    images = resolved.config.images
+    rows = images.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS)
+    model = with_image_sizes(resolved.model, rows, images.max_image_patches)
+    resolved = replace(resolved, media_rows=rows, model=model)
+    tower, options = resolved.model.tower, resolved.config.scheduler
+    assert tower is not None
+    if not resolved.sees_spans:
         return resolved
-    rows = options.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS)
-    return replace(resolved, media_rows=rows, model=with_image_sizes(resolved.model, rows, options.max_image_patches))
+    needed = tower.rows_of(tower.most_patches) + resolved.max_num_seqs - 1
+    if resolved.max_num_batched_tokens >= needed:
+        return resolved
+    if options.max_num_batched_tokens is None and options.max_num_scheduled_tokens is None:
+        # The default is too small for such images.
+        return replace(resolved, max_num_batched_tokens=1 << (needed - 1).bit_length())
+    raise ConfigError(
+        f"max_num_batched_tokens={resolved.max_num_batched_tokens}: the {tower.rows_of(tower.most_patches)} tokens of "
+        f"an image are computed in one step, alongside one of each other request (max_num_seqs={resolved.max_num_seqs})"
+        f"; set max_num_batched_tokens to at least {needed}, lower max_num_seqs, or set language_model_only to serve "
+        "text alone"
+    )
 
 
 def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:

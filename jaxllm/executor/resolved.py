@@ -74,6 +74,21 @@ class ResolvedConfig:
         """Whether requests may have images."""
         return self.media_rows > 0
 
+    @property
+    def sees_spans(self) -> bool:
+        """Whether tokens may see later ones of their span."""
+        return self.sees_images and self.model.sees_spans
+
+    @property
+    def longest_span(self) -> int:
+        """Tokens of a span at most: a step has room for one, and for a token of every other request.
+
+        Of a whole prompt each token sees all others, whatever the window: it must be within that.
+        """
+        longest, tower = self.max_num_batched_tokens - self.max_num_seqs + 1, self.model.tower
+        is_prompt = tower is not None and tower.spans == "prompt"
+        return min([longest, *(window for window in self.model.windows if window and is_prompt)])
+
     def backend(self, operation: Operation) -> str:
         """Name of the implementation of an operation."""
         return self.kernels[operation].name

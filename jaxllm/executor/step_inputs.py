@@ -61,6 +61,8 @@ class StepShape:
     """Whether rows of the media pool may stand in place of tokens."""
     has_grid_positions: bool = False
     """Whether such rows turn by their places in an image."""
+    sees_spans: bool = False
+    """Whether tokens may see later ones of their span."""
     adapters: AdapterShape | None = None
     """Slots for adapters, if there are any."""
     max_drafts: int = 0
@@ -171,6 +173,21 @@ class HostStep:
         return offsets.of(self.plan.slots, self.token_rows, self.positions)
 
     @property
+    def visible_until(self) -> Int32Array:
+        """The end of the positions that each token sees: int32 [tokens]."""
+        plan, ends = self.plan, self.positions + 1
+        first = plan.num_decodes
+        for row in range(plan.num_decodes, plan.num_rows):
+            count, media = int(plan.num_new_tokens[row]), plan.requests[row].media
+            if media is not None:
+                own, start = ends[first : first + count], int(plan.starts[row])
+                for begin, end in media.spans.tolist():
+                    # Spans are computed whole, but for what of them is in the cache.
+                    own[max(begin - start, 0) : max(end - start, 0)] = end
+            first += count
+        return ends
+
+    @property
     def adapter_slots(self) -> Int32Array:
         """The slot of each row's adapter, -1 for none: int32 [n]."""
         return self._table.adapter_slots[self.plan.slots]
@@ -247,6 +264,7 @@ STEP_INPUTS: Final = (
     StepInput("last_pages", ("G", "R"), is_present=lambda shape: shape.num_tables > 1),
     StepInput("media_rows", ("T",), is_present=lambda shape: shape.sees_images),
     StepInput("rotary_offsets", ("parts", "T"), is_present=lambda shape: shape.has_grid_positions),
+    StepInput("visible_until", ("T",), is_present=lambda shape: shape.sees_spans),
     StepInput("adapter_slots", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("adapter_starts", ("R",), is_present=lambda shape: shape.adapters is not None),
     StepInput("num_tokens", ()),

@@ -173,7 +173,8 @@ def _token_adapters(inputs: dict[str, jax.Array], ragged: RaggedBatch, shape: St
 def _with_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, RaggedBatch]:
     """The table [S, G * W] with the pages that rows have grown into, and the batch with theirs."""
     page_table, inputs["page_table"] = _update_pages(page_table, inputs, shape)
-    return page_table, RaggedBatch(**{field.name: inputs[field.name] for field in fields(RaggedBatch)})
+    known = [field.name for field in fields(RaggedBatch) if field.name in inputs]
+    return page_table, RaggedBatch(**{name: inputs[name] for name in known})
 
 
 def _update_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, jax.Array]:

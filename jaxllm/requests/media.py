@@ -1,6 +1,6 @@
 """Images in a prompt: their pixels, and the tokens whose place they take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final, Self
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError
+from jaxllm.requests.spans import NO_SPANS, SpanKind, find_spans, span_keys
 
 FIELD: Final = "multi_modal_data"
 """The name that requests give them."""
@@ -88,16 +89,27 @@ class PromptMedia:
     """The images of a prompt, in order, and the `places` in it that their rows take, int32 [rows of all].
 
     `page_keys` has for each page of the prompt what it depends on besides its token ids: the digest of each image with
-    a row in it, and which of its rows is the first there.
+    a row in it, and which of its rows is the first there, and that of each span. `spans` has begin and end of each,
+    int32 [spans, 2].
     """
 
     items: tuple[MediaItem, ...]
     places: Int32Array
     page_keys: tuple[bytes, ...]
+    spans: npt.NDArray[np.int32] = field(default_factory=lambda: NO_SPANS)
 
     @classmethod
-    def of(cls, items: tuple[MediaItem, ...], token_ids: np.ndarray, token_id: int, block_size: int) -> Self:
+    def of(
+        cls,
+        items: tuple[MediaItem, ...],
+        token_ids: np.ndarray,
+        token_id: int,
+        block_size: int,
+        spans: SpanKind | None = None,
+    ) -> Self:
         """Images for the places of `token_id` in a prompt, int32 [length], in pages of so many tokens.
+
+        `spans` says which tokens see one another.
 
         Raises `RequestError` where there are more places than rows, or fewer.
         """
@@ -107,7 +119,12 @@ class PromptMedia:
             raise RequestError(
                 f"the prompt has {len(places)} image tokens, but its {len(items)} images take {total}", FIELD
             )
-        return cls(items, places, _page_keys(items, places, -(-len(token_ids) // block_size), block_size))
+        num_pages, found = -(-len(token_ids) // block_size), find_spans(spans, places, len(token_ids))
+        keys = _page_keys(items, places, num_pages, block_size)
+        if len(found):
+            more = span_keys(found, token_ids, _extents(items, places), num_pages, block_size)
+            keys = tuple(key + each for key, each in zip(keys, more, strict=True))
+        return cls(items, places, keys, found)
 
     @property
     def num_rows(self) -> int:
@@ -134,3 +151,12 @@ def _page_keys(items: tuple[MediaItem, ...], places: Int32Array, num_pages: int,
             keys[pages[row]] += item.digest + row.to_bytes(8, "little")
         first += item.num_rows
     return tuple(keys)
+
+
+def _extents(items: tuple[MediaItem, ...], places: npt.NDArray[np.int32]) -> list[tuple[bytes, int, int]]:
+    """The digest of each image with rows, and the places of its first and last row."""
+    ends = np.cumsum([item.num_rows for item in items]).tolist()
+    pairs = zip(items, ends, strict=True)
+    return [
+        (item.digest, int(places[end - item.num_rows]), int(places[end - 1])) for item, end in pairs if item.num_rows
+    ]

@@ -12,6 +12,7 @@ from jaxllm.scheduler.queue import RunningOrder
 from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import Shares
 from jaxllm.scheduler.snapshots import StateSnapshots
+from jaxllm.scheduler.spans import WholeSpans
 from jaxllm.scheduler.table import RequestTable
 
 
@@ -31,11 +32,13 @@ class Admission:
         budget: int,
         max_chunk: int,
         snapshots: StateSnapshots | None = None,
+        spans: WholeSpans | None = None,
     ) -> None:
         """`budget` is of one step, `max_chunk` of one prompt in it, both in tokens."""
         self._table, self._waiting, self._running, self._shares = table, waiting, running, shares
         self._groups, self._room, self._pages = groups, room, pages
         self._budget, self._max_chunk, self._snapshots = budget, max_chunk, snapshots
+        self._spans = spans
 
     def admit(self, budget: int, owners: Container[int] | None = None) -> tuple[list[Request], list[int]]:
         """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens.
@@ -60,6 +63,8 @@ class Admission:
             if len(sequences) > min(free, self._budget - running):
                 self._room.blocked = request
                 break
+            if not self._has_first(request, budget):
+                break
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
             found = self._pages.admit(request, headroom=running + len(sequences) - 1)
@@ -80,9 +85,23 @@ class Admission:
                 self._running.add(each)
             admitted += sequences
             free -= len(sequences)
-            counts.append(min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget))
+            counts.append(self._first_count(request, num_cached, budget))
             if self._snapshots is not None:
                 self._snapshots.admitted(request, num_cached)
                 counts[-1] = int(self._snapshots.cut(np.array([slot]), np.array(counts[-1:]))[0])
             budget -= counts[-1]
         return admitted, counts
+
+    def _has_first(self, request: Request, budget: int) -> bool:
+        """Whether `budget` tokens are enough to begin with: not where a longer span comes first."""
+        if self._spans is None or request.media is None:
+            return True
+        return self._first_count(request, self._pages.num_cached_tokens(request), budget) > 0
+
+    def _first_count(self, request: Request, num_cached: int, budget: int) -> int:
+        """How many tokens of `budget` a request computes first, of which so many are cached."""
+        count = min(request.num_tokens - num_cached, self._max_chunk)
+        if self._spans is None or request.media is None:
+            return min(count, budget)
+        count = max(count, self._spans.needed(request, num_cached))
+        return self._spans.cut(request, num_cached, min(count, budget))

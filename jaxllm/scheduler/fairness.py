@@ -9,6 +9,7 @@ import numpy.typing as npt
 from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.shares import Shares
+from jaxllm.scheduler.spans import WholeSpans
 from jaxllm.scheduler.table import RequestTable
 
 SHORT_STEPS = 8
@@ -23,8 +24,8 @@ Floats = npt.NDArray[np.float64]
 class Fairness:
     """Divides the tokens of steps of `budget` between prompts, by the owners' weights."""
 
-    def __init__(self, table: RequestTable, shares: Shares, budget: int) -> None:
-        self._table, self._shares, self._budget = table, shares, budget
+    def __init__(self, table: RequestTable, shares: Shares, budget: int, spans: WholeSpans | None = None) -> None:
+        self._table, self._shares, self._budget, self._spans = table, shares, budget, spans
 
     def reserve(self, prefills: Int32Array, num_decodes: int, head: Request) -> int:
         """Tokens of a step to keep for waiting requests of owners that have none among `prefills`, slots."""
@@ -38,7 +39,12 @@ class Fairness:
         others = [index for index in self._shares.waiting if index not in computing]
         waiting = float(weights[others].sum())
         share = -(-budget * waiting // (waiting + float(weights[computing].sum())))
-        return min(int(share), budget - 1)  # the first that runs goes on in every step
+        if self._spans is None:
+            return min(int(share), budget - 1)  # the first that runs goes on in every step
+        first = self._table.requests[prefills[0]]
+        assert first is not None
+        needed = self._spans.needed(first, int(self._table.num_computed[prefills[0]]))
+        return min(max(int(share), self._spans.needed(head, 0)), budget - needed)
 
     def short(self, num_tokens: int) -> int:
         """The tokens of a step that brings the first ones of owners who had nothing, `num_tokens` with all decodes.
@@ -56,8 +62,10 @@ class Fairness:
 
         slots, wanted: int32 [n], in order, decodes first.
         """
-        counts = wanted.copy()
-        counts[num_decodes:] = self._divide(slots[num_decodes:], wanted[num_decodes:], left)
+        counts, prompts = wanted.copy(), slots[num_decodes:]
+        counts[num_decodes:] = self._divide(prompts, wanted[num_decodes:], left)
+        if self._spans is not None and len(prompts):
+            counts[num_decodes:] = self._spans.divided(prompts, counts[num_decodes:], wanted[num_decodes:], left)
         rows = counts > 0
         return slots[rows], counts[rows]
 

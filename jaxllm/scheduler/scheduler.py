@@ -28,6 +28,7 @@ from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
 from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.snapshots import StateSnapshots
+from jaxllm.scheduler.spans import WholeSpans
 from jaxllm.scheduler.table import RequestTable
 
 STEPS_BETWEEN_SHORT = 1
@@ -57,12 +58,15 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         mamba_block_size: int = MAMBA_BLOCK_SIZE,
         stages: int = 1,
+        keeps_spans: bool = False,
         table: RequestTable | None = None,
     ) -> None:
         """`mamba_block_size` is that of `CacheOptions`: tokens between two snapshots, where `pages` has some.
 
         With several `stages` (pipeline parallel) as many steps are to be under way, each with its part of the decodes:
         no request runs whose last token the host does not know yet.
+
+        With `keeps_spans` no step splits a span, see `WholeSpans`.
 
         `table` has `max_num_seqs` slots; it is made if it is not given.
         """
@@ -87,7 +91,8 @@ class Scheduler:
         self._shares = Shares(most_debt=DEBT_STEPS * max_num_batched_tokens)
         self._waiting: FairQueue[Request] = FairQueue(self._shares)
         self._running = RunningOrder(order_key(policy))
-        self._fairness = Fairness(self.table, self._shares, max_num_batched_tokens)
+        self._spans = WholeSpans(self.table) if keeps_spans else None
+        self._fairness = Fairness(self.table, self._shares, max_num_batched_tokens, self._spans)
         self._room = Room(self.table, self._running, self._shares, pages, max_num_batched_tokens)
         self._holds = Holds()
         self._requests: dict[str, Request] = {}
@@ -107,6 +112,7 @@ class Scheduler:
             budget=max_num_batched_tokens,
             max_chunk=self._max_chunk,
             snapshots=self._snapshots,
+            spans=self._spans,
         )
         self._drafts: Drafts | None = None
         self._arrivals = 0
@@ -323,7 +329,14 @@ class Scheduler:
             chunks = self._snapshots.cut(slots[prefills], chunks)
         # With several owners they are divided later, when it is known who comes.
         contended = self._shares.contended
-        counts = chunks if contended else in_order(chunks, self._budget - num_decodes)
+        if self._spans is not None:
+            chunks = self._spans.wanted(slots[prefills], chunks)
+        if contended:
+            counts = chunks
+        elif self._spans is not None:
+            counts = self._spans.in_order(slots[prefills], chunks, self._budget - num_decodes)
+        else:
+            counts = in_order(chunks, self._budget - num_decodes)
         fits = counts > 0
         return (
             np.concatenate([slots[decodes], slots[prefills][fits]]),

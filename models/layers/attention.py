@@ -79,18 +79,18 @@ class Attention(nnx.Module):
     def attend(self, projected: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
-        options = self._options()
+        options, ragged = self._options(), context.ragged
+        if ragged.visible_until is not None and not self.plan.sees_spans:
+            ragged = replace(ragged, visible_until=None)
         merged = get_backend(self.implementation).merged if self.is_merged else None
         if merged is not None:
             assert context.rotation is not None
-            out, own = merged(
-                projected, context.rotation, self.pages.view_layer(kv_cache), layer, context.ragged, options
-            )
+            out, own = merged(projected, context.rotation, self.pages.view_layer(kv_cache), layer, ragged, options)
             return out, own.reshape(kv_cache.shape)
         parts = self.parts.split(projected)
         query, key, value = self._heads(parts, context)
         if self.plan.is_causal:
-            out, kv_cache = self._paged(query, key, value, kv_cache, layer, context.ragged, options=options)
+            out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, options=options)
         else:
             out = self._attend_whole_texts(query, key, value, context.ragged)
         out = out.reshape(len(projected), -1)

@@ -4,7 +4,7 @@ Axis letters: P patches, B bytes of a patch, V hidden size of the transformer, D
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +107,9 @@ class TowerPlan:
     pixels: PixelPlan = PixelPlan()
     row_parts: int = 1
     """Parts of a row, of D numbers each: the first stands in place of a token, others are added after first layers."""
+    spans: Literal["images", "prompt"] | None = None
+    """The tokens that see one another in layers with `AttentionPlan.sees_spans`: those of neighbouring rows, or all of
+    a prompt with images."""
 
     @property
     def patch_bytes(self) -> int:

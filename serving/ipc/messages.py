@@ -117,6 +117,7 @@ class Media(msgspec.Struct):
     order: list[int]
     places: np.ndarray
     page_keys: tuple[bytes, ...]
+    spans: np.ndarray
 
     @classmethod
     def of(cls, media: PromptMedia) -> "Media":
@@ -127,7 +128,8 @@ class Media(msgspec.Struct):
             (item.digest, item.num_kept, _arrangement(item), [_crop(crop) for crop in item.crops])
             for item in distinct.values()
         ]
-        return cls(images, [numbers[item.digest] for item in media.items], media.places, media.page_keys)
+        order = [numbers[item.digest] for item in media.items]
+        return cls(images, order, media.places, media.page_keys, media.spans)
 
     def media(self) -> PromptMedia:
         """The images of a request."""
@@ -140,7 +142,7 @@ class Media(msgspec.Struct):
             )
             for digest, num_kept, arrangement, crops in self.images
         ]
-        return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys)
+        return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys, self.spans)
 
 
 def _arrangement(item: MediaItem) -> tuple[np.ndarray, np.ndarray] | None:

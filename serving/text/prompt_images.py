@@ -97,7 +97,7 @@ class PromptImages:
 
     def media(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptMedia:
         """The images of a prompt, at their places among its tokens. Raises `RequestError`."""
-        return PromptMedia.of(prompt.items, token_ids, self.info.token_id, self.block_size)
+        return PromptMedia.of(prompt.items, token_ids, self.info.token_id, self.block_size, self.info.spans)
 
     def prepare(self, pixels: Pixels, kwargs: Mapping[str, Any] | None = None) -> PreparedImage:
         """Process an image, uint8 [height, width, 3], with a request's mm_processor_kwargs.

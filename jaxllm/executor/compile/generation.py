@@ -51,6 +51,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
         sees_images=resolved.sees_images,
         has_grid_positions=resolved.sees_images and resolved.model.has_grid_positions,
+        sees_spans=resolved.sees_spans,
         adapters=resolved.adapters,
         max_drafts=resolved.max_drafts,
         drafter=resolved.drafter,

@@ -27,12 +27,14 @@ class AttentionShape:
     """What latent attention keeps of a token, in place of heads."""
     dynamic_scales: bool = False
     """Whether each token and head has a scale of its own in the cache."""
+    spans: bool = False
+    """Whether tokens may see later ones."""
 
 
 def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
-    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic
+    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, workload.sees_spans
     return tuple(AttentionShape(model.num_heads // heads, size, *rest) for heads, size in model.kv_heads)
 
 
@@ -81,9 +83,18 @@ _BY_TOKEN = (
 )
 
 
+_SPANS = "does not support models whose image tokens see later ones; language_model_only=True does without images"
+
+
+def _tpu_refusal(device: Any, shape: AttentionShape) -> str | None:
+    return _SPANS if shape.spans else None
+
+
 def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
+    if shape.spans:
+        return _SPANS
     # Only here: starts elsewhere are faster without the import.
     from jaxllm.pallas_kernels.paged_attention.gpu.options import is_hopper, refusal
 
@@ -96,6 +107,8 @@ def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
 def _triton_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
+    if shape.spans:
+        return _SPANS
     # Only on GPUs: starts elsewhere are faster without the import.
     from jaxllm.pallas_kernels.paged_attention.triton.options import problem_of, refusal
 
@@ -121,7 +134,7 @@ def _kernel(name: str, platform: str, refusal: _Refusal) -> Kernel[tuple[Attenti
 ATTENTION = OperationKernels(
     "attention",
     kernels=(
-        _kernel("tpu", "tpu", lambda device, shape: None),
+        _kernel("tpu", "tpu", _tpu_refusal),
         _kernel("gpu", "gpu", _gpu_refusal),
         _kernel("triton", "gpu", _triton_refusal),
         _kernel("cpu", "cpu", _cpu_refusal),

@@ -60,4 +60,4 @@ def _attention(resolved: ResolvedConfig) -> Target:
         from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
 
         return latent_attention_target(cache.dtype)
-    return attention_target(cache.dtype, scaled=cache.scale_bytes > 0)
+    return attention_target(cache.dtype, scaled=cache.scale_bytes > 0, spans=resolved.sees_spans)

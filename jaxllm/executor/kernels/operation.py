@@ -21,6 +21,8 @@ class Workload:
     model: ModelConfig
     page_size: int
     kv_cache: KVCacheType
+    sees_spans: bool = False
+    """Whether tokens may see later ones, see `ResolvedConfig.sees_spans`."""
 
 
 @dataclass(frozen=True)
