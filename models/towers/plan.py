@@ -130,6 +130,7 @@ class TowerPlan:
     def first_rows(self) -> int:
         """Rows of a crop before those of its patches."""
         return self.class_rows + self.has_learned_row
+
     def sized(self, most: int) -> "TowerPlan":
         """The plan with programs for crops of at most `most` patches."""
         return replace(self, sizes=program_sizes(most - most % self.patches_per_row, self.patches_per_row))
