@@ -1,15 +1,17 @@
 """The host's side of images: their crops are sent to the devices, and encoded there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.errors import RequestError
 from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.media_targets import BlendedRows
 from jaxllm.executor.program_table import ENCODE
 from jaxllm.models.towers.plan import TowerPlan
-from jaxllm.requests.media import ImageCrop, MediaItem
+from jaxllm.requests.media import FIELD, ImageCrop, MediaItem
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -27,29 +29,40 @@ class MediaCalls:
     def encode(self, item: MediaItem, rows: Int32Array) -> Iterator[int]:
         """Encode an image, and give the number of patches after each crop was sent.
 
-        What is kept of it goes to `rows` int32 [num_kept] of the pool.
+        What is kept of it goes to `rows` int32 [num_kept] of the pool. Raises `RequestError` for one with sums of rows
+        where the model has none.
         """
-        if item.arrangement is not None:
-            every = np.full(sum(self._plan.rows_of(len(crop.patches)) for crop in item.crops), -1, np.int32)
-            every[item.arrangement.kept] = rows
-            rows = every
-        first = 0
-        for crop in item.crops:
-            count = self._plan.rows_of(len(crop.patches))
-            self._encode(crop, rows[first : first + count])
-            first += count
+        counts = [self._plan.rows_of(len(crop.patches)) for crop in item.crops]
+        firsts = np.cumsum([0, *counts])
+        targets = self._targets(item, rows, int(firsts[-1]))
+        for crop, first, count in zip(item.crops, firsts, counts, strict=False):
+            self._encode(crop, targets(int(first), count))
             yield len(crop.patches)
 
-    def _encode(self, crop: ImageCrop, rows: Int32Array) -> None:
+    def _targets(self, item: MediaItem, rows: Int32Array, total: int) -> Callable[[int, int], Sequence[np.ndarray]]:
+        """What of the pool a crop writes, from the first of its rows and their number; `total` are those of all."""
+        arrangement = item.arrangement
+        if self._plan.has_sums:
+            return BlendedRows(item, rows, self._plan.targets_of(self._plan.most_patches)).of_crop
+        if arrangement is None:
+            return lambda first, count: [rows[first : first + count]]
+        if arrangement.weights is not None:
+            raise RequestError("this model has no sums of rows of an image", FIELD)
+        every = np.full(total, -1, np.int32)
+        every[arrangement.kept] = rows
+        return lambda first, count: [every[first : first + count]]
+
+    def _encode(self, crop: ImageCrop, targets: Sequence[np.ndarray]) -> None:
         count = len(crop.patches)
         size = next(each for each in self._plan.sizes if each >= count)
         patches, places = crop.patches, patch_places(crop.height, crop.width, self._plan.merge)
         if count < size:
             padding = ((0, size - count), (0, 0))
             patches, places = np.pad(patches, padding), np.pad(places, padding)
-            rows = np.pad(rows, (0, self._plan.rows_of(size) - len(rows)), constant_values=-1)
+        rows, *others = targets
+        rows = np.pad(rows, (0, self._plan.targets_of(size) - len(rows)), constant_values=-1)
         extent = np.array([crop.height, crop.width], np.int32)
-        self._calls.call_sized(ENCODE, size, patches, places, extent, rows)
+        self._calls.call_sized(ENCODE, size, patches, places, extent, rows, *others)
 
 
 @lru_cache(maxsize=64)

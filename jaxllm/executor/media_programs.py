@@ -13,6 +13,7 @@ from flax import nnx
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.models.towers.crop import Crop
+from jaxllm.requests.media import MOST_SOURCES
 
 
 def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
@@ -21,25 +22,42 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
     assert plan is not None
 
     def encode(
-        parameters: Any, pool: jax.Array, patches: jax.Array, places: jax.Array, extent: jax.Array, rows: jax.Array
+        parameters: Any,
+        pool: jax.Array,
+        patches: jax.Array,
+        places: jax.Array,
+        extent: jax.Array,
+        rows: jax.Array,
+        *blend: jax.Array,
     ) -> jax.Array:
         """The pool [E, D] with the rows of a crop at `rows` int32 [R], see `ImageTower`; those at -1 are not kept.
 
-        `patches` uint8 [size, B] of `extent` int32 [2] each way are at `places` int32 [size, 2].
+        `patches` uint8 [size, B] of `extent` int32 [2] each way are at `places` int32 [size, 2]. Where the model has
+        sums of rows, `rows` and the `blend` are those of `Blend`.
         """
         tower = nnx.merge(context.graph, parameters).tower
         assert tower is not None
         encoded = tower(patches, Crop(places, extent))
         outside = jnp.where(rows < 0, pool.shape[0], rows)
+        if blend:
+            is_begun, sources, weights = blend
+            parts = (encoded[sources].astype(jnp.float32) * weights[..., None]).sum(axis=1)
+            encoded = parts + jnp.where(is_begun[:, None], pool[rows].astype(jnp.float32), 0.0)
         return pool.at[outside].set(encoded.astype(pool.dtype), mode="drop")
 
+    targets = plan.targets_of(size)
     inputs = (
         context.host((size, plan.patch_bytes), np.uint8),
         context.host((size, 2)),
         context.host((2,)),
-        context.host((plan.rows_of(size),)),
+        context.host((targets,)),
     )
-    return ProgramBody(encode, inputs)
+    sums = (
+        context.host((targets,), np.bool_),
+        context.host((targets, MOST_SOURCES)),
+        context.host((targets, MOST_SOURCES), np.float32),
+    )
+    return ProgramBody(encode, (*inputs, *sums) if plan.has_sums else inputs)
 
 
 def encode_sizes(context: ProgramContext[Any]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,14 @@ import numpy.typing as npt
 from jaxllm.errors import RequestError
 from jaxllm.requests.spans import NO_SPANS, SpanKind, find_spans, span_keys
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
 FIELD: Final = "multi_modal_data"
 """The name that requests give them."""
+
+MOST_SOURCES: Final = 4
+"""Rows of crops of which one in a prompt may be the sum."""
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -33,17 +39,33 @@ class Arrangement:
     """The rows of an image's crops as a prompt has them, where that is not each row once, in order.
 
     `kept` int32 [K] are those that it has, ascending, counted over one crop after the other. `order` int32 [rows in the
-    prompt] says which of the kept stands in each place.
+    prompt] says which of the kept stands in each place. With `weights` float32 [K, MOST_SOURCES], each of the kept is a
+    sum of rows, `kept` int32 [K, MOST_SOURCES], times these.
     """
 
     kept: Int32Array
     order: Int32Array
+    weights: npt.NDArray[np.float32] | None = None
 
     @classmethod
-    def of(cls, rows: Int32Array) -> Self:
-        """For a prompt that has these rows of the crops, int32 [rows in the prompt]."""
-        kept, order = np.unique(rows, return_inverse=True)
-        return cls(kept.astype(np.int32), order.astype(np.int32))
+    def of(cls, rows: Int32Array, weights: npt.NDArray[np.float32] | None = None) -> Self:
+        """For a prompt that has these rows of the crops, int32 [rows in the prompt].
+
+        With weights, sums of `rows` int32 [rows in the prompt, MOST_SOURCES].
+        """
+        if weights is None:
+            kept, order = np.unique(rows, return_inverse=True)
+            return cls(kept.astype(np.int32), order.astype(np.int32))
+        both = np.concatenate([rows, weights.view(np.int32)], axis=1)
+        sums, order = np.unique(both, axis=0, return_inverse=True)
+        kept, found = np.ascontiguousarray(sums[:, :MOST_SOURCES]), np.ascontiguousarray(sums[:, MOST_SOURCES:])
+        return cls(kept, order.reshape(-1).astype(np.int32), found.view(np.float32))
+
+    def update(self, digest: "Hash") -> None:
+        """Add to the digest what an image's rows depend on here."""
+        for array in (self.kept, self.order, self.weights):
+            if array is not None:
+                digest.update(array.data)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,11 +83,11 @@ class MediaItem:
         crops: tuple[ImageCrop, ...],
         patches_per_row: int,
         first_rows: int = 0,
-        arrangement: Int32Array | None = None,
+        arrangement: Arrangement | None = None,
     ) -> Self:
         """An image of these crops, each of which becomes `first_rows` rows, and one of so many patches each.
 
-        The prompt has the rows of the crops that `arrangement` names, int32 [rows in the prompt], or all.
+        The prompt has the rows of the crops as in `arrangement`, or each once, in order.
         """
         digest = sha256()
         for crop in crops:
@@ -74,9 +96,8 @@ class MediaItem:
         if arrangement is None:
             num_rows = sum(first_rows + len(crop.patches) // patches_per_row for crop in crops)
             return cls(digest.digest(), crops, num_rows)
-        digest.update(np.ascontiguousarray(arrangement).data)
-        arranged = Arrangement.of(arrangement)
-        return cls(digest.digest(), crops, len(arranged.kept), arranged)
+        arrangement.update(digest)
+        return cls(digest.digest(), crops, len(arrangement.kept), arrangement)
 
     @property
     def num_rows(self) -> int:

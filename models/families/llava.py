@@ -69,13 +69,13 @@ def read_next(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_one_vision(file: ConfigFile, architecture: str) -> ModelConfig:
-    """LLaVA-OneVision (arXiv 2408.03326): likewise, other defaults."""
+    """LLaVA-OneVision (arXiv 2408.03326): likewise, and large images have fewer rows, which are sums."""
     file = file.reading(
         vision_config=_ONE_VISION_DEFAULTS, text_config={"model_type": "qwen2"}, image_token_index=151646,
         vision_feature_layer=-1, vision_feature_select_strategy="full",
     )  # fmt: skip
-    config = replace(read_text_model(file, architecture, "qwen2"), tower=read_tower(file, SIGLIP))
-    return _with_lines(config, file)
+    tower = replace(read_tower(file, SIGLIP), has_sums=True)
+    return _with_lines(replace(read_text_model(file, architecture, "qwen2"), tower=tower), file)
 
 
 def _with_lines(config: ModelConfig, file: ConfigFile) -> ModelConfig:

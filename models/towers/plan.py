@@ -4,6 +4,7 @@ Axis letters: P patches, B bytes of a patch, V hidden size of the transformer, D
 """
 
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Literal, Protocol
 
 import jax
@@ -104,6 +105,8 @@ class TowerPlan:
     """Rows of a crop that are not of patches, and come before those."""
     has_learned_row: bool = False
     """Whether a learned row comes before all others of a crop, which stands where an arrangement puts it."""
+    has_sums: bool = False
+    """Whether an image of several crops may have sums of their rows in place of these, no more than there are rows."""
     pixels: PixelPlan = PixelPlan()
     row_parts: int = 1
     """Parts of a row, of D numbers each: the first stands in place of a token, others are added after first layers."""
@@ -138,6 +141,15 @@ class TowerPlan:
     def rows_of(self, num_patches: int) -> int:
         """Rows that a crop of so many patches becomes."""
         return self.first_rows + num_patches // self.patches_per_row
+
+    def targets_of(self, num_patches: int) -> int:
+        """Rows in a prompt that a crop of so many patches has a part in, at most.
+
+        Sums of neighbours, where there are fewer sums than rows each way, reach over the edge by less than a row.
+        """
+        if not self.has_sums:
+            return self.rows_of(num_patches)
+        return self.first_rows + (isqrt(num_patches // self.patches_per_row) + 1) ** 2
 
 
 def program_sizes(most: int, patches_per_row: int, *, least: int = 256, step: int = 4) -> tuple[int, ...]:

@@ -113,7 +113,9 @@ class Media(msgspec.Struct):
     indexes of them.
     """
 
-    images: list[tuple[bytes, int, tuple[np.ndarray, np.ndarray] | None, list[tuple[int, int, Weight]]]]
+    images: list[
+        tuple[bytes, int, tuple[np.ndarray, np.ndarray, np.ndarray | None] | None, list[tuple[int, int, Weight]]]
+    ]
     order: list[int]
     places: np.ndarray
     page_keys: tuple[bytes, ...]
@@ -145,8 +147,9 @@ class Media(msgspec.Struct):
         return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys, self.spans)
 
 
-def _arrangement(item: MediaItem) -> tuple[np.ndarray, np.ndarray] | None:
-    return None if item.arrangement is None else (item.arrangement.kept, item.arrangement.order)
+def _arrangement(item: MediaItem) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    found = item.arrangement
+    return None if found is None else (found.kept, found.order, found.weights)
 
 
 def _crop(crop: ImageCrop) -> tuple[int, int, Weight]:

@@ -12,10 +12,14 @@ from jaxllm.serving.media.image_processors.llava_next import LLaVANext, best_res
 
 @dataclass(frozen=True, eq=False)
 class ArrangedRows:
-    """`rows` int32 [places in the prompt] of the tower's output, counted over all crops, which have `num_rows`."""
+    """`rows` int32 [places in the prompt] of the tower's output, counted over all crops, which have `num_rows`.
+
+    With `weights` float32 [places, 4], sums of four rows each: `rows` int32 [places, 4].
+    """
 
     rows: NDArray[np.int32]
     num_rows: int
+    weights: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,32 @@ class LLaVANextRows:
 
     def arranged(self, image: ProcessedImage) -> ArrangedRows | None:
         """The rows that stand there; None where they are no rows of the tower."""
+        if self.added:
+            return None
         grid_rows, grid_columns = self._grid(image)
         lines, columns = self._unpadded(image)
-        if self.added or self._lines(image) != (lines, columns):
-            return None
         crop_rows = self.side[0] * self.side[1]
         # The same number of lines is left out above and below, and likewise at the sides.
         top, left = (grid_rows * self.side[0] - lines) // 2, (grid_columns * self.side[1] - columns) // 2
         line, column = np.arange(top, top + lines)[:, None], np.arange(left, left + columns)
         crops = 1 + line // self.side[0] * grid_columns + column // self.side[1]
         inside = line % self.side[0] * self.side[1] + column % self.side[1]
-        tiles = np.pad(crops * (1 + crop_rows) + 1 + inside, ((0, 0), (0, 1)))
-        rows = np.concatenate([np.arange(1, 1 + crop_rows), tiles.ravel()]).astype(np.int32)
-        return ArrangedRows(rows, (1 + grid_rows * grid_columns) * (1 + crop_rows))
+        tiles = (crops * (1 + crop_rows) + 1 + inside).astype(np.int32)
+        whole, total = np.arange(1, 1 + crop_rows, dtype=np.int32), (1 + grid_rows * grid_columns) * (1 + crop_rows)
+        wanted = self._lines(image)
+        if wanted == (lines, columns):
+            return ArrangedRows(np.concatenate([whole, np.pad(tiles, ((0, 0), (0, 1))).ravel()]), total)
+        rows, weights = reduced(tiles, *wanted)
+        # The rows that are no sums: the whole image's, and the one that ends a line.
+        alone = np.array([1, 0, 0, 0], np.float32)
+        ends = np.zeros((len(rows), 1, 4), np.int32), np.broadcast_to(alone, (len(rows), 1, 4))
+        lines_of_rows = np.concatenate([rows, ends[0]], axis=1).reshape(-1, 4)
+        lines_of_weights = np.concatenate([weights, ends[1]], axis=1).reshape(-1, 4)
+        return ArrangedRows(
+            np.concatenate([np.pad(whole[:, None], ((0, 0), (0, 3))), lines_of_rows]),
+            total,
+            np.concatenate([np.broadcast_to(alone, (crop_rows, 4)), lines_of_weights]),
+        )
 
     def _grid(self, image: ProcessedImage) -> tuple[int, int]:
         """Rows and columns of tiles."""
@@ -78,3 +95,26 @@ class LLaVANextRows:
             if ratio > 1.1:
                 return int(rows // ratio), int(columns // ratio)
         return rows, columns
+
+
+def reduced(rows: NDArray[np.int32], height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """A picture of `rows` int32 [h, w] with fewer rows and columns, bilinearly as torch does it without antialiasing.
+
+    Gives the four rows of each place, int32 [height, width, 4], and their weights, float32 of the same shape.
+    """
+    (top, bottom, down), (left, right, across) = (
+        _neighbours(*each) for each in zip(rows.shape, (height, width), strict=True)
+    )
+    pairs = [(top, left), (top, right), (bottom, left), (bottom, right)]
+    sources = np.stack([rows[np.ix_(*pair)] for pair in pairs], axis=-1)
+    down, across = down[:, None], across[None]
+    weights = [(1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across]
+    return sources, np.stack(weights, axis=-1).astype(np.float32)
+
+
+def _neighbours(length: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The two elements that each of fewer ones lies between, and the weight of the second."""
+    scale = np.float32(length / wanted)
+    place = np.maximum((np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5), 0)
+    first = place.astype(np.int64)
+    return first, np.minimum(first + 1, length - 1), place - first.astype(np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxllm.config.engine_info import EngineInfo, ImageInfo
 from jaxllm.errors import ConfigError, RequestError, quoted
 from jaxllm.models.towers.patches import Pixels, cut_patches
-from jaxllm.requests.media import FIELD, ImageCrop, MediaItem, PromptMedia
+from jaxllm.requests.media import FIELD, Arrangement, ImageCrop, MediaItem, PromptMedia
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
@@ -118,8 +118,8 @@ class PromptImages:
         num_wanted = features_of(runs) if arranged is None else arranged.num_rows
         if num_rows != num_wanted:
             raise RequestError(_misfit(processed, num_rows, num_wanted), FIELD)
-        rows = None if arranged is None else arranged.rows
-        item = MediaItem.of(crops, self.info.merge**2, self.info.first_rows, rows)
+        arrangement = None if arranged is None else Arrangement.of(arranged.rows, arranged.weights)
+        item = MediaItem.of(crops, self.info.merge**2, self.info.first_rows, arrangement)
         return PreparedImage(item, text_of(runs))
 
     def _crop(self, pixels: Pixels) -> ImageCrop:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from jaxllm.config import EngineConfig
+from jaxllm.requests.media import Arrangement, ImageCrop, MediaItem, PromptMedia
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.serving.ipc.messages import Abort, Add, Configure, ToEngine
+from jaxllm.serving.ipc.messages import Abort, Add, Configure, Media, ToEngine
 from jaxllm.serving.ipc.wire import INLINE_BYTES, SHARED_BYTES, FrameDecoder, FrameEncoder
 
 
@@ -110,3 +111,22 @@ def test_anything_else_is_refused(frame: bytes) -> None:
 def test_what_is_not_data_cannot_be_sent() -> None:
     with pytest.raises(TypeError, match="object cannot be sent"):
         FrameEncoder().encode(Abort([object()]))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("weights", [None, np.full((3, 4), 0.25, np.float32)])
+def test_images_arrive_as_they_are_arranged(weights: np.ndarray | None) -> None:
+    rows = np.array([2, 0, 2], np.int32) if weights is None else np.arange(12, dtype=np.int32).reshape(3, 4)[[1, 0, 1]]
+    crop = ImageCrop(np.arange(48, dtype=np.uint8).reshape(4, 12), 2, 2)
+    items = MediaItem.of((crop,), 1, 0, Arrangement.of(rows, weights)), MediaItem.of((crop, crop), 1)
+    prompt = np.full(11, 7, np.int32)
+    media = PromptMedia.of((*items,), prompt, 7, 4)
+    arrived = there_and_back(Media.of(media), Media)[0].media()
+    assert arrived.page_keys == media.page_keys
+    assert [item.digest for item in arrived.items] == [item.digest for item in items]
+    assert [item.num_rows for item in arrived.items] == [3, 8]
+    found, sent = arrived.items[0].arrangement, items[0].arrangement
+    assert sent is not None
+    np.testing.assert_array_equal(found.kept, sent.kept)
+    np.testing.assert_array_equal(found.order, sent.order)
+    np.testing.assert_array_equal(found.weights, sent.weights)
+    assert arrived.items[1].arrangement is None

@@ -38,6 +38,7 @@ def one_vision(vocab_size: int, ids: Mapping[str, int]) -> Any:
         image_token_id=ids["<image>"],
         video_token_id=vocab_size - 1,
         image_grid_pinpoints=GRID,
+        vision_aspect_ratio="anyres_max_2",
     )
 
 
@@ -49,9 +50,10 @@ def processor(tokenizer: Any) -> Any:
 
 
 def one_vision_processor(tokenizer: Any) -> Any:
+    """Images of four tiles, or three in a row, are reduced to two."""
     images = LlavaOnevisionImageProcessorPil(image_grid_pinpoints=GRID, size={"height": 56, "width": 56})
     fields = {
-        "num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"
+        "num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"
     }  # fmt: skip
     return PartsProcessor(LlavaOnevisionProcessor, images, tokenizer, {"image_token": "<image>"}, **fields)
 
