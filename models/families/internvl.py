@@ -6,9 +6,9 @@ from typing import Final
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import ConvolutionAsMatrix, OfOne, Source
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families.family import LLAMA_NAMES, Family, Names
+from jaxllm.models.families.family import Family, Names
 from jaxllm.models.families.llava import PARTS, PROJECTOR, SEEING_PARTS, VISION
-from jaxllm.models.families.text_models import read_text_model
+from jaxllm.models.families.text_models import TEXT_NAMES, read_text_model
 from jaxllm.models.families.vision import CLIP_PIXELS, check_heads, taken_layers
 from jaxllm.models.layers.activation import read_activation
 from jaxllm.models.norm_plan import NormPlan
@@ -96,7 +96,7 @@ def _square(vision: ConfigFile, key: str) -> int:
 
 _LAYER = f"{VISION}.encoder.layer.*"
 NAMES: Names = {
-    **LLAMA_NAMES,
+    **TEXT_NAMES,
     "tower.vision.patches": Source(f"{VISION}.embeddings.patch_embeddings.projection", ConvolutionAsMatrix()),
     "tower.vision.class_token": Source(f"{VISION}.embeddings.cls_token", OfOne(), {"weight": ""}),
     "tower.vision.positions": Source(f"{VISION}.embeddings.position_embeddings", OfOne(), {"weight": ""}),

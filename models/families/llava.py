@@ -8,8 +8,8 @@ from dataclasses import replace
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import AsRow, Source
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families.family import LLAMA_NAMES, TEXT_PARTS, Family, Names
-from jaxllm.models.families.text_models import read_text_model
+from jaxllm.models.families.family import TEXT_PARTS, Family, Names
+from jaxllm.models.families.text_models import TEXT_NAMES, read_text_model
 from jaxllm.models.families.vision import (
     CLIP,
     CLIP_PIXELS,
@@ -135,7 +135,7 @@ def names(config: ModelConfig) -> Names:
     vision = pixtral_names if tower.vision.is_rotated else clip_names
     learned = {"tower.learned_row": Source("image_newline", AsRow(), {"weight": ""})} if tower.has_learned_row else {}
     return {
-        **LLAMA_NAMES,
+        **TEXT_NAMES,
         **vision(VISION),
         "tower.projector.first": f"{PROJECTOR}.linear_1",
         "tower.projector.second": f"{PROJECTOR}.linear_2",

@@ -188,6 +188,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     **{use: known for name, path in _ENCODERS.items() for use, known in _encoder(name, path).items()},
     **_decoder("GPT2", "gpt2", model="LMHeadModel", head="classifier"),
     "AlbertForPreTraining": _Known("albert"),
+    "AyaVisionForConditionalGeneration": _Known("aya_vision"),
     "BaiChuanForCausalLM": _Known("baichuan.FIRST"),
     "BaichuanForCausalLM": _Known("baichuan"),
     "BgeM3EmbeddingModel": _Known("roberta.BGE_M3"),

@@ -4,18 +4,24 @@ from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families import llama, ministral, mistral, qwen2, qwen3
+from jaxllm.models.families import cohere, llama, ministral, mistral, qwen2, qwen3, qwen3_moe
 from jaxllm.models.families.common import text_part
+from jaxllm.models.families.family import LLAMA_NAMES, Names, expert_names
 
 READERS = {
+    "cohere2": cohere.read_cohere2,
     "llama": llama.read_config,
     "ministral": ministral.read_ministral,
     "ministral3": ministral.read_ministral3,
     "mistral": mistral.read_config,
     "qwen2": qwen2.read_config,
     "qwen3": qwen3.read_config,
+    "qwen3_moe": qwen3_moe.read_config,
 }
-"""Families whose checkpoints have the names of Llama's, by the type of the model."""
+"""Families whose checkpoints have the names of `TEXT_NAMES`, by the type of the model."""
+
+TEXT_NAMES: Names = {**LLAMA_NAMES, **expert_names("mlp")}
+"""Names of the tensors of any of these language models."""
 
 _SEVEN_BILLION: dict[str, Any] = {
     "vocab_size": 32000,
@@ -43,4 +49,8 @@ def read_text_model(file: ConfigFile, architecture: str, default: str) -> ModelC
     kind = text.text("model_type", default)
     if kind not in READERS:
         raise text.wrong("model_type", f"one of {', '.join(READERS)}")
+    # Files of transformers 4 say it of the language model and false of the whole, those of 5 the other way round.
+    parts = [part for part in (file, file.section("text_config")) if part is not None]
+    if any(part.boolean("tie_word_embeddings", False) for part in parts):
+        text = text.but(tie_word_embeddings=True)
     return READERS[kind](text.reading(**_DEFAULTS.get(kind, {})), architecture)

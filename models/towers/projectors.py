@@ -56,13 +56,16 @@ class TwoLayerPlan:
     """An activation between two products of the hidden states of a square's patches together.
 
     The states may go through a norm first, those of a square together. Of each patch there are the states of `layers`
-    layers of the vision model.
+    layers of the vision model. Between the products there are as many elements as the language model has, unless
+    `inner_size` says otherwise. With `is_gated`, the activation is of the second half of them, times the first.
     """
 
     activation: str
     bias: bool = True
     norm: NormPlan | None = None
     layers: int = 1
+    inner_size: int | None = None
+    is_gated: bool = False
 
     def make(
         self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
@@ -86,14 +89,19 @@ class TwoLayerProjector(nnx.Module):
     ) -> None:
         linear = partial(Linear, bias=plan.bias, dtype=dtype, axes=(None, None), options=options)
         self.norm = make_norm(plan.norm, joined, dtype=dtype, options=options)
-        self.first, self.second = linear(joined, hidden_size), linear(hidden_size, hidden_size)
-        self.activation, self.patches_per_row = plan.activation, patches_per_row
+        inner = plan.inner_size or hidden_size
+        self.first, self.second = linear(joined, inner), linear(inner // (1 + plan.is_gated), hidden_size)
+        self.plan, self.patches_per_row = plan, patches_per_row
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [P / patches_per_row, D] of [P, V]."""
         context = ForwardContext(num_rows)
+        activation = ACTIVATIONS[self.plan.activation]
         inner = self.first(self.norm(_joined(hidden, self.patches_per_row)), context)
-        return self.second(ACTIVATIONS[self.activation](inner), context)
+        if not self.plan.is_gated:
+            return self.second(activation(inner), context)
+        up, gate = jnp.split(inner, 2, axis=1)
+        return self.second(activation(gate) * up, context)
 
 
 @dataclass(frozen=True)

@@ -369,6 +369,12 @@ SEEING = {
         transformers.SmolVLMForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
     ),
+    "aya_vision": (
+        transformers.AyaVisionConfig,
+        transformers.AyaVisionForConditionalGeneration,
+        # transformers 5.24 leaves out the logits' scale of Cohere 2 here.
+        {**SMALL, "model_type": "cohere2", "sliding_window": 5, "num_hidden_layers": 4, "logit_scale": 1.0},
+    ),
     "internvl": (
         transformers.InternVLConfig,
         transformers.InternVLForConditionalGeneration,

@@ -69,7 +69,7 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
         ("Llava", {"vision_config": {"image_size": 8}}, "'image_size' must be at least patch_size=32"),
         ("Llava", {"vision_config": {"num_attention_heads": 7}}, "a multiple of num_attention_heads=7"),
         ("Llava", {"vision_config": {"window_size": 7}}, "option 'window_size' = 7 is unknown"),
-        ("Llava", {"text_config": {"model_type": "gpt2"}}, "'model_type' must be one of llama"),
+        ("Llava", {"text_config": {"model_type": "gpt2"}}, "'model_type' must be one of cohere2, llama, "),
         ("Llava", {"projector_hidden_act": "wave"}, "'projector_hidden_act' must be one of"),
         ("LlavaNext", {"vision_feature_select_strategy": "full"}, "tiles are squares of patches"),
         ("InternVL", {"vision_feature_select_strategy": "full"}, "must be \"default\", found \"full\""),
@@ -86,3 +86,11 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
 def test_what_is_not_supported(tmp_path: Path, name: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(tmp_path, name, values)
+
+
+@pytest.mark.parametrize(("whole", "text", "tied"), [(False, True, True), (False, False, False), (True, False, True)])
+def test_tied_embeddings(tmp_path: Path, whole: bool, text: bool, tied: bool) -> None:
+    """Either part of a file may say it."""
+    values = {"text_config": {"model_type": "qwen2", "tie_word_embeddings": text}, "tie_word_embeddings": whole}
+    assert transformers.LlavaConfig(**values).tie_word_embeddings is tied
+    assert read(tmp_path, "Llava", values).tie_word_embeddings is tied
