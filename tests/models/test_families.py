@@ -380,6 +380,18 @@ SEEING = {
         transformers.InternVLForConditionalGeneration,
         {**SMALL, "model_type": "qwen3", "head_dim": 16},
     ),
+    "internvl-experts": (
+        transformers.InternVLConfig,
+        transformers.InternVLForConditionalGeneration,
+        {
+            **SMALL,
+            "model_type": "qwen3_moe",
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "llava": (
         transformers.LlavaConfig,
         transformers.LlavaForConditionalGeneration,
