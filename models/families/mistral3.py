@@ -1,4 +1,7 @@
-"""Mistral Small 3.1 and later, and Ministral 3: Mistral that sees through Pixtral, four patches to a row."""
+"""Mistral Small 3.1 and later, Ministral 3, and LightOnOCR (arXiv 2601.14251), which is like them.
+
+They see through Pixtral's vision model, four patches to a row.
+"""
 
 from dataclasses import replace
 
@@ -6,10 +9,11 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import ChannelsFirst, Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import text_part
-from jaxllm.models.families.family import LLAMA_NAMES, Family, Names
+from jaxllm.models.families.family import Family, Names
 from jaxllm.models.families.llava import PARTS, PROJECTOR, SEEING_PARTS, VISION, image_token_id
 from jaxllm.models.families.ministral import read_ministral, read_ministral3
 from jaxllm.models.families.mistral import read_config as read_mistral
+from jaxllm.models.families.text_models import TEXT_NAMES, read_text_model
 from jaxllm.models.families.vision import CLIP_PIXELS, PIXTRAL, pixtral_names, read_pixtral, taken_layers
 from jaxllm.models.layers.activation import read_activation
 from jaxllm.models.norm_plan import NormPlan
@@ -29,6 +33,16 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     config = _READERS[kind](text, architecture)
     assert config.norm is not None
     return replace(config, tower=_read_tower(file, config.norm.eps))
+
+
+def read_lighton(file: ConfigFile, architecture: str) -> ModelConfig:
+    """LightOnOCR: Qwen3, with the same tower."""
+    tower_file = file.reading(
+        vision_config={**_VISION_DEFAULTS, "hidden_act": "silu"}, vision_feature_layer=-1, image_token_id=151655
+    )
+    config = read_text_model(file, architecture, "qwen3")
+    assert config.norm is not None
+    return replace(config, tower=_read_tower(tower_file, config.norm.eps))
 
 
 def _read_tower(file: ConfigFile, eps: float) -> TowerPlan:
@@ -60,7 +74,7 @@ def names(config: ModelConfig) -> Names:
     tower = config.tower
     assert tower is not None
     return {
-        **LLAMA_NAMES,
+        **TEXT_NAMES,
         **pixtral_names(VISION),
         "tower.projector.norm": f"{PROJECTOR}.norm",
         "tower.projector.merge": Source(
@@ -72,3 +86,14 @@ def names(config: ModelConfig) -> Names:
 
 
 FAMILY = Family(read_config, weight_names=names, renamed=PARTS, other_parts=SEEING_PARTS)
+LIGHTON = replace(
+    FAMILY,
+    read_config=read_lighton,
+    renamed={
+        **PARTS,
+        "model.vision_encoder.": f"{VISION}.",
+        "vision_encoder.": f"{VISION}.",
+        "model.vision_projection.": f"{PROJECTOR}.",
+        "vision_projection.": f"{PROJECTOR}.",
+    },
+)

@@ -214,6 +214,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
     "InternVLForConditionalGeneration": _Known("internvl"),
     "JAISLMHeadModel": _Known("jais"),
+    "LightOnOcrForConditionalGeneration": _Known("mistral3.LIGHTON"),
     "Llama4ForConditionalGeneration": _Known("llama4"),
     "LlavaForConditionalGeneration": _Known("llava"),
     "LlavaNextForConditionalGeneration": _Known("llava.NEXT"),

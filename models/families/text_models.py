@@ -4,12 +4,13 @@ from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families import cohere, llama, ministral, mistral, qwen2, qwen3, qwen3_moe
+from jaxllm.models.families import cohere, granite, llama, ministral, mistral, qwen2, qwen3, qwen3_moe
 from jaxllm.models.families.common import text_part
 from jaxllm.models.families.family import LLAMA_NAMES, Names, expert_names
 
 READERS = {
     "cohere2": cohere.read_cohere2,
+    "granite": granite.read_granite,
     "llama": llama.read_config,
     "ministral": ministral.read_ministral,
     "ministral3": ministral.read_ministral3,

@@ -274,6 +274,17 @@ def _pixtral(model: Model) -> Placeholder:
     return PixtralRows(model.image_processor(Pixtral), *(model.settings.text(name, default) for name, default in texts))
 
 
+def _lighton(model: Model) -> Placeholder:
+    side = model.settings.integer("patch_size", 14, 1, 256) * model.settings.integer("spatial_merge_size", 2, 1, 16)
+    token = model.token("image_token")
+
+    def count(image: ProcessedImage) -> int:
+        height, width = image.crops[0].shape[:2]
+        return height // side * (width // side)
+
+    return TokenPerFeature(token, token, count)
+
+
 def _gemma3(model: Model) -> Placeholder:
     names = ("boi_token", "image_token", "eoi_token")
     return Gemma3Crops(model.settings.integer("image_seq_length", 256), *map(model.token, names))
@@ -329,6 +340,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "Idefics2Processor": _idefics2,
     "Idefics3Processor": _idefics3,
     "InternVLProcessor": _internvl,
+    "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,
     "LlavaOnevisionProcessor": _one_vision,
     "LlavaProcessor": _llava,

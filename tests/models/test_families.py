@@ -392,6 +392,11 @@ SEEING = {
             "moe_intermediate_size": 24,
         },
     ),
+    "lighton_ocr": (
+        transformers.LightOnOcrConfig,
+        transformers.LightOnOcrForConditionalGeneration,
+        {**SMALL, "model_type": "qwen3", "head_dim": 16},
+    ),
     "llava": (
         transformers.LlavaConfig,
         transformers.LlavaForConditionalGeneration,

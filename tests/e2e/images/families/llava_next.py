@@ -1,6 +1,7 @@
 """LLaVA-NeXT and LLaVA-OneVision: tiles, without their padding, and lines that end with a learned row."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from transformers import (
@@ -30,6 +31,18 @@ def config(vocab_size: int, ids: Mapping[str, int]) -> Any:
     )
 
 
+def granite(vocab_size: int, ids: Mapping[str, int]) -> Any:
+    """Granite Vision: several layers of SigLIP, and embeddings that are multiplied, those of images as well."""
+    return LlavaNextConfig(
+        vision_config=SIGLIP,
+        text_config={**LLAMA, "model_type": "granite", "vocab_size": vocab_size, "embedding_multiplier": 3.0},
+        image_token_id=ids["<image>"],
+        image_grid_pinpoints=GRID,
+        vision_feature_layer=[-3, -1],
+        vision_feature_select_strategy="full",
+    )
+
+
 def one_vision(vocab_size: int, ids: Mapping[str, int]) -> Any:
     return LlavaOnevisionConfig(
         # Not all of an image's pixels are in whole patches.
@@ -42,10 +55,10 @@ def one_vision(vocab_size: int, ids: Mapping[str, int]) -> Any:
     )
 
 
-def processor(tokenizer: Any) -> Any:
+def processor(tokenizer: Any, strategy: str = "default", added: int = 1) -> Any:
     images = LlavaNextImageProcessorPil(image_grid_pinpoints=GRID, crop_size=56, size={"shortest_edge": 56})
     return LlavaNextProcessor(
-        images, tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+        images, tokenizer, patch_size=14, vision_feature_select_strategy=strategy, num_additional_image_tokens=added
     )
 
 
@@ -63,6 +76,9 @@ LINES = {"image_newline": "model.image_newline"}
 CASES = {
     "llava next": SeeingCase(
         LlavaNextForConditionalGeneration, config, processor, sizes=SIZES, renamed=({**NEWER, **LINES}, OLDER)
+    ),
+    "granite vision": SeeingCase(
+        LlavaNextForConditionalGeneration, granite, partial(processor, strategy="full", added=0), sizes=SIZES
     ),
     "llava onevision": SeeingCase(
         LlavaOnevisionForConditionalGeneration,

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import (
+    LightOnOcrConfig,
+    LightOnOcrForConditionalGeneration,
+    LightOnOcrProcessor,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Mistral3Config,
@@ -44,6 +47,24 @@ def mistral3(vocab_size: int, ids: Mapping[str, int]) -> Any:
     )
 
 
+def lighton(vocab_size: int, ids: Mapping[str, int]) -> Any:
+    return LightOnOcrConfig(
+        vision_config=PIXTRAL,
+        text_config={**TEXT, "model_type": "qwen3", "vocab_size": vocab_size, "head_dim": 16},
+        image_token_id=ids["[IMG]"],
+        tie_word_embeddings=False,
+    )
+
+
+def lighton_processor(tokenizer: Any) -> PartsProcessor:
+    """Tokens of patches alone; its tokenizer names them."""
+    tokenizer.init_kwargs["image_token"] = "[IMG]"
+    images = PixtralImageProcessorPil(size={"longest_edge": 80}, patch_size=8)
+    made = PartsProcessor(LightOnOcrProcessor, images, tokenizer, TOKENS, patch_size=4, spatial_merge_size=2)
+    made.whole.effective_patch_size = 8
+    return made
+
+
 class Pixtral(PartsProcessor):
     """By hand: transformers' processor cannot be imported without torchvision."""
 
@@ -68,4 +89,8 @@ def case(model: type[Any], config: Any, merge: int) -> SeeingCase:
 CASES = {
     "pixtral": case(LlavaForConditionalGeneration, pixtral, 1),
     "mistral 3": case(Mistral3ForConditionalGeneration, mistral3, 2),
-}
+    "lighton ocr": SeeingCase(
+        LightOnOcrForConditionalGeneration, lighton, lighton_processor, tuple(TOKENS.values()), "[IMG]", sizes=SIZES,
+        engine={"max_model_len": 1024},
+    ),
+}  # fmt: skip
