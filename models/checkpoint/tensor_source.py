@@ -131,6 +131,20 @@ class OfOne:
 
 
 @dataclass(frozen=True)
+class OfSquare:
+    """Rows that lie in a square, (1, side, side, columns), line by line."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """Shape of the square."""
+        side = isqrt(wanted[0])
+        return (1, side, side, *wanted[1:])
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor.reshape(wanted)
+
+
+@dataclass(frozen=True)
 class ChannelsFirst:
     """A matrix whose columns are each channel at `count` places, of one that has each place's channels together.
 
@@ -181,15 +195,17 @@ class UnitRows:
 class ConvolutionAsMatrix:
     """A convolution over patches, (out, channels, height, width), as a matrix (out, height * width * channels).
 
-    Patches are square and have `channels`. Biases are as elsewhere.
+    Patches are square and have `channels`; None is for patches of one pixel. Biases are as elsewhere.
     """
 
-    channels: int = 3
+    channels: int | None = 3
 
     def shape_of(self, wanted: Shape) -> Shape:
         """Shape of the convolution."""
         if len(wanted) == 1:
             return wanted
+        if self.channels is None:
+            return (*wanted, 1, 1)
         side = isqrt(wanted[1] // self.channels)
         return (wanted[0], self.channels, side, side)
 

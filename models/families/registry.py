@@ -209,6 +209,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Gemma4UnifiedTextModel": _Known("gemma4.UNIFIED", "embed"),
     "Gemma3TextForSequenceClassification": _Known("gemma.GEMMA3", "classify"),
     "Gemma3TextModel": _Known("gemma.GEMMA3", "embed"),
+    "GotOcr2ForConditionalGeneration": _Known("got_ocr2"),
     "HF_ColBERT": _Known("colbert.BERT"),
     "Idefics3ForConditionalGeneration": _Known("idefics3"),
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),

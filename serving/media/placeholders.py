@@ -323,6 +323,11 @@ def _aya(model: Model) -> Placeholder:
     return AyaTiles(length, *(settings.text(name, default) for name, default in texts))
 
 
+def _got_ocr2(model: Model) -> Placeholder:
+    length, token = model.settings.integer("num_image_tokens", 256), "<imgpad>"
+    return TokenPerFeature(token, token, lambda image: length * len(image.crops))
+
+
 def _gemma4(model: Model) -> Placeholder:
     processor = model.image_processor(Gemma4)
     token = model.token("image_token")
@@ -337,6 +342,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "Gemma4Processor": _gemma4,
     "Glm46VProcessor": _merged("<|image|>"),
     "Glm4vProcessor": _merged("<|image|>"),
+    "GotOcr2Processor": _got_ocr2,
     "Idefics2Processor": _idefics2,
     "Idefics3Processor": _idefics3,
     "InternVLProcessor": _internvl,

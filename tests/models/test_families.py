@@ -375,6 +375,11 @@ SEEING = {
         # transformers 5.24 leaves out the logits' scale of Cohere 2 here.
         {**SMALL, "model_type": "cohere2", "sliding_window": 5, "num_hidden_layers": 4, "logit_scale": 1.0},
     ),
+    "got_ocr2": (
+        transformers.GotOcr2Config,
+        transformers.GotOcr2ForConditionalGeneration,
+        {**SMALL, "model_type": "qwen2"},
+    ),
     "internvl": (
         transformers.InternVLConfig,
         transformers.InternVLForConditionalGeneration,
@@ -456,6 +461,8 @@ OTHER_VISION = {
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16},
     "qwen3_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
     "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
+    # Convolutions leave every fourth patch, and its option for the MLP has another name.
+    "got_ocr2": {**VISION, **SIZES, "image_size": 56, "intermediate_size": 0},
 }
 """Of those that have other options than most."""
 
