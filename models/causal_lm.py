@@ -85,7 +85,7 @@ class CausalLM(Decoder):
         told = self.layer_inputs(batch, cache)._replace(added=batch.added)
         per_token = told.per_token
         if self.token_inputs is not None:
-            inputs = self.token_inputs(batch.token_ids, x, batch.context)
+            inputs = self.token_inputs(self._looked_up(batch.token_ids), x, batch.context)
             told = told._replace(token_inputs=inputs)
         if self.shared is not None:
             told = told._replace(shared=SharedBlocks.of(self.shared, x))
@@ -103,6 +103,13 @@ class CausalLM(Decoder):
         """The input of the first layer, [T, D]."""
         assert isinstance(self.embedding, TokenEmbedding)
         return self.embedding(batch.token_ids, batch.ragged.positions, batch.given, batch.context.over_all_rows())
+
+    def _looked_up(self, token_ids: jax.Array) -> jax.Array:
+        """The tokens [T] whose inputs the layers look up: rows of images have that of padding, as in transformers."""
+        tower = self.config.tower
+        if self.tower is None or tower is None:
+            return token_ids
+        return jnp.where(token_ids == tower.token_id, tower.pad_token_id, token_ids)
 
     def logits(self, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
         """Scores float32 [R, V] of hidden states [R, D], split over the devices along V, which may end in -inf.

@@ -13,7 +13,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.naming import architecture_of
-from jaxllm.models.towers.pixels import read_pixels
+from jaxllm.models.towers.pixels import read_pixels, with_most_rows
 
 IRRELEVANT = (
     "*_pdrop",
@@ -119,9 +119,10 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
 
 def _with_pixels(config: ModelConfig, folder: Path) -> ModelConfig:
     """A model that sees images, with the numbers that these become."""
-    assert config.tower is not None
-    pixels = read_pixels(folder, config.tower.pixels, config.tower.vision.channels)
-    return dataclasses.replace(config, tower=dataclasses.replace(config.tower, pixels=pixels))
+    tower = config.tower
+    assert tower is not None
+    tower = dataclasses.replace(tower, pixels=read_pixels(folder, tower.pixels, tower.vision.channels))
+    return dataclasses.replace(config, tower=with_most_rows(folder, tower))
 
 
 def _dtype(folder: Path, file: ConfigFile) -> str:

@@ -203,7 +203,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Gemma3ForConditionalGeneration": _Known("gemma_images.GEMMA3"),
     "Gemma3nForConditionalGeneration": _Known("gemma3n"),
     "Gemma3nTextModel": _Known("gemma3n", "embed"),
-    "Gemma4ForConditionalGeneration": _Known("gemma4"),
+    "Gemma4ForConditionalGeneration": _Known("gemma4_images"),
     "Gemma4TextModel": _Known("gemma4", "embed"),
     "Gemma4UnifiedForConditionalGeneration": _Known("gemma4.UNIFIED"),
     "Gemma4UnifiedTextModel": _Known("gemma4.UNIFIED", "embed"),

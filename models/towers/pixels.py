@@ -1,9 +1,10 @@
 """How a checkpoint's images become numbers, as the file of its image processor says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.towers.plan import PixelPlan
+from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
 
 PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
 
@@ -23,6 +24,15 @@ def read_pixels(folder: Path, default: PixelPlan, channels: int) -> PixelPlan:
     if len(mean) != channels or len(std) != channels or 0.0 in std:
         raise file.wrong("image_mean", f"{channels} numbers, and image_std as many that are not 0")
     return PixelPlan(mean, std, rescale)
+
+
+def with_most_rows(folder: Path, tower: TowerPlan) -> TowerPlan:
+    """The tower with programs for images of as many rows as the checkpoint's file says, if that decides."""
+    file = None if tower.most_rows_field is None else _image_processor(folder)
+    if file is None or not file.has(tower.most_rows_field or ""):
+        return tower
+    most = file.integer(tower.most_rows_field or "") * tower.patches_per_row
+    return replace(tower, sizes=program_sizes(most, tower.patches_per_row))
 
 
 def _image_processor(folder: Path) -> ConfigFile | None:

@@ -110,6 +110,10 @@ class TowerPlan:
     pixels: PixelPlan = PixelPlan()
     row_parts: int = 1
     """Parts of a row, of D numbers each: the first stands in place of a token, others are added after first layers."""
+    pad_token_id: int = 0
+    """The token whose inputs of the layers rows of images have, where layers have some (`TokenInputsPlan`)."""
+    most_rows_field: str | None = None
+    """The image processor's field of the most rows of an image, where that decides about `sizes`."""
     spans: Literal["images", "prompt"] | None = None
     """The tokens that see one another in layers with `AttentionPlan.sees_spans`: those of neighbouring rows, or all of
     a prompt with images."""

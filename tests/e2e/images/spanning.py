@@ -1,5 +1,6 @@
 """Small models whose image tokens see one another, prompts for them, and the answers of transformers."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
 )
@@ -40,7 +43,12 @@ class Spanning:
     name: str
     side: int
     merge: int
-    spans: SpanKind
+    spans: SpanKind | None
+
+    @property
+    def is_fourth(self) -> bool:
+        """Whether it is Gemma 4, whose files and inputs have other names."""
+        return self.name.startswith("gemma4")
 
     @property
     def rows(self) -> int:
@@ -60,8 +68,17 @@ class Spanning:
         for name, parameter in model.named_parameters():
             # Gemma's norms have weights around zero, and its embeddings are scaled.
             std = 0.1 if "norm" in name else 0.02 if "embed_tokens" in name else 0.3
-            torch.nn.init.normal_(parameter, std=std)
+            # Those of the fourth, around one.
+            torch.nn.init.normal_(parameter, std=std, mean=float(self.is_fourth and "norm" in name))
+        # No answer has the tokens of images and sound, for which transformers' Gemma 4 puts padding.
+        model.lm_head.weight.data[IMAGE : IMAGE + 3] = 0
+        for name, buffer in model.named_buffers():
+            if name.endswith(("put_min", "put_max", "std_bias", "std_scale")):
+                buffer.copy_(_BUFFERS[name.rpartition("_")[2]] * (1 + 0.1 * torch.rand(buffer.shape)))
         model.save_pretrained(folder)
+        if self.is_fourth:
+            processor = {"max_soft_tokens": self.rows, "do_normalize": False}
+            (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
     def seeing(self, name: object, prompt: Parts, block_size: int = 16, **params: object) -> Request:
         """A request for a prompt of token ids and images."""
@@ -83,18 +100,32 @@ class Spanning:
             found += [IMAGE] * (len(part) * self.rows) if isinstance(part, list) else [part]
         return found
 
+    def pixel_inputs(self, crops: list[np.ndarray]) -> dict[str, Any]:
+        """What transformers' vision model gets: whole images, or their patches and the columns and rows of these."""
+        if not self.is_fourth:
+            numbers = np.stack([(crop.astype(np.float32) / 255 - 0.5) / 0.5 for crop in crops])
+            return {"pixel_values": torch.from_numpy(numbers.transpose(0, 3, 1, 2).astype(np.float32))}
+        height, width = (length // PATCH for length in crops[0].shape[:2])
+        places = np.stack(np.meshgrid(np.arange(width), np.arange(height)), axis=-1).reshape(1, -1, 2)
+        patches = np.stack([cut_patches(crop, PATCH, 1) for crop in crops])
+        return {
+            "pixel_values": torch.from_numpy(patches.astype(np.float32) / 255),
+            "image_position_ids": torch.from_numpy(np.repeat(places, len(crops), axis=0)),
+        }
+
     def expected(self, model: Any, prompt: Parts, count: int) -> list[int]:
         """The tokens that transformers continues a prompt with."""
         ids = torch.tensor([self.token_ids(prompt)])
         crops = [crop for part in prompt if isinstance(part, list) for crop in part]
         given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if crops:
-            numbers = np.stack([(crop.astype(np.float32) / 255 - 0.5) / 0.5 for crop in crops])
-            given["pixel_values"] = torch.from_numpy(numbers.transpose(0, 3, 1, 2).astype(np.float32))
-            types = (ids == IMAGE).long()
-            given["token_type_ids"] = torch.zeros_like(ids) if self.spans == "prompt" else types
+            given |= self.pixel_inputs(crops)
+        types = (ids == IMAGE).long()
+        if self.is_fourth:
+            given["mm_token_type_ids"] = types
         else:
-            given["token_type_ids"] = torch.ones_like(ids) if self.spans == "prompt" else torch.zeros_like(ids)
+            # All of PaliGemma's prompt, if there is an image in it.
+            given["token_type_ids"] = types if self.spans == "images" else torch.full_like(ids, int(not crops))
         with torch.no_grad():
             found = model.generate(**given, max_new_tokens=count, do_sample=False, eos_token_id=None)
         return [int(token) for token in found[0][ids.shape[1] :]]
@@ -118,17 +149,40 @@ def _paligemma(**text: object) -> Any:
     return PaliGemmaForConditionalGeneration(config)
 
 
+def _gemma4(*, sees_both_ways: bool, clips: bool, **text: object) -> Any:
+    own = {"num_hidden_layers": 3, "sliding_window": 10, "vocab_size_per_layer_input": VOCABULARY, **text}
+    own["layer_types"] = ["sliding_attention", "sliding_attention", "full_attention"]
+    own["use_bidirectional_attention"] = "vision" if sees_both_ways else None
+    vision = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 48, "position_embedding_size": 64, "patch_size": PATCH, "pooling_kernel_size": 2,
+        "use_clipped_linears": clips, "standardize": clips,
+    }  # fmt: skip
+    config = Gemma4Config(
+        text_config={**_TEXT, **own}, vision_config=vision, audio_config=None, image_token_id=IMAGE,
+        video_token_id=IMAGE + 1, audio_token_id=IMAGE + 2, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Gemma4ForConditionalGeneration(config)
+
+
+_BUFFERS = {"min": -1.5, "max": 1.5, "bias": 0.3, "scale": 0.7}
+
 _MAKE: dict[str, Callable[[], Any]] = {
     "gemma3": _gemma3,
     "paligemma": lambda: _paligemma(model_type="gemma"),
     "paligemma2": lambda: _paligemma(model_type="gemma2", sliding_window=64, query_pre_attn_scalar=32),
+    "gemma4": lambda: _gemma4(sees_both_ways=True, clips=True, hidden_size_per_layer_input=0),
+    "gemma4_small": lambda: _gemma4(sees_both_ways=False, clips=False, hidden_size_per_layer_input=16),
 }
 MODELS = (
     Spanning("gemma3", side=8, merge=2, spans="images"),
     Spanning("paligemma", side=4, merge=1, spans="prompt"),
     Spanning("paligemma2", side=4, merge=1, spans="prompt"),
+    Spanning("gemma4", side=8, merge=2, spans="images"),
 )
-"""Each has 16 rows of an image; Gemma 3's windows are shorter, and PaliGemma 2's longer than its prompts here."""
+"""Each has 16 rows of an image; Gemma's windows are shorter, and PaliGemma 2's longer than its prompts here."""
+CAUSAL = Spanning("gemma4_small", side=8, merge=2, spans=None)
+"""One whose image tokens see none that is later, and whose layers have inputs by token."""
 
 
 def load(folder: Path) -> Any:
