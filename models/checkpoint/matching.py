@@ -45,7 +45,9 @@ def match(
         if name in tensors:
             raise ModelError(f"tensor {tensor.name!r} is both in {tensors[name].path.name} and {tensor.path.name}")
         tensors[name] = tensor
-    matrices = {} if names.known_format is None else names.known_format.matrices(tensors, slots)
+    # Whatever a configuration says of all matrices, those of towers are as they were.
+    of_text = [name for name, own in slots.items() if own[0].path[0] != "tower"]
+    matrices = {} if names.known_format is None else names.known_format.matrices(tensors, of_text)
     parts = {part for matrix in matrices.values() for part in matrix.parts}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in parts}
     tensors = with_experts_apart(tensors, slots)

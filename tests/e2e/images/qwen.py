@@ -1,6 +1,5 @@
-"""Small Qwens that see images of any size, prompts for them, and the answers that transformers gives."""
+"""Small Qwens that see images of any size, and the answers that transformers gives with them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,20 +8,11 @@ import numpy as np
 import torch
 import transformers
 
-from jaxllm.models.towers.patches import cut_patches
-from jaxllm.requests.media import ImageCrop, MediaItem, PromptMedia
-from jaxllm.requests.request import Request
-from tests.e2e.driving import request
+from jaxllm.requests.media import ImageCrop
+from tests.e2e.images.qwen_prompts import END, IMAGE, MERGE, PATCH, START, VIDEO, Parts, crop_of, token_ids
 
-PATCH, MERGE, START, END, IMAGE, VIDEO = 4, 2, 296, 297, 298, 299
-"""Pixels of a patch, patches of a row, each way; and the tokens around images, and in their places."""
 MEAN = np.array((0.48145466, 0.4578275, 0.40821073), np.float32)
 STD = np.array((0.26862954, 0.26130258, 0.27577711), np.float32)
-
-Pixels = np.ndarray
-"""uint8 [height, width, 3]"""
-Parts = Sequence[int | Pixels]
-"""Token ids and images of a prompt."""
 
 TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -95,44 +85,6 @@ def save(family: Seeing, folder: Path) -> Any:
     model = make_model(family)
     model.save_pretrained(folder)
     return model
-
-
-def pixels(seed: int, rows: int, columns: int) -> Pixels:
-    """An image of so many rows of the language model each way."""
-    drawn = np.random.default_rng(seed)
-    side = PATCH * MERGE
-    return drawn.integers(0, 256, (rows * side, columns * side, 3), dtype=np.uint8)
-
-
-def crop_of(image: Pixels) -> ImageCrop:
-    """An image as the engine takes it."""
-    return ImageCrop(cut_patches(image, PATCH, MERGE), image.shape[0] // PATCH, image.shape[1] // PATCH)
-
-
-def item(image: Pixels) -> MediaItem:
-    """The same, with its digest."""
-    return MediaItem.of((crop_of(image),), MERGE**2)
-
-
-def token_ids(prompt: Parts) -> list[int]:
-    """The tokens of a prompt, with those around images."""
-    found: list[int] = []
-    for part in prompt:
-        if isinstance(part, int):
-            found.append(part)
-        else:
-            rows = part.shape[0] * part.shape[1] // (PATCH * MERGE) ** 2
-            found += [START, *[IMAGE] * rows, END]
-    return found
-
-
-def seeing(name: object, prompt: Parts, block_size: int = 16, **params: object) -> Request:
-    """A request for a prompt of token ids and images."""
-    made = request(name, token_ids(prompt), **{"temperature": 0, "ignore_eos": True, **params})
-    images = tuple(item(part) for part in prompt if not isinstance(part, int))
-    if images:
-        made.media = PromptMedia.of(images, made.prompt_token_ids, IMAGE, block_size)
-    return made
 
 
 def floats(crop: ImageCrop) -> torch.Tensor:

@@ -14,7 +14,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import ConfigError, RequestError
 from tests.e2e.images.pictures import data_url, picture
-from tests.e2e.images.qwen import FAMILIES, MERGE, PATCH, Seeing, make_model
+from tests.e2e.images.qwen import FAMILIES, Seeing, make_model
+from tests.e2e.images.qwen_prompts import MERGE, PATCH
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 MARKER = "<|vision_start|><|image_pad|><|vision_end|>"

@@ -14,7 +14,8 @@ from jaxllm.engine.features import speculation
 from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.request import Request
 from tests.e2e.driving import make_engine, run
-from tests.e2e.images.qwen import FAMILIES, Parts, expected, inputs_of, pixels, save, seeing
+from tests.e2e.images.qwen import FAMILIES, expected, inputs_of, save
+from tests.e2e.images.qwen_prompts import Parts, pixels, seeing
 from tests.e2e.test_beam_search import assert_same
 from tests.e2e.test_speculation import ScriptedDrafter, all_of_them
 

@@ -10,7 +10,8 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
 from tests.e2e.driving import make_engine, run
-from tests.e2e.images.qwen import FAMILIES, IMAGE, Parts, expected, pixels, save, seeing
+from tests.e2e.images.qwen import FAMILIES, expected, save
+from tests.e2e.images.qwen_prompts import IMAGE, Parts, drawn_prompts, pixels, seeing
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -29,17 +30,6 @@ def engine(family: tuple[Path, Any]) -> Iterator[Engine]:
     )  # fmt: skip
     yield made
     made.close()
-
-
-def drawn_prompts() -> list[Parts]:
-    """Prompts of text and two images of different sizes; some images are in several."""
-    drawn = np.random.default_rng(1)
-    prompts: list[Parts] = []
-    for seed in range(6):
-        text = drawn.integers(3, 290, 40).tolist()
-        first, second = pixels(seed % 4, 2 + seed % 4, 3), pixels(10 + seed, 3, 2 + seed)
-        prompts.append([*text[:10], first, *text[10:30], second, *text[30:]])
-    return prompts
 
 
 def test_one_image_and_none(engine: Engine, family: tuple[Path, Any]) -> None:

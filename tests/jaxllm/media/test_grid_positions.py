@@ -10,7 +10,7 @@ from transformers import Qwen2VLConfig, Qwen2VLModel
 from jaxllm.media.grid_positions import are_together, grid_offsets
 from jaxllm.requests.media import ImageCrop, MediaItem, PromptMedia
 from jaxllm.scheduler.rotary_offsets import RotaryOffsets
-from tests.e2e.images.qwen import IMAGE, MERGE
+from tests.e2e.images.qwen_prompts import IMAGE, MERGE
 
 PARTS = st.lists(st.one_of(st.integers(1, 9), st.tuples(st.integers(1, 7), st.integers(1, 7))), min_size=1, max_size=6)
 """Numbers of tokens, and images by their rows each way."""

@@ -1,5 +1,6 @@
 """Towers of Qwen's models give transformers' rows for images of any size, in the smallest program that holds them."""
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from jaxllm.executor.media_calls import patch_places
 from jaxllm.models.causal_lm import load_model
@@ -16,7 +18,8 @@ from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop
-from tests.e2e.images.qwen import FAMILIES, MERGE, crop_of, floats, pixels, save
+from tests.e2e.images.qwen import FAMILIES, floats, save
+from tests.e2e.images.qwen_prompts import MERGE, crop_of, pixels
 from tests.quick import QUICK
 
 SIZES = [(1, 1), (2, 3), (5, 4), (7, 9), (1, 12), (8, 8)]
@@ -26,6 +29,31 @@ PROGRAM = 288
 
 
 STACKS = [*((name, "scan") for name in FAMILIES), ("qwen2_5_vl", "loop"), ("qwen3_vl", "loop")]
+
+
+def test_other_names(tmp_path: Path) -> None:
+    """Published checkpoints have the language model's options at the top; others have both parts below "model"."""
+    published, other = tmp_path / "published", tmp_path / "other"
+    save(FAMILIES["qwen2_5_vl"], published)
+    other.mkdir()
+    beginnings = {"model.": "model.language_model.", "visual.": "model.visual.", "lm_head.": "lm_head."}
+    renamed = {
+        after + name.removeprefix(before): tensor
+        for name, tensor in load_file(published / "model.safetensors").items()
+        for before, after in beginnings.items()
+        if name.startswith(before)
+    }
+    save_file(renamed, other / "model.safetensors")
+    values = json.loads((published / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(values))
+    text = values.pop("text_config")
+    rope = {"rope_theta": 10_000.0, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    given = {name: value for name, value in text.items() if name not in ("model_type", "rope_parameters")}
+    (published / "config.json").write_text(json.dumps({**given, **values, **rope}))
+    assert read_config(published) == read_config(other)
+    options = ForwardOptions(sees_images=True)
+    models = [load_model(Checkpoint(folder), read_config(folder), options, "float32") for folder in (published, other)]
+    jax.tree.map(np.testing.assert_array_equal, *(nnx.state(model) for model in models))
 
 
 @pytest.mark.parametrize(("name", "stack"), STACKS)

@@ -1,0 +1,41 @@
+"""A model that sees on several devices, and one whose language model has few bits and whose tower is as it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from jaxllm.errors import ConfigError
+from tests.conftest import RunPython
+from tests.e2e.driving import make_engine, run
+from tests.e2e.images.qwen import FAMILIES, expected, make_model
+from tests.e2e.images.qwen import save as save_model
+from tests.e2e.images.qwen_prompts import Parts, drawn_prompts, pixels, seeing
+from tests.models.quantization.checkpoints import save
+from tests.models.quantization.formats import FORMATS
+
+
+def test_gptq(tmp_path: Path) -> None:
+    wanted = save(tmp_path, make_model(FAMILIES["qwen3_vl"]), FORMATS["GPTQ desc_act"])
+    engine = make_engine(model=str(tmp_path), dtype="float32", max_model_len=128, max_num_seqs=1)
+    prompt: Parts = [1, 5, pixels(0, 3, 5), 7, 8]
+    found = run(engine, [seeing("one", prompt, max_tokens=8)])
+    assert found["one"].token_ids == expected(wanted, prompt, 8)
+    engine.close()
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.visual.blocks.0.attn.proj"
+    tensors[f"{name}.qweight"] = tensors.pop(f"{name}.weight")
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"missing from the checkpoint: model\.visual\.blocks\.0\.attn\.proj\.weight"):
+        make_engine(model=str(tmp_path), dtype="float32", max_model_len=128)
+
+
+@pytest.mark.parametrize("mesh", ["model=2", "data=2"])
+def test_several_devices(tmp_path: Path, run_python: RunPython, mesh: str) -> None:
+    reference = save_model(FAMILIES["qwen3_vl"], tmp_path)
+    script = str(Path(__file__).with_name("see_qwen_on_devices.py"))
+    done = run_python(script, str(tmp_path), mesh, env={"PYTHONPATH": "."}, devices=2, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [expected(reference, prompt, 12) for prompt in drawn_prompts()]
