@@ -125,7 +125,7 @@ def test_prefixes(saved: Saved, engine: Engine) -> None:
     model, pixels = saved.model, saved.model.pixels
     begin = list(range(20, 36))
     first: Parts = [*begin, pixels(20), *range(60, 70)]
-    cases: dict[str, tuple[Parts, dict[str, int]]] = {
+    cases: dict[str, tuple[Parts, dict[str | None, int]]] = {
         "first": (first, {"images": 0, "prompt": 0}),
         "again": (first, {"images": 32, "prompt": 32}),
         "another image": ([*begin, pixels(21), *range(60, 70)], {"images": 16, "prompt": 0}),
