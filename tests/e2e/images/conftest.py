@@ -1,14 +1,17 @@
 """A small model that sees images, for all tests of this folder, and transformers' answers with it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from PIL import Image
 from transformers import Idefics3ForConditionalGeneration
 
 from tests.e2e.images.seeing import save_whole_model
+from tests.serving.server_process import ServerProcess, running
 
 
 class Reference:
@@ -43,3 +46,19 @@ class Reference:
 def reference(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Reference:
     folder = tmp_path_factory.mktemp("seeing")
     return Reference(save_whole_model(folder, demo_folder), folder)
+
+
+@pytest.fixture(scope="session")
+def server(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    flags = ("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--max-model-len", "256")
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running(
+        log, str(reference.folder), *flags, "--served-model-name", "seeing", "--max-images-per-prompt", "4"
+    ) as made:
+        yield made
+        assert "Traceback" not in made.log, made.log
+
+
+@pytest.fixture(scope="session")
+def client(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,3 +19,13 @@ def data_url(image: Image.Image, kind: str = "png") -> str:
     file = io.BytesIO()
     image.save(file, kind)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def message(*parts: Any) -> list[Any]:
+    """A user's message of texts and images, the latter by their URLs."""
+    content = [
+        {"type": "image_url", "image_url": {"url": part}} if part.startswith(("data:", "http", "file:")) else
+        {"type": "text", "text": part}
+        for part in parts
+    ]  # fmt: skip
+    return [{"role": "user", "content": content}]

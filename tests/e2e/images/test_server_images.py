@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,34 +14,8 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from tests.e2e.images.conftest import Reference
-from tests.e2e.images.pictures import data_url, picture
-from tests.serving.server_process import ServerProcess, running
-
-
-@pytest.fixture(scope="module")
-def server(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--max-model-len", "256")
-    log = tmp_path_factory.mktemp("server") / "log"
-    with running(
-        log, str(reference.folder), *flags, "--served-model-name", "seeing", "--max-images-per-prompt", "4"
-    ) as made:
-        yield made
-        assert "Traceback" not in made.log, made.log
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
-def message(*parts: Any) -> list[Any]:
-    """A user's message of texts and images, the latter by their URLs."""
-    content = [
-        {"type": "image_url", "image_url": {"url": part}} if part.startswith(("data:", "http", "file:")) else
-        {"type": "text", "text": part}
-        for part in parts
-    ]  # fmt: skip
-    return [{"role": "user", "content": content}]
+from tests.e2e.images.pictures import data_url, message, picture
+from tests.serving.server_process import ServerProcess
 
 
 def test_the_openai_client(client: openai.OpenAI, reference: Reference) -> None:
