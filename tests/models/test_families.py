@@ -341,6 +341,11 @@ SEEING = {
         transformers.Gemma3ForConditionalGeneration,
         {**SMALL, **CASES["gemma3"].options},
     ),
+    "paligemma": (
+        transformers.PaliGemmaConfig,
+        transformers.PaliGemmaForConditionalGeneration,
+        {**SMALL, "model_type": "gemma", "head_dim": 16},
+    ),
     "gemma4": (
         transformers.Gemma4Config,
         transformers.Gemma4ForConditionalGeneration,
@@ -482,6 +487,7 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path, name: str) -> None:
         vision_config=OTHER_VISION.get(name, {**VISION, **SIZES}),
         tie_word_embeddings=False,
         attn_implementation="eager",
+        **{"gemma3": {"mm_tokens_per_image": 4}, "paligemma": {"projection_dim": text["hidden_size"]}}.get(name, {}),
     )
     model = model_class(config).eval()
     randomise(model)

@@ -86,10 +86,6 @@ _BY_TOKEN = (
 _SPANS = "does not support models whose image tokens see later ones; language_model_only=True does without images"
 
 
-def _tpu_refusal(device: Any, shape: AttentionShape) -> str | None:
-    return _SPANS if shape.spans else None
-
-
 def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
@@ -134,7 +130,7 @@ def _kernel(name: str, platform: str, refusal: _Refusal) -> Kernel[tuple[Attenti
 ATTENTION = OperationKernels(
     "attention",
     kernels=(
-        _kernel("tpu", "tpu", _tpu_refusal),
+        _kernel("tpu", "tpu", lambda device, shape: None),
         _kernel("gpu", "gpu", _gpu_refusal),
         _kernel("triton", "gpu", _triton_refusal),
         _kernel("cpu", "cpu", _cpu_refusal),

@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
-from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, Options, Scalars, limit_slots
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, Options, Scalars, Seen, limit_slots
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
     Dims,
@@ -25,7 +25,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
-from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
+from jaxllm.pallas_kernels.tpu_common.batch import TpuBatch, tpu_prepare
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E
 from jaxllm.pallas_kernels.tpu_common.target import target
 
@@ -103,10 +103,19 @@ def tpu_paged_attention(
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
     if q.shape[0] > 1:
         blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
-        kernel = Options(dims, blocks, *switches)
+        seen = _seen(prepared)
+        kernel = Options(dims, blocks, *switches, has_spans=seen is not None)
         heads = _pad_lanes(per_head, dims)
-        rows, cache = prefill(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
+        rows, cache = prefill(scalars, seen, prepared.table, new, heads, rows, cache, kernel, interpret)
     return shared.own(unpack_q(rows, dims)), cache.reshape(kv_cache.shape)
+
+
+def _seen(batch: TpuBatch) -> Seen | None:
+    """How far tokens see, where some see later ones."""
+    if batch.visible_until is None:
+        return None
+    assert batch.next_seeing is not None
+    return Seen(batch.visible_until, batch.next_seeing)
 
 
 def _per_head(shared: SharedRows, dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array | None:
@@ -141,4 +150,5 @@ BACKEND = Backend(
     tpu_cache_shape,
     lambda batch, heads: tpu_prepare(batch, min(heads.most_short, MOST_SHORT)),
     page_size=lambda shape, head_size: shape[4],
+    supports_spans=True,
 )

@@ -64,6 +64,8 @@ class Options:
     """Compiled with checks of bounds and semaphores, see `compiler_params`."""
     tokens: int = 1
     """Tokens of a row at most (decode)."""
+    has_spans: bool = False
+    """Whether tokens may see later ones (prefill)."""
 
     @property
     def heads_together(self) -> int:
@@ -99,6 +101,15 @@ class Scalars(NamedTuple):
     query_start: Ref
     order: Ref
     """int32 [R]: the rows with tokens that are not short, first."""
+
+
+class Seen(NamedTuple):
+    """Scalar prefetch where tokens may see later ones, in SMEM."""
+
+    until: Ref
+    """int32 [T]: the end of the positions that each token sees."""
+    next_seeing: Ref
+    """int32 [T]: the first token from each on that sees later ones, T if there is none."""
 
 
 def row_slots(blocks: Blocks, width: int) -> int:

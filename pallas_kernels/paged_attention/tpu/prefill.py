@@ -20,6 +20,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
     Scalars,
+    Seen,
     load_queries,
     row_slots,
     scaled,
@@ -27,6 +28,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Copies, Memory, Span
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_scores import Chunk, Scores, per_row
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill_seen import find_bounds
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Scored, SoftmaxState, absorb, attended, settle
 from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES, Ref
@@ -39,9 +41,9 @@ UNBOUNDED = 1 << 26
 class _Prefill:
     """One run of the kernel, as its methods trace it."""
 
-    def __init__(self, scalars: Scalars, memory: Memory, options: Options) -> None:
-        self.scalars, self.memory, self.options = scalars, memory, options
-        self.copies = Copies(scalars, memory, options)
+    def __init__(self, scalars: Scalars, seen: Seen | None, memory: Memory, options: Options) -> None:
+        self.scalars, self.seen, self.memory, self.options = scalars, seen, memory, options
+        self.copies = Copies(scalars, seen, memory, options)
 
     def run(self) -> None:
         """Attend for all rows after the decodes."""
@@ -62,7 +64,9 @@ class _Prefill:
         span, place = copies.span(row, index), rem(query_step, 2)
         copies.wait_queries(place, span.end - span.begin, self.memory.q_sems)
         self.replace_queries(place, lambda head: self.scaled(place, head))
-        first, end = copies.first_block(span), cdiv(span.end, self.options.blocks.keys)
+        if self.seen is not None:
+            find_bounds(self.seen, self.memory.bounds, span, self.options)
+        first, end = copies.first_block(span), cdiv(span.last_key, self.options.blocks.keys)
         key_step = lax.fori_loop(first, end, lambda block, step: self.keys(span, block, place, step), key_step)
         self.replace_queries(place, self.result)
         copies.send_results(span, place)
@@ -99,7 +103,8 @@ class _Prefill:
         copies.produce()
         begin, end = copies.resident_keys(span, block)
         copies.wait_keys(slot, end - begin, self.memory.kv_sems)
-        copies.write_tokens(span, jnp.maximum(begin, span.begin), end, slot, base)
+        own_end = end if self.seen is None else jnp.minimum(end, span.end)
+        copies.write_tokens(span, jnp.maximum(begin, span.begin), own_end, slot, base)
         first, last = div(begin - base, blocks.chunk), cdiv(end - base, blocks.chunk)
         lax.fori_loop(first, last, lambda index, _: self.chunk(span, (begin, end), base, index, slot, place), None)
         return step + 1
@@ -133,15 +138,19 @@ class _Prefill:
 
 def prefill_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `prefill` gives it its references."""
-    table, new, heads, _, _, out, cache = refs[7:14]
-    table_rows, state, written, sent, kv, q, *rest = refs[14:]
-    run, sems = SoftmaxState(*rest[:4]), rest[4:]
-    memory = Memory(table, new, heads, out, cache, table_rows, state, written, sent, kv, q, run, *sems)
-    _Prefill(Scalars(*refs[:7]), memory, options).run()
+    scalars, refs = Scalars(*refs[:7]), refs[7:]
+    seen = Seen(*refs[:2]) if options.has_spans else None
+    table, new, heads, _, _, out, cache, *scratch = refs[2:] if options.has_spans else refs
+    table_rows, state, written, sent, kv, q, *rest = scratch
+    run, sems = SoftmaxState(*rest[:4]), rest[4:9]
+    bounds = rest[9] if options.has_spans else None
+    memory = Memory(table, new, heads, out, cache, table_rows, state, written, sent, kv, q, run, *sems, bounds)
+    _Prefill(scalars, seen, memory, options).run()
 
 
 def prefill(
     scalars: Scalars,
+    seen: Seen | None,
     table: jax.Array,
     new: jax.Array,
     heads: jax.Array,
@@ -151,14 +160,14 @@ def prefill(
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Results in place of the queries of all rows after the decodes, and the cache with their tokens."""
-    dims, blocks = options.dims, options.blocks
+    dims, blocks, prefetched = options.dims, options.blocks, (*scalars, *(seen or ()))
     slots = row_slots(blocks, table.shape[2])
     rows = blocks.queries * dims.group_rows
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
         lambda *refs: prefill_kernel(*refs, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars),
+            num_scalar_prefetch=len(prefetched),
             grid=(1,),
             in_specs=[hbm, hbm, pl.BlockSpec(memory_space=pltpu.VMEM), hbm, hbm],
             out_specs=[hbm, hbm],
@@ -177,11 +186,12 @@ def prefill(
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
                 pltpu.SemaphoreType.DMA((slots,)),
                 *[pltpu.SemaphoreType.DMA((2,))] * 2,
+                *[pltpu.VMEM((1, rows), jnp.int32)] * options.has_spans,
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
-        input_output_aliases={10: 0, 11: 1},
+        input_output_aliases={len(prefetched) + 3: 0, len(prefetched) + 4: 1},
         compiler_params=compiler_params(vmem_bytes(blocks, dims), checks=options.checks),
         interpret=interpret,
         name="paged_attention_prefill",
-    )(*scalars, table, new, heads, q, cache)
+    )(*prefetched, table, new, heads, q, cache)

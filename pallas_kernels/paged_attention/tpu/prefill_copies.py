@@ -11,6 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
     Scalars,
+    Seen,
     for_each,
     new_tokens,
     rows_ahead,
@@ -56,6 +57,8 @@ class Memory(NamedTuple):
     table_sems: Ref
     q_sems: Ref
     out_sems: Ref
+    bounds: Ref | None
+    """VMEM [1, rows], where tokens may see later ones: see `prefill_seen`."""
 
 
 class Span(NamedTuple):
@@ -72,13 +75,15 @@ class Span(NamedTuple):
     """Place of its first token in the step."""
     cached: Any
     """Keys of the row that were in the cache before the step."""
+    last_key: Any
+    """One after the last key that its queries see: its end, unless some see later tokens."""
 
 
 class Copies:
     """Positions, copies and the producer that is ahead of the computation by all slots but one."""
 
-    def __init__(self, scalars: Scalars, memory: Memory, options: Options) -> None:
-        self.scalars, self.memory, self.options = scalars, memory, options
+    def __init__(self, scalars: Scalars, seen: Seen | None, memory: Memory, options: Options) -> None:
+        self.scalars, self.seen, self.memory, self.options = scalars, seen, memory, options
         self.layer = scalars.layer[0]
         self.rows = scalars.counts[1]
         self.row_slots = memory.table_rows.shape[0]
@@ -125,7 +130,10 @@ class Copies:
         begin = cached + index * size
         end = cached + jnp.minimum((index + 1) * size, length)
         first_key = div(window_begin(self.scalars, begin, self.options), page_size) * page_size
-        return Span(row, begin, end, first_key, self.scalars.query_start[place] + index * size, cached)
+        token = self.scalars.query_start[place] + index * size
+        # The later a token, the further it sees.
+        last_key = end if self.seen is None else self.seen.until[token + end - begin - 1]
+        return Span(row, begin, end, first_key, token, cached, last_key)
 
     def first_block(self, span: Span) -> Any:
         """First block of keys that a block of queries needs."""
@@ -134,7 +142,7 @@ class Copies:
     def resident_keys(self, span: Span, block: Any) -> tuple[Any, Any]:
         """Range of keys of a block that are in VMEM."""
         keys = self.options.blocks.keys
-        return jnp.maximum(block * keys, span.first_key), jnp.minimum((block + 1) * keys, span.end)
+        return jnp.maximum(block * keys, span.first_key), jnp.minimum((block + 1) * keys, span.last_key)
 
     # Copies
 
@@ -226,7 +234,7 @@ class Copies:
         state[KEY_STEP] = state[KEY_STEP] + 1
         state[KEYS] = block + 1
 
-        @pl.when(block + 1 == cdiv(span.end, blocks.keys))
+        @pl.when(block + 1 == cdiv(span.last_key, blocks.keys))
         def _() -> None:
             state[QUERY_STEP] = state[QUERY_STEP] + 1
             last = (index + 1) * blocks.queries >= self.length(span.row)

@@ -50,7 +50,8 @@ class Scores:
     def has_halves(self) -> bool:
         """Whether blocks on the diagonal can be cut: both halves must be whole tiles of the matrix units."""
         blocks = self.options.blocks
-        return blocks.chunk == blocks.queries and blocks.chunk % (2 * LANES) == 0
+        aligned = blocks.chunk == blocks.queries and blocks.chunk % (2 * LANES) == 0
+        return aligned and not self.options.has_spans
 
     @property
     def diagonal(self) -> Any:
@@ -110,7 +111,11 @@ class Scores:
     def _visible(self, scores: jax.Array, offset: Any) -> jax.Array:
         """Scores [keys, rows] with those of invisible keys masked."""
         keys, rows = scores.shape
-        seen = self._causal(keys, rows, offset)
+        if self.memory.bounds is None:
+            seen = self._causal(keys, rows, offset)
+        else:
+            key = lax.broadcasted_iota(jnp.int32, (keys, 1), 0) + offset
+            seen = key * self.options.dims.group_rows < self.memory.bounds[...]
         if self.options.has_window:
             seen &= jnp.logical_not(self._causal(keys, rows, offset + self.chunk.window))
         return jnp.where(seen, scores, MASKED)

@@ -13,8 +13,11 @@ _CHOICES = (
 )  # fmt: skip
 """Fields each of whose values counts. Of the others there are kinds, in `_choices`."""
 
-READ_BY_CHIPS = tuple(case for case in CASES if not case.scale_bytes and not case.spans)
-"""Without scales by token and head and tokens that see later ones, which the kernels for TPUs and GPUs refuse."""
+READ_BY_CHIPS = tuple(case for case in CASES if not case.scale_bytes)
+"""Without scales by token and head, which the kernels for TPUs and GPUs refuse."""
+
+READ_BY_GPUS = tuple(case for case in READ_BY_CHIPS if not case.spans)
+"""And without tokens that see later ones."""
 
 
 def covering(cases: Sequence[Case]) -> tuple[Case, ...]:

@@ -16,6 +16,9 @@ from jaxllm.pallas_kernels.paged_attention.inputs import Case, Inputs
 _ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
 """New and computed tokens: decodes of one page and of several tiles, a prompt, and a chunk of a longer one."""
 
+_SPANS = ((3, 5, 37), (4, 140, 190))
+"""Tokens of the last two that see one another, where models have such."""
+
 
 @dataclass(frozen=True)
 class AttentionCase:
@@ -44,13 +47,15 @@ def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
         kv_dtype=resolved.kv_dtype,
     )
     plans = [layer.attention for layer in model.attention_layers]
+    seeing = {plan.window > 0 for plan in plans if plan.sees_spans and resolved.sees_spans}
     for is_windowed in sorted({plan.window > 0 for plan in plans}):
         kinds = dict.fromkeys(
             (model.kv_heads_of(plan), model.head_size_of(plan)) for plan in plans if (plan.window > 0) == is_windowed
         )
         for heads, size in kinds:
             own = replace(case, num_kv_heads=max(heads // devices, 1), head_size=size)
-            yield replace(own, window=100 if is_windowed else None)
+            spans = _SPANS if is_windowed in seeing else ()
+            yield replace(own, window=100 if is_windowed else None, spans=spans)
 
 
 def latent_case(resolved: ResolvedConfig) -> LatentCase:

@@ -9,7 +9,7 @@ from benchmarks.gpu_tune import TILES
 from jaxllm.pallas_kernels.measured import store_measured
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
 from jaxllm.pallas_kernels.paged_attention.gpu import batch
-from tests.pallas_kernels.paged_attention.covering import READ_BY_CHIPS, joined
+from tests.pallas_kernels.paged_attention.covering import READ_BY_GPUS, joined
 from tests.pallas_kernels.paged_attention.gpu.interpreter import bfloat16, interpret
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 from tests.thinned import thinned
@@ -28,7 +28,7 @@ SMALL = (_SMALL,)
     "case",
     [
         *(pytest.param(case, id=case.name) for case in SMALL),
-        *(pytest.param(bfloat16(case), id=case.name, marks=pytest.mark.slow) for case in joined(READ_BY_CHIPS)),
+        *(pytest.param(bfloat16(case), id=case.name, marks=pytest.mark.slow) for case in joined(READ_BY_GPUS)),
     ],
 )
 def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

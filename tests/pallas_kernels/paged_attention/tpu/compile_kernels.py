@@ -31,6 +31,7 @@ SHAPES = {
     "gpt-oss-20b": (64, 8, 64, "bfloat16"),
     "llama-3.2-1b": (32, 8, 64, "bfloat16"),
     "gemma-2-2b": (8, 4, 256, "bfloat16"),
+    "gemma-3-4b-images": (8, 4, 256, "bfloat16"),
     "small-float32": (4, 2, 80, "float32"),
 }
 """Query heads, KV heads, head size and type of the cache, on one device."""
@@ -47,7 +48,8 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
         return cast(jax.Array, cast(Any, jax.ShapeDtypeStruct)(dims, dtype, sharding=sharding))
 
     rows = (shape((ROWS + 1,)), shape((ROWS,)), shape((ROWS, WIDTH)))
-    batch = RaggedBatch(shape((TOKENS,)), shape((TOKENS,)), *rows, *(shape(()),) * 3)
+    until = shape((TOKENS,)) if name.endswith("images") else None
+    batch = RaggedBatch(shape((TOKENS,)), shape((TOKENS,)), *rows, *(shape(()),) * 3, visible_until=until)
     geometry = CacheGeometry(LAYERS, PAGES, PAGE_SIZE, kv_heads, size, kv_dtype, for_tpu=True)
     cache = shape(cache_shape(implementation, geometry), jnp.dtype(kv_dtype))
     q_dtype = jnp.dtype("float32" if kv_dtype == "float32" else "bfloat16")

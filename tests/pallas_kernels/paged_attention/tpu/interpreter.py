@@ -38,7 +38,7 @@ def interpret(
         prefill_blocks=replace(prefill, keys=max(prefill.keys, inputs.case.page_size)),
         interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
     )
-    monkeypatch.setattr(attention, "BACKEND", Backend(function))
+    monkeypatch.setattr(attention, "BACKEND", Backend(function, supports_spans=True))
 
     def run(inputs: Inputs, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
         packed = replace(

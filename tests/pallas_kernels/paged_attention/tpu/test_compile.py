@@ -13,7 +13,7 @@ ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "
 
 CASES = {
     ("v6e", "tpu"): thinned(
-        ("llama-3-8b", "qwen3-32b", "gpt-oss-20b", "gemma-2-2b", "small-float32"),
+        ("llama-3-8b", "qwen3-32b", "gpt-oss-20b", "gemma-2-2b", "gemma-3-4b-images", "small-float32"),
         ("llama-3-70b-tp8", "llama-3-70b-tp8-int8", "qwen3-0.6b", "llama-3.2-1b"),
     ),
     ("v5e", "tpu"): thinned(("llama-3-8b", "llama-3-70b-tp8-int8"), ("llama-3.2-1b",)),

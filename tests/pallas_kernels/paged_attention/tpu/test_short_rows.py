@@ -34,6 +34,15 @@ def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, *interpret(cached_inputs(case), monkeypatch, most_short=4))
 
 
+SPANS = Case("short_spans", ((1, 5), (4, 33), (3, 12), (20, 0)), spans=((2, 12, 15), (3, 2, 19)))
+
+
+def test_a_row_with_a_span_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode kernel has tokens see none that is later."""
+    np.testing.assert_array_equal(tpu_prepare(make_inputs(SPANS).batch, 4).counts, [2, 2])
+    check(SPANS, *interpret(cached_inputs(SPANS), monkeypatch, most_short=4))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["empty_rows", "mixed", "empty", "one_decode"])
 def test_other_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
