@@ -142,9 +142,9 @@ def prefill_kernel(*refs: Ref, options: Options) -> None:
     seen = Seen(*refs[:2]) if options.has_spans else None
     table, new, heads, _, _, out, cache, *scratch = refs[2:] if options.has_spans else refs
     table_rows, state, written, sent, kv, q, *rest = scratch
-    run, sems = SoftmaxState(*rest[:4]), rest[4:9]
-    bounds = rest[9] if options.has_spans else None
-    memory = Memory(table, new, heads, out, cache, table_rows, state, written, sent, kv, q, run, *sems, bounds)
+    run, sems, bounds = SoftmaxState(*rest[:4]), rest[4:9], rest[9] if options.has_spans else None
+    copied = (table, new, heads, out, cache, table_rows, state, written, sent, kv, q)
+    memory = Memory(*copied, run, sems[0], sems[1], sems[2], sems[3], sems[4], bounds)
     _Prefill(scalars, seen, memory, options).run()
 
 
