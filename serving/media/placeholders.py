@@ -79,6 +79,23 @@ class TokenPerFeature:
         return (*around, TextRun(self.feature, self.count(image), True, self.arranged(image)), *behind)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaliGemmaPrompt(TokenPerFeature):
+    """PaliGemma's: the whole prompt has a form, which transformers' processor gives it and the tokenizer does not."""
+
+    bos: str
+
+    def framed(self, text: str, num_images: int) -> str:
+        """A prompt with all that the model was trained with: images, the first token, text, and a new line.
+
+        Images of a prompt that has no marker come first.
+        """
+        if self.marker not in text:
+            text = self.marker * num_images + text
+        end = text.rindex(self.marker) + len(self.marker)
+        return f"{text[:end]}{self.bos}{text[end:]}\n"
+
+
 @dataclass(frozen=True)
 class Idefics3Tiles:
     """Every tile with its row and column, a line per row, and the whole image at last."""
@@ -294,7 +311,8 @@ def _paligemma(model: Model) -> Placeholder:
     length, token = model.image_fields.get("image_seq_length"), model.token("image_token", IMAGE)
     if not isinstance(length, int) or length < 1:
         raise model.settings.fail(f"image_seq_length={quoted(length)} of the image processor: expected an integer")
-    return TokenPerFeature(token, token, lambda image: length)
+    bos = model.token("bos_token", "<bos>")
+    return PaliGemmaPrompt(marker=token, feature=token, count=lambda image: length, bos=bos)
 
 
 def _merged(default: str | None) -> Callable[[Model], Placeholder]:

@@ -266,13 +266,15 @@ class InputProcessor:
     def _encode(self, prompts: Sequence[ParsedPrompt], add_special_tokens: bool) -> None:
         """Fill in the token ids of prompts given as text."""
         waiting = [prompt for prompt in prompts if prompt.token_ids is None]
-        if not waiting:
-            return
-        assert self._tokenizer is not None
-        texts = [prompt.text or "" if prompt.part is None else prompt.part for prompt in waiting]
-        encoded = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens)
-        for prompt, token_ids in zip(waiting, encoded, strict=True):
-            prompt.token_ids = np.asarray(token_ids, np.int32)
+        for has_them in (False, True):
+            some = [prompt for prompt in waiting if prompt.has_special_tokens == has_them]
+            if not some:
+                continue
+            assert self._tokenizer is not None
+            texts = [prompt.text or "" if prompt.part is None else prompt.part for prompt in some]
+            encoded = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens and not has_them)
+            for prompt, token_ids in zip(some, encoded, strict=True):
+                prompt.token_ids = np.asarray(token_ids, np.int32)
 
     def _finished(self, params: SamplingParams) -> tuple[SamplingParams, int]:
         """Parameters with bad words and prediction as token ids, and the bytes that their grammar takes, if known."""

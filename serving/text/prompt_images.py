@@ -20,6 +20,7 @@ from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
 from jaxllm.serving.media.placeholders import (
+    PaliGemmaPrompt,
     Placeholder,
     TextRun,
     arrangement_of,
@@ -90,6 +91,8 @@ class PromptImages:
         ]
         if prompt.token_ids is None:
             assert prompt.text is not None
+            if isinstance(self.placeholder, PaliGemmaPrompt) and not isinstance(prompt.text, ChatPrompt):
+                prompt.text, prompt.has_special_tokens = self.placeholder.framed(prompt.text, len(prepared)), True
             prompt.text = self.write(prompt.text, prepared)
         else:
             prompt.token_ids = self._in_tokens(np.asarray(prompt.token_ids), prepared)

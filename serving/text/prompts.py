@@ -80,6 +80,8 @@ class ParsedPrompt:
     cache_salt: str | None
     part: str | None = None
     """The part of the text that is encoded, if not all of it: the rest would be cut off."""
+    has_special_tokens: bool = False
+    """Whether the text has the special tokens that the tokenizer would add."""
     truncation_side: str = "left"
     """Which end loses tokens where some are cut off: left or right."""
     embeds: Any = None
