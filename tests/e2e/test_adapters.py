@@ -343,3 +343,58 @@ def test_target_modules_of_stages(tmp_path: Path) -> None:
         finally:
             engine.close()
     assert answers[0] == answers[1]
+
+
+@pytest.mark.exhaustive
+def test_sixty_four_adapters_through_eight_slots(tmp_path: Path) -> None:
+    """Each is what it is alone, bit by bit, and no stream waits for more than a step while adapters come and go."""
+    folders = [write_adapter(tmp_path / str(seed), seed, (8, 4, 2)[seed % 3], 0.3) for seed in range(64)]
+    options = {**OPTIONS, "max_num_seqs": 12, "block_size": 16, "num_gpu_blocks_override": 80}
+    engine = make_engine(enable_lora=True, max_loras=8, max_lora_rank=8, max_cpu_loras=16, **options)
+    try:
+        given = prompts(128, seed=9)
+
+        def each(index: int, name: str = "") -> Request:
+            drawn: dict[str, object] = {"temperature": 1.0, "seed": index} if index % 3 == 0 else {}
+            return with_adapter(name or str(index), given[index], folders[index % 64], logprobs=1, **drawn)
+
+        # Two streams of the base model run all the time.
+        streams = [with_adapter(f"stream {number}", given[number], None, max_tokens=60) for number in range(2)]
+        wanted = {stream.request_id: run(engine, [stream])[stream.request_id].token_ids for stream in streams}
+        alone = [run(engine, [each(index, "alone")])["alone"] for index in range(len(given))]
+        found: dict[str, list[int]] = {}
+        logprobs: dict[str, list[Any]] = {}
+        silent, most_silent, rounds = [0, 0], 0, 0
+        for index in range(len(given)):
+            engine.add_request(each(index))
+        for number in range(2):
+            engine.add_request(with_adapter(f"stream {number}", given[number], None, max_tokens=60))
+        while engine.has_unfinished_requests():
+            told = set()
+            for output in engine.step():
+                assert output.refusal is None
+                told.add(output.request_id)
+                found.setdefault(output.request_id, []).extend(output.token_ids)
+                logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
+                if output.finished and output.request_id in wanted:
+                    rounds += 1
+                    assert found.pop(output.request_id) == wanted[output.request_id]
+                    if len(found) < len(given):
+                        number = int(output.request_id.split()[1])
+                        engine.add_request(with_adapter(output.request_id, given[number], None, max_tokens=60))
+                        silent[number] = -(10**6)
+            for number in range(2):
+                name = f"stream {number}"
+                silent[number] = 0 if name in told else silent[number] + 1 if name in found else -(10**6)
+                most_silent = max(most_silent, silent[number])
+        for index, answer in enumerate(alone):
+            assert found[str(index)] == answer.token_ids
+            assert logprobs[str(index)] == answer.logprobs
+        # Results come a step later than they are computed, and a chunk of others' prompts may fill one.
+        assert most_silent <= 1
+        assert rounds >= 2
+        stats = engine.stats()
+        assert stats.num_lora_writes > 64
+        assert stats.num_compilations == 0
+    finally:
+        engine.close()
