@@ -50,9 +50,9 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How images become rows: patches of `patch_size` pixels each way, squares of `merge` each way of which are a row.
 
     A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` each way, and becomes `first_rows`
-    besides those of its squares. A request has at most `most_rows`. With `has_grid_positions` the rows of an image must
-    stand next to each other. `spans` says which tokens of a prompt see one another, see `jaxllm.requests.spans`, and
-    `longest_span` how many at most.
+    besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With `has_grid_positions` the
+    rows of an image must stand next to each other. `spans` says which tokens of a prompt see one another, see
+    `jaxllm.requests.spans`, and `longest_span` how many at most.
     """
 
     patch_size: int
@@ -65,6 +65,11 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_grid_positions: bool = False
     spans: Literal["images", "prompt"] | None = None
     longest_span: int = 0
+    crop_rows: int | None = None
+
+    def rows_of(self, num_patches: int) -> int:
+        """Rows that a crop of so many patches becomes."""
+        return self.first_rows + num_patches // self.merge**2 if self.crop_rows is None else self.crop_rows
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

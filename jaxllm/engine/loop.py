@@ -158,6 +158,7 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         has_grid_positions=resolved.model.has_grid_positions,
         spans=tower.spans,
         longest_span=resolved.longest_span,
+        crop_rows=tower.crop_rows,
     )
 
 

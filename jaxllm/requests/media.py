@@ -78,23 +78,18 @@ class MediaItem:
     arrangement: Arrangement | None = None
 
     @classmethod
-    def of(
-        cls,
-        crops: tuple[ImageCrop, ...],
-        patches_per_row: int,
-        first_rows: int = 0,
-        arrangement: Arrangement | None = None,
-    ) -> Self:
-        """An image of these crops, each of which becomes `first_rows` rows, and one of so many patches each.
+    def of(cls, crops: tuple[ImageCrop, ...], patches_per_row: int) -> Self:
+        """An image of these crops, so many patches of which become one row, each once and in order."""
+        return cls.with_rows(crops, sum(len(crop.patches) for crop in crops) // patches_per_row)
 
-        The prompt has the rows of the crops as in `arrangement`, or each once, in order.
-        """
+    @classmethod
+    def with_rows(cls, crops: tuple[ImageCrop, ...], num_rows: int, arrangement: Arrangement | None = None) -> Self:
+        """An image of crops that become so many rows. The prompt has them as in `arrangement`, or once and in order."""
         digest = sha256()
         for crop in crops:
             digest.update(np.array([crop.height, crop.width], np.int64).tobytes())
             digest.update(np.ascontiguousarray(crop.patches).data)
         if arrangement is None:
-            num_rows = sum(first_rows + len(crop.patches) // patches_per_row for crop in crops)
             return cls(digest.digest(), crops, num_rows)
         arrangement.update(digest)
         return cls(digest.digest(), crops, len(arrangement.kept), arrangement)

@@ -211,6 +211,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Gemma3TextModel": _Known("gemma.GEMMA3", "embed"),
     "GotOcr2ForConditionalGeneration": _Known("got_ocr2"),
     "HF_ColBERT": _Known("colbert.BERT"),
+    "Idefics2ForConditionalGeneration": _Known("idefics2"),
     "Idefics3ForConditionalGeneration": _Known("idefics3"),
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
     "InternVLForConditionalGeneration": _Known("internvl"),

@@ -23,7 +23,7 @@ class ImageTower(nnx.Module):
         self.learned_row = Table(1, hidden_size, dtype, options) if plan.has_learned_row else None
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
-        """Rows [R, D] of the `patches` uint8 [P, B] of a crop, where R is `TowerPlan.rows_of` P, in its order."""
+        """Rows [R, D] of the `patches` uint8 [P, B] of a crop, where R is `TowerPlan.rows_of` P."""
         plan = self.plan
         num_rows = crop.num_patches // plan.patches_per_row + plan.class_rows
         rows = self.projector(self.vision(patches, crop), num_rows)

@@ -44,7 +44,10 @@ class Projector(Protocol):
     """A module that makes rows of hidden states."""
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
-        """Rows [P / patches_per_row, D] of hidden states [P, V]. Those from `num_rows` on mean nothing."""
+        """Rows [P / patches_per_row, D] of hidden states [P, V]. Those from `num_rows` on mean nothing.
+
+        Where crops have the same number of rows, so many; the first `num_rows` of [P, V] count then.
+        """
         ...
 
 
@@ -103,6 +106,8 @@ class TowerPlan:
     """Patches each way of every crop, or None where crops vary."""
     class_rows: int = 0
     """Rows of a crop that are not of patches, and come before those."""
+    crop_rows: int | None = None
+    """Rows of every crop, whatever its size, where squares of patches do not become one each."""
     has_learned_row: bool = False
     """Whether a learned row comes before all others of a crop, which stands where an arrangement puts it."""
     has_sums: bool = False
@@ -144,6 +149,8 @@ class TowerPlan:
 
     def rows_of(self, num_patches: int) -> int:
         """Rows that a crop of so many patches becomes."""
+        if self.crop_rows is not None:
+            return self.crop_rows
         return self.first_rows + num_patches // self.patches_per_row
 
     def targets_of(self, num_patches: int) -> int:

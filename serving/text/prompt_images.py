@@ -116,14 +116,13 @@ class PromptImages:
     def prepared(self, processed: ProcessedImage, runs: tuple[TextRun, ...]) -> PreparedImage:
         """The image as the engine takes it, with `runs` in its place. Raises `RequestError`."""
         crops = tuple(self._crop(crop) for crop in processed.crops)
-        num_rows = sum(self.info.first_rows + len(crop.patches) // self.info.merge**2 for crop in crops)
+        num_rows = sum(self.info.rows_of(len(crop.patches)) for crop in crops)
         arranged = arrangement_of(runs)
         num_wanted = features_of(runs) if arranged is None else arranged.num_rows
         if num_rows != num_wanted:
             raise RequestError(_misfit(processed, num_rows, num_wanted), FIELD)
         arrangement = None if arranged is None else Arrangement.of(arranged.rows, arranged.weights)
-        item = MediaItem.of(crops, self.info.merge**2, self.info.first_rows, arrangement)
-        return PreparedImage(item, text_of(runs))
+        return PreparedImage(MediaItem.with_rows(crops, num_rows, arrangement), text_of(runs))
 
     def _crop(self, pixels: Pixels) -> ImageCrop:
         """A crop as the engine takes it. Raises `RequestError` for one of another size than the model's."""

@@ -364,6 +364,11 @@ SEEING = {
         transformers.Gemma4UnifiedForConditionalGeneration,
         {**SMALL, "pad_token_id": 0, "head_dim": 16, "global_head_dim": 32, "layer_types": [SLIDING, FULL]},
     ),
+    "idefics2": (
+        transformers.Idefics2Config,
+        transformers.Idefics2ForConditionalGeneration,
+        {**SMALL, "model_type": "mistral", "sliding_window": 5},
+    ),
     "idefics3": (
         transformers.Idefics3Config,
         transformers.Idefics3ForConditionalGeneration,

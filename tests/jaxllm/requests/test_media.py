@@ -17,7 +17,7 @@ def crops(count: int) -> tuple[ImageCrop, ...]:
 
 def item(rows: list[int] | None, count: int = 2) -> MediaItem:
     arrangement = None if rows is None else Arrangement.of(np.array(rows, np.int32))
-    return MediaItem.of(crops(count), 1, 1, arrangement)
+    return MediaItem.with_rows(crops(count), count * ROWS, arrangement)
 
 
 def test_the_pool_keeps_what_is_needed_once() -> None:
@@ -54,7 +54,7 @@ def test_sums_of_rows_of_several_crops() -> None:
     sources[7] = sources[2]
     weights = drawn.random((9, 4), dtype=np.float32)
     weights[7], weights[4, 1:] = weights[2], 0
-    arranged = MediaItem.of(crops(3), 1, 1, Arrangement.of(sources, weights))
+    arranged = MediaItem.with_rows(crops(3), 3 * ROWS, Arrangement.of(sources, weights))
     assert (arranged.num_rows, arranged.num_kept) == (9, 8)
     values = drawn.random((3 * ROWS, 5), dtype=np.float32)
     pool, rows = np.full((20, 5), np.nan, np.float32), np.arange(3, 11, dtype=np.int32)

@@ -117,7 +117,7 @@ def test_what_is_not_data_cannot_be_sent() -> None:
 def test_images_arrive_as_they_are_arranged(weights: np.ndarray | None) -> None:
     rows = np.array([2, 0, 2], np.int32) if weights is None else np.arange(12, dtype=np.int32).reshape(3, 4)[[1, 0, 1]]
     crop = ImageCrop(np.arange(48, dtype=np.uint8).reshape(4, 12), 2, 2)
-    items = MediaItem.of((crop,), 1, 0, Arrangement.of(rows, weights)), MediaItem.of((crop, crop), 1)
+    items = MediaItem.with_rows((crop,), 4, Arrangement.of(rows, weights)), MediaItem.of((crop, crop), 1)
     prompt = np.full(11, 7, np.int32)
     media = PromptMedia.of((*items,), prompt, 7, 4)
     arrived = there_and_back(Media.of(media), Media)[0].media()
