@@ -50,8 +50,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How images become rows: patches of `patch_size` pixels each way, squares of `merge` each way of which are a row.
 
     A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` each way, and becomes `first_rows`
-    besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With `has_grid_positions` the
-    rows of an image must stand next to each other. `spans` says which tokens of a prompt see one another, see
+    besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With `has_grid_positions`
+    the rows of an image must stand next to each other. `spans` says which tokens of a prompt see one another, see
     `jaxllm.requests.spans`, and `longest_span` how many at most.
     """
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxllm.models.attention_plan import RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import fused
 from jaxllm.models.config import ModelConfig
@@ -14,18 +15,18 @@ def read_glm(file: ConfigFile, architecture: str) -> ModelConfig:
     return ModelConfig(architecture=architecture, **_options(file))
 
 
-def read_glm4(file: ConfigFile, architecture: str) -> ModelConfig:
-    """The configuration of GLM-4-0414."""
-    options = _options(file)
+def read_glm4(file: ConfigFile, architecture: str, rope: RopeConfig | None = None) -> ModelConfig:
+    """The configuration of GLM-4-0414. Its rotary embedding may be given."""
+    options = _options(file, rope)
     norm = options["norm"]
     options["layers"] = with_norms(options["layers"], attention_output_norm=norm, mlp_output_norm=norm)
     return ModelConfig(architecture=architecture, **options)
 
 
-def _options(file: ConfigFile) -> dict[str, Any]:
+def _options(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]:
     sizes = {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072}
     file = file.reading(**sizes, partial_rotary_factor=0.5, rms_norm_eps=0.00000015625)
-    options = read_llama(file, interleaved=True)
+    options = read_llama(file, interleaved=True, rope=rope)
     bias = file.boolean("attention_bias", True)
     return options | {"layers": with_biases(options["layers"], qkv=bias, output=False)}
 

@@ -4,6 +4,7 @@ have.
 
 from collections.abc import Sequence
 
+from jaxllm.models.attention_plan import RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
@@ -30,10 +31,10 @@ from jaxllm.models.mlp_plan import MLPPlan
 from jaxllm.models.plan import LayerPlan
 
 
-def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
-    """GLM-4-MoE's configuration."""
+def read_config(file: ConfigFile, architecture: str, rope: RopeConfig | None = None) -> ModelConfig:
+    """GLM-4-MoE's configuration. Its rotary embedding may be given."""
     file = file.reading(_NAMES, max_position_embeddings=131072, rms_norm_eps=1e-5, partial_rotary_factor=0.5)
-    options, bias = read_llama(file), file.boolean("attention_bias", False)
+    options, bias = read_llama(file, rope=rope), file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=False)
     if file.boolean("use_qk_norm", False):
         layers = tuple(layer.attending(norm=layer.attention_norm) for layer in layers)

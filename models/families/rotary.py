@@ -42,7 +42,9 @@ def read_rope(file: ConfigFile, rope: ConfigFile | None = None, *, interleaved: 
     return RopeConfig(**options)
 
 
-def read_grid_rope(file: ConfigFile, sections: tuple[int, ...], *, mixed: bool) -> RopeConfig:
+def read_grid_rope(
+    file: ConfigFile, sections: tuple[int, ...], *, mixed: bool, interleaved: bool = False
+) -> RopeConfig:
     """The same where positions of images are places in a grid, with these sections unless the file has others."""
     rope = file.section("rope_scaling") or file.section("rope_parameters") or ConfigFile({}, file.source)
     sections = tuple(rope.integers("mrope_section")) or sections
@@ -50,7 +52,7 @@ def read_grid_rope(file: ConfigFile, sections: tuple[int, ...], *, mixed: bool) 
     if "mrope" in (rope.values.get("rope_type"), rope.values.get("type")):
         # The name of Qwen2-VL's first files for positions without scaling.
         rope = rope.but(rope_type="default", type="default")
-    found = read_rope(file, rope)
+    found = read_rope(file, rope, interleaved=interleaved)
     head_size = file.optional_integer("head_dim") or file.integer("hidden_size") // file.integer("num_attention_heads")
     pairs = (found.rotary_size or head_size) // 2
     if len(sections) != 3 or min(sections) < 0 or (not mixed and sum(sections) != pairs):

@@ -1,4 +1,4 @@
-"""The projector of Qwen's vision models: a norm, then two products of the patches of a square together.
+"""Projectors of Qwen's and GLM's vision models, which join the patches of a square.
 
 Axis letters: P patches, R rows, V hidden size of the transformer, D hidden size of the language model.
 """
@@ -79,3 +79,40 @@ class Merger(nnx.Module):
         else:
             x = self.norm(hidden).reshape(-1, self.joined)
         return self.down(ACTIVATIONS["gelu"](self.up(x, context)), context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedMergerPlan:
+    """GLM-4V's: two products with a norm and GELU after them, then a gated block of `size`."""
+
+    size: int
+    activation: str
+    norm: NormPlan = NormPlan(kind="layer", eps=1e-5, bias=True)
+
+    def make(
+        self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> "GatedMerger":
+        """The module."""
+        return GatedMerger(self, vision.hidden_size * patches_per_row, hidden_size, options, dtype)
+
+
+class GatedMerger(nnx.Module):
+    """See `GatedMergerPlan`; `joined` are the numbers of a square's patches."""
+
+    def __init__(
+        self, plan: GatedMergerPlan, joined: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> None:
+        linear = partial(Linear, dtype=dtype, axes=(None, None), options=options)
+        self.joint = linear(joined, hidden_size, bias=True)
+        self.inner = linear(hidden_size, hidden_size, bias=False)
+        self.norm = make_norm(plan.norm, hidden_size, dtype=dtype, options=options)
+        self.gate, self.up = (linear(hidden_size, plan.size, bias=False) for _ in range(2))
+        self.down = linear(plan.size, hidden_size, bias=False)
+        self.joined, self.activation = joined, plan.activation
+
+    def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Rows [R, D] of [P, V]."""
+        context = ForwardContext(num_rows)
+        x = self.inner(self.joint(hidden.reshape(-1, self.joined), context), context)
+        x = ACTIVATIONS["gelu"](self.norm(x))
+        return self.down(ACTIVATIONS[self.activation](self.gate(x, context)) * self.up(x, context), context)

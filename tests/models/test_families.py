@@ -335,6 +335,7 @@ def test_twins(tmp_path: Path, architecture: str) -> None:
 
 
 GRID = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}
+HALF_GRID = {**GRID, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 SEEING = {
     "gemma3": (
         transformers.Gemma3Config,
@@ -456,6 +457,33 @@ SEEING = {
         transformers.Qwen2_5_VLForConditionalGeneration,
         {**SMALL, "rope_parameters": GRID},
     ),
+    "glm46v": (
+        transformers.Glm46VConfig,
+        transformers.Glm46VForConditionalGeneration,
+        {**SMALL, "rope_parameters": HALF_GRID, "model_type": "glm4v_text"},
+    ),
+    "glm4v": (
+        transformers.Glm4vConfig,
+        transformers.Glm4vForConditionalGeneration,
+        {**SMALL, "rope_parameters": HALF_GRID},
+    ),
+    "glm4v_moe": (
+        transformers.Glm4vMoeConfig,
+        transformers.Glm4vMoeForConditionalGeneration,
+        {
+            **SMALL,
+            "rope_parameters": HALF_GRID,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "paddleocr_vl": (
+        transformers.PaddleOCRVLConfig,
+        transformers.PaddleOCRVLForConditionalGeneration,
+        {**SMALL, "rope_parameters": GRID, "head_dim": 16, "use_bias": True},
+    ),
     "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration, {**SMALL, "head_dim": 16}),
     "qwen3_vl_moe": (
         transformers.Qwen3VLMoeConfig,
@@ -466,7 +494,11 @@ SEEING = {
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 SIZES = {"image_size": 28, "patch_size": 14}
 QWEN_VISION = {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+GLM_VISION = {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "image_size": 28}
 OTHER_VISION = {
+    "glm46v": {**GLM_VISION, "model_type": "glm4v_vision"},
+    "glm4v": GLM_VISION,
+    "glm4v_moe": GLM_VISION,
     "qwen2_vl": {"depth": 1, "num_heads": 2, "embed_dim": 16, "hidden_size": 64},
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16},
     "qwen3_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
@@ -481,7 +513,7 @@ OTHER_VISION = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("gemma4_unified", "llama4", "qwen2_5_vl")))
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("gemma4_unified", "glm46v", "llama4", "qwen2_5_vl")))
         for name in SEEING
     ],
 )

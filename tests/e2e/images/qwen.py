@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import transformers
 
+from jaxllm.executor.media_calls import patch_places
 from jaxllm.requests.media import ImageCrop
 from tests.e2e.images.qwen_prompts import END, IMAGE, MERGE, PATCH, START, VIDEO, Parts, crop_of, token_ids
 
@@ -55,6 +56,28 @@ FAMILIES = {
     ),
     "qwen3_5": Seeing("Qwen3_5", DEEP, {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, DELTA),
 }  # fmt: skip
+GLM = {
+    **VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "image_size": 20, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+OTHERS = {
+    "glm4v": Seeing("Glm4v", GLM, {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}),
+    "glm46v": Seeing(
+        "Glm46V", {**GLM, "attention_bias": True}, {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    ),
+    "glm4v_moe": Seeing(
+        "Glm4vMoe", GLM, {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+    "paddleocr_vl": Seeing(
+        "PaddleOCRVL",
+        {
+            "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
+            "image_size": 20, "patch_size": PATCH, "spatial_merge_size": MERGE,
+        },
+        {"mrope_section": [2, 3, 3]}, {"head_dim": 16, "use_bias": True},
+    ),
+}  # fmt: skip
+"""Families that rotate tokens of images likewise."""
 
 
 def make_model(
@@ -87,21 +110,27 @@ def save(family: Seeing, folder: Path) -> Any:
     return model
 
 
-def floats(crop: ImageCrop) -> torch.Tensor:
-    """A crop as transformers' models take it: [P, channels * frames * height * width]."""
+def floats(crop: ImageCrop, model: Any) -> torch.Tensor:
+    """A crop as a model of transformers takes it: [P, channels * frames * height * width].
+
+    PaddleOCR's has patches [P, channels, height, width], line by line.
+    """
     whole = crop.patches.reshape(-1, PATCH, PATCH, 3).astype(np.float32)
     numbers = ((whole * np.float32(1 / 255) - MEAN) / STD).transpose(0, 3, 1, 2)[:, :, None]
+    if model.config.model_type == "paddleocr_vl":
+        places = patch_places(crop.height, crop.width, MERGE)
+        return torch.from_numpy(numbers[np.argsort(places[:, 0] * crop.width + places[:, 1]), :, 0])
     return torch.from_numpy(np.repeat(numbers, 2, axis=2).reshape(len(whole), -1))
 
 
-def inputs_of(prompt: Parts) -> dict[str, Any]:
-    """The arguments of transformers' model for a prompt."""
+def inputs_of(prompt: Parts, model: Any) -> dict[str, Any]:
+    """The arguments of a model of transformers for a prompt."""
     ids = torch.tensor([token_ids(prompt)])
     found: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     crops = [crop_of(part) for part in prompt if not isinstance(part, int)]
     if crops:
         found |= {
-            "pixel_values": torch.cat([floats(crop) for crop in crops]),
+            "pixel_values": torch.cat([floats(crop, model) for crop in crops]),
             "image_grid_thw": torch.tensor([[1, crop.height, crop.width] for crop in crops]),
             "mm_token_type_ids": (ids == IMAGE).int(),
         }
@@ -110,7 +139,7 @@ def inputs_of(prompt: Parts) -> dict[str, Any]:
 
 def expected(model: Any, prompt: Parts, count: int) -> list[int]:
     """The tokens that transformers continues a prompt with."""
-    inputs = inputs_of(prompt)
+    inputs = inputs_of(prompt, model)
     # It keeps how far the last prompt was ahead.
     model.model.rope_deltas = None
     found = model.generate(**inputs, max_new_tokens=count, do_sample=False, eos_token_id=None)

@@ -109,7 +109,7 @@ def test_beams(family: tuple[Path, Any], scan: Engine) -> None:
     while scan.has_unfinished_requests():
         for output in scan.step():
             found = output.sequences or found
-    inputs = inputs_of(prompt)
+    inputs = inputs_of(prompt, family[1])
     family[1].model.rope_deltas = None
     with torch.no_grad():
         theirs = family[1].generate(

@@ -1,4 +1,4 @@
-"""A model that sees on several devices, and one whose language model has few bits and whose tower is as it was."""
+"""Other families than Qwen's; several devices; and a language model of few bits whose tower is as it was."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,22 @@ from safetensors.torch import load_file, save_file
 from jaxllm.errors import ConfigError
 from tests.conftest import RunPython
 from tests.e2e.driving import make_engine, run
-from tests.e2e.images.qwen import FAMILIES, expected, make_model
+from tests.e2e.images.qwen import FAMILIES, OTHERS, expected, make_model
 from tests.e2e.images.qwen import save as save_model
 from tests.e2e.images.qwen_prompts import Parts, drawn_prompts, pixels, seeing
 from tests.models.quantization.checkpoints import save
 from tests.models.quantization.formats import FORMATS
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_families_that_rotate_likewise(tmp_path: Path, name: str) -> None:
+    reference = save_model(OTHERS[name], tmp_path)
+    engine = make_engine(model=str(tmp_path), max_model_len=128, max_num_seqs=2, max_num_batched_tokens=16)
+    prompts: list[Parts] = [[1, 5, pixels(0, 3, 5), 7, pixels(1, 6, 2), 8], [1, 9, 10]]
+    found = run(engine, [seeing(i, prompt, max_tokens=12) for i, prompt in enumerate(prompts)])
+    for i, prompt in enumerate(prompts):
+        assert found[str(i)].token_ids == expected(reference, prompt, 12)
+    engine.close()
 
 
 def test_gptq(tmp_path: Path) -> None:

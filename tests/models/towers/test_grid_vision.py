@@ -1,4 +1,4 @@
-"""Towers of Qwen's models give transformers' rows for images of any size, in the smallest program that holds them."""
+"""Towers for images of any size give transformers' rows, in any program that holds the image."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop
-from tests.e2e.images.qwen import FAMILIES, floats, save
+from tests.e2e.images.qwen import FAMILIES, OTHERS, floats, save
 from tests.e2e.images.qwen_prompts import MERGE, crop_of, pixels
 from tests.quick import QUICK
 
@@ -28,7 +28,7 @@ PROGRAM = 288
 """Patches: every image but the largest is padded."""
 
 
-STACKS = [*((name, "scan") for name in FAMILIES), ("qwen2_5_vl", "loop"), ("qwen3_vl", "loop")]
+STACKS = [*((name, "scan") for name in (*FAMILIES, *OTHERS)), ("qwen2_5_vl", "loop"), ("qwen3_vl", "loop")]
 
 
 def test_other_names(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_other_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "stack"), STACKS)
 def test_rows(tmp_path: Path, name: str, stack: Literal["loop", "scan"]) -> None:
-    reference = save(FAMILIES[name], tmp_path)
+    reference = save({**FAMILIES, **OTHERS}[name], tmp_path)
     config = read_config(tmp_path)
     assert config.tower is not None
     loaded = load_model(Checkpoint(tmp_path), config, ForwardOptions(stack=stack, sees_images=True), "float32")
@@ -69,8 +69,9 @@ def test_rows(tmp_path: Path, name: str, stack: Literal["loop", "scan"]) -> None
         crop = crop_of(pixels(1, *size))
         with torch.no_grad():
             grid = torch.tensor([[1, crop.height, crop.width]])
-            found = reference.model.visual(floats(crop), grid_thw=grid, return_dict=True)
-        wanted = torch.cat([found.pooler_output, *(getattr(found, "deepstack_features", None) or ())], dim=1).numpy()
+            found = reference.model.get_image_features(floats(crop, reference), grid, return_dict=True)
+        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        wanted = torch.cat([each for (each,) in parts], dim=1).numpy()
         assert wanted.std() > 0.1
         padding = ((0, PROGRAM - len(crop.patches)), (0, 0))
         places = np.pad(patch_places(crop.height, crop.width, MERGE), padding)

@@ -1,14 +1,15 @@
-"""The vision transformers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, which see images of any size.
+"""Vision transformers that see images of any size: those of Qwen2-VL and later, GLM-4V and PaddleOCR-VL.
 
 Queries and keys turn by the place of their patch: half of a head by its row, half by its column. Qwen2.5-VL attends
-within windows in most layers (arXiv 2502.13923). Qwen3-VL adds learned positions, interpolated between those of a
-square, and gives hidden states of several layers (DeepStack, arXiv 2406.04334).
+within windows in most layers (arXiv 2502.13923). Others add learned positions, interpolated between those of a square.
+Qwen3-VL gives hidden states of several layers (DeepStack, arXiv 2406.04334).
 
 Axis letters: P patches, B bytes of a patch, V hidden size of the transformer, N heads, H head size.
 """
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +31,21 @@ from jaxllm.models.towers.windows import Windows
 from jaxllm.pallas_kernels.segment_attention.api import segment_attention
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
+Interpolation = Literal["corners", "centres", "cubic"]
+"""How learned positions are spread over an image: corners meet corners, centres of patches meet centres, or these with
+the cubic kernel of Keys (a = -0.75) in place of straight lines."""
 Carry = tuple[jax.Array, jax.Array]
 """Hidden states [P, V], and those of taps [n, P, V]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVisionPlan:
+class GridVisionPlan:
     """Such a vision transformer, of `size` V.
 
     Layers other than `full_layers` attend within windows of `window` squares of `merge` patches each way, if that is
     not 0. Learned positions are those of a square of `side` patches each way; 0: there are none. After the layers
     `taps` their hidden states are given too. A patch of a video spans so many `frames`; an image fills all of them.
+    There may be norms of embedded patches, before positions are added, and of the last hidden states.
     """
 
     size: int
@@ -57,9 +62,15 @@ class QwenVisionPlan:
     window: int = 0
     full_layers: tuple[int, ...] = ()
     side: int = 0
+    interpolation: Interpolation = "corners"
     taps: tuple[int, ...] = ()
     channels: int = 3
     frames: int = 2
+    patch_norm: NormPlan | None = None
+    last_norm: NormPlan | None = None
+    qkv_bias: bool = True
+    bias: bool = True
+    """Whether products after those of queries, keys and values have biases."""
 
     @property
     def hidden_size(self) -> int:
@@ -71,27 +82,29 @@ class QwenVisionPlan:
         """Size of a head."""
         return self.size // self.num_heads
 
-    def make(self, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> "QwenVision":
+    def make(self, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> "GridVision":
         """The module."""
-        return QwenVision(self, pixels, options, dtype)
+        return GridVision(self, pixels, options, dtype)
 
 
-class QwenVision(nnx.Module):
-    """The embedding of patches, then layers. See `QwenVisionPlan`."""
+class GridVision(nnx.Module):
+    """The embedding of patches, then layers. See `GridVisionPlan`."""
 
-    def __init__(self, plan: QwenVisionPlan, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+    def __init__(self, plan: GridVisionPlan, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.plan, self.pixels, self.dtype = plan, pixels, dtype
         inputs = plan.patch_size**2 * plan.channels
         self.patches = Linear(inputs, plan.size, bias=plan.patch_bias, dtype=dtype, axes=(None, None), options=options)
+        self.patch_norm = make_norm(plan.patch_norm, plan.size, dtype=dtype, options=options)
+        self.last_norm = make_norm(plan.last_norm, plan.size, dtype=dtype, options=options)
         self.positions = Table(plan.side**2, plan.size, dtype, options) if plan.side else None
-        self.layers = RepeatedLayers(lambda: QwenVisionLayer(plan, options, dtype), plan.num_layers, options)
+        self.layers = RepeatedLayers(lambda: GridVisionLayer(plan, options, dtype), plan.num_layers, options)
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
         """Hidden states [P, V] of `patches` uint8 [P, B]; of several layers [P, n * V], those of the last first."""
         plan, context = self.plan, crop.context
-        x = self.patches(self.pixels.numbers(patches).astype(self.dtype), context)
+        x = self.patch_norm(self.patches(self.pixels.numbers(patches).astype(self.dtype), context))
         if self.positions is not None:
-            x = x + interpolated(self.positions, plan.side, crop).astype(x.dtype)
+            x = x + interpolated(self.positions, plan.side, crop, plan.interpolation).astype(x.dtype)
         rotation = place_rotation(crop.places, plan.head_size, plan.theta)
         windows = Windows.of(crop, plan.merge, plan.window) if plan.window else None
         if windows is not None:
@@ -99,24 +112,25 @@ class QwenVision(nnx.Module):
         is_full = np.isin(np.arange(plan.num_layers), plan.full_layers)
         taps = np.array(plan.taps, np.int32)[:, None, None]
 
-        def step(layer: QwenVisionLayer, number: jax.Array, carry: Carry) -> Carry:
+        def step(layer: GridVisionLayer, number: jax.Array, carry: Carry) -> Carry:
             x, tapped = carry
             segments = crop.segments if windows is None else windows.segments_of(jnp.asarray(is_full)[number])
             x = layer(x, rotation, segments, context)
             return x, jnp.where(taps == number, x, tapped)
 
         x, tapped = self.layers.run(step, (x, jnp.zeros((len(taps), *x.shape), x.dtype)))
+        x = self.last_norm(x)
         x = jnp.concatenate([x, *tapped], axis=1) if plan.taps else x
         return x if windows is None else windows.restored(x)
 
 
-class QwenVisionLayer(nnx.Module):
+class GridVisionLayer(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(self, plan: QwenVisionPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
-        linear = partial(Linear, bias=True, dtype=dtype, axes=(None, None), options=options)
+    def __init__(self, plan: GridVisionPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        linear = partial(Linear, bias=plan.bias, dtype=dtype, axes=(None, None), options=options)
         self.attention_norm = make_norm(plan.norm, plan.size, dtype=dtype, options=options)
-        self.attention = QwenVisionAttention(plan, options, dtype)
+        self.attention = GridVisionAttention(plan, options, dtype)
         self.mlp_norm = make_norm(plan.norm, plan.size, dtype=dtype, options=options)
         self.gate = linear(plan.size, plan.intermediate_size) if plan.is_gated else None
         self.up = linear(plan.size, plan.intermediate_size)
@@ -132,12 +146,13 @@ class QwenVisionLayer(nnx.Module):
         return x + self.down(inner, context)
 
 
-class QwenVisionAttention(nnx.Module):
+class GridVisionAttention(nnx.Module):
     """Attention of every patch to its crop, or to its window."""
 
-    def __init__(self, plan: QwenVisionPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
-        linear = partial(Linear, plan.size, plan.size, bias=True, dtype=dtype, axes=(None, None), options=options)
-        self.query, self.key, self.value, self.output = linear(), linear(), linear(), linear()
+    def __init__(self, plan: GridVisionPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        linear = partial(Linear, plan.size, plan.size, dtype=dtype, axes=(None, None), options=options)
+        self.query, self.key, self.value = (linear(bias=plan.qkv_bias) for _ in range(3))
+        self.output = linear(bias=plan.bias)
         self.head_size = plan.head_size
 
     def __call__(self, x: jax.Array, rotation: Rotation, segments: Segments, context: ForwardContext) -> jax.Array:
@@ -158,19 +173,34 @@ def place_rotation(places: jax.Array, head_size: int, theta: float) -> Rotation:
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def interpolated(table: Table, side: int, crop: Crop) -> jax.Array:
-    """The learned positions of the patches, float32 [P, V], as if the crop covered the square from corner to corner.
-
-    Each is the mean of the four that it lies between, by how near they are.
-    """
-    steps = jnp.float32(side - 1) / jnp.maximum(crop.size - 1, 1).astype(jnp.float32)
-    exact = crop.places.astype(jnp.float32) * steps
+def interpolated(table: Table, side: int, crop: Crop, kind: Interpolation) -> jax.Array:
+    """The learned positions of the patches, float32 [P, V], between those of a square of `side` each way."""
+    places, size = crop.places.astype(jnp.float32), crop.size.astype(jnp.float32)
+    if kind == "corners":
+        exact = places * (jnp.float32(side - 1) / jnp.maximum(size - 1, 1))
+    else:
+        exact = (places + 0.5) * jnp.float32(side) / size - 0.5
     low = jnp.floor(exact)
-    rest = exact - low
+    offsets = range(-1, 3) if kind == "cubic" else range(2)
+    weight = _cubic if kind == "cubic" else _straight
+    # Of each way: the trained positions that a patch lies between, and how much each counts.
+    between = [jnp.clip(low.astype(jnp.int32) + offset, 0, side - 1) for offset in offsets]
+    counts = [weight(jnp.abs(exact - low - offset)) for offset in offsets]
     found = jnp.float32(0)
-    for down in (0, 1):
-        for right in (0, 1):
-            corner = jnp.clip(low.astype(jnp.int32) + jnp.array([down, right], jnp.int32), 0, side - 1)
-            weight = jnp.where(down, rest[:, 0], 1 - rest[:, 0]) * jnp.where(right, rest[:, 1], 1 - rest[:, 1])
-            found += table(corner[:, 0] * side + corner[:, 1]).astype(jnp.float32) * weight[:, None]
+    for rows, row_counts in zip(between, counts, strict=True):
+        for columns, column_counts in zip(between, counts, strict=True):
+            trained = table(rows[:, 0] * side + columns[:, 1]).astype(jnp.float32)
+            found += trained * (row_counts[:, 0] * column_counts[:, 1])[:, None]
     return found
+
+
+def _straight(distance: jax.Array) -> jax.Array:
+    return jnp.maximum(1 - distance, 0)
+
+
+def _cubic(distance: jax.Array) -> jax.Array:
+    """The convolution kernel of Keys (1981), as PyTorch has it."""
+    a = -0.75
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return jnp.where(distance <= 1, near, far)
