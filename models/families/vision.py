@@ -33,7 +33,7 @@ def taken_layers(file: ConfigFile, key: str, num_layers: int, default: int) -> t
     given = file.values.get(key, default)
     numbers = file.integers(key) if isinstance(given, list) else [file.integer(key, default, minimum=-num_layers - 1)]
     found = tuple(number if number >= 0 else num_layers + 1 + number for number in numbers)
-    if not found or not all(0 <= number <= num_layers for number in found):
+    if not found or not all(0 <= number <= num_layers for number in found) or max(found) == 0:
         raise file.wrong(key, f"numbers from {-num_layers - 1} to {num_layers}, those of a layer's output")
     return found
 

@@ -4,6 +4,7 @@ Axis letters: P patches, B bytes of a patch, V hidden size of the transformer.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,10 @@ from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop, as_one_text
 from jaxllm.models.towers.plan import PixelPlan
+from jaxllm.models.towers.repeated import RepeatedLayers
 from jaxllm.models.towers.vision_layer import SeenCrop, VisionLayer, VisionLayerPlan
+
+Carry = tuple[jax.Array, jax.Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,7 @@ class VisionTransformer(nnx.Module):
         self.positions = None if plan.is_rotated else Table(num_positions, size, dtype, options)
         first, last = (plan.norm if has else None for has in (plan.has_first_norm, plan.has_last_norm))
         self.first_norm = make_norm(first, size, dtype=dtype, options=options)
-        self.layers = nnx.List([VisionLayer(plan, options, dtype) for _ in range(plan.num_layers)])
+        self.layers = RepeatedLayers(lambda: VisionLayer(plan, options, dtype), plan.num_layers, options)
         self.norm = make_norm(last, size, dtype=dtype, options=options)
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
@@ -80,12 +84,25 @@ class VisionTransformer(nnx.Module):
         x = self.first_norm(self._embedded(patches, crop))
         segments = as_one_text(crop.num_patches + int(plan.class_token), len(x))
         seen = SeenCrop(segments, axial_rotation(crop, plan.head_size, plan.rope_theta) if plan.is_rotated else None)
-        outputs = [x]
-        for layer in self.layers:
-            outputs.append(layer(outputs[-1], seen))
-        taken = [outputs[number] for number in plan.taken_layers] or [self.norm(outputs[-1])]
-        found = taken[0] if len(taken) == 1 else jnp.concatenate(taken, axis=1)
+        x, taken = self._run(x, seen)
+        if not plan.taken_layers:
+            found = self.norm(x)
+        else:
+            # There are no layers after the last one that is taken.
+            found = x if len(plan.taken_layers) == 1 else jnp.concatenate([*taken], axis=1)
         return found[1:] if plan.class_token and not plan.keeps_class else found
+
+    def _run(self, x: jax.Array, seen: SeenCrop) -> tuple[jax.Array, jax.Array]:
+        """What the last layer gives, [P, V], and those that are taken where there are several, [n, P, V]."""
+        several = self.plan.taken_layers if len(self.plan.taken_layers) > 1 else ()
+        numbers = np.array(several, np.int32)[:, None, None]
+
+        def step(layer: VisionLayer, number: jax.Array, carry: Carry) -> Carry:
+            x = layer(carry[0], seen)
+            return x, jnp.where(numbers == number + 1, x, carry[1])
+
+        first = jnp.where(numbers == 0, x, jnp.zeros((len(several), *x.shape), x.dtype))
+        return cast(Carry, self.layers.run(step, (x, first)))
 
     def _embedded(self, patches: jax.Array, crop: Crop) -> jax.Array:
         """Embeddings of the class token, if there is one, and of the patches."""
