@@ -39,6 +39,7 @@ LONG = (
     "models/test_stack.py",
     "serving/server/test_server.py",
     "e2e/test_cache_groups.py",
+    "e2e/images/test_families.py",
     "models/test_families.py",
     "serving/openai/test_clients.py",
     "serving/openai/test_extremes.py",
