@@ -15,8 +15,10 @@ from tests.e2e.images.qwen_prompts import Parts, drawn_prompts, pixels, seeing
 from tests.models.quantization.checkpoints import save
 from tests.models.quantization.formats import FORMATS
 
+SOON = ("glm4v",)
 
-@pytest.mark.parametrize("name", OTHERS)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in SOON)) for n in OTHERS])
 def test_families_that_rotate_likewise(tmp_path: Path, name: str) -> None:
     reference = save_model(OTHERS[name], tmp_path)
     engine = make_engine(model=str(tmp_path), max_model_len=128, max_num_seqs=2, max_num_batched_tokens=16)
@@ -25,6 +27,27 @@ def test_families_that_rotate_likewise(tmp_path: Path, name: str) -> None:
     for i, prompt in enumerate(prompts):
         assert found[str(i)].token_ids == expected(reference, prompt, 12)
     engine.close()
+
+
+def test_text_as_with_the_language_model_alone(tmp_path: Path) -> None:
+    """Tokens and log-probabilities are the same to the last bit."""
+    whole, text = tmp_path / "whole", tmp_path / "text"
+    save_model(FAMILIES["qwen2_vl"], whole)
+    text.mkdir()
+    tensors = load_file(whole / "model.safetensors")
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith("visual.")}
+    save_file(own, text / "model.safetensors", {"format": "pt"})
+    values = json.loads((whole / "config.json").read_text())["text_config"]
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    changed = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_parameters": rope}
+    (text / "config.json").write_text(json.dumps({**values, **changed}))
+    answers = []
+    for folder in (whole, text):
+        engine = make_engine(model=str(folder), dtype="float32", max_model_len=128, max_num_seqs=2)
+        prompts: list[Parts] = [[1, *range(20, 60)], [1, 9, 10]]
+        answers.append(run(engine, [seeing(i, prompt, max_tokens=12, logprobs=3) for i, prompt in enumerate(prompts)]))
+        engine.close()
+    assert answers[0] == answers[1]
 
 
 def test_gptq(tmp_path: Path) -> None:
