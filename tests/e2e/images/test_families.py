@@ -1,6 +1,7 @@
 """Every family that sees: rows of images and answers are those of transformers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def collected() -> dict[str, SeeingCase]:
 
 
 CASES = collected()
+OF_TEXT = ("input_ids", "attention_mask", "mm_token_type_ids")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
@@ -72,10 +74,13 @@ class Saved:
     def rows(self, image: Any) -> np.ndarray:
         """Rows of an image, as transformers has them."""
         inputs = self.case.inputs(self.processor, self.case.marker, [image])
-        given = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+        given = {name: value for name, value in inputs.items() if name not in OF_TEXT}
         with torch.no_grad():
-            found = self.model.get_image_features(**given).pooler_output
-        return np.concatenate([each.numpy().reshape(-1, each.shape[-1]) for each in found])
+            found = self.model.get_image_features(**given)
+        # Some are added after the first layers.
+        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        rows = [np.concatenate([each.numpy().reshape(-1, each.shape[-1]) for each in part]) for part in parts]
+        return np.concatenate(rows, axis=1)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +92,10 @@ def loaded(folder: Path) -> CausalLM:
     """The model that sees."""
     # Engines on CPUs run layers in a loop, as the answers below are computed.
     options = ForwardOptions(stack="scan", max_model_len=64, sees_images=True)
-    return load_model(Checkpoint(folder), read_config(folder), options, "float32")
+    config = read_config(folder)
+    if config.tower is not None and not config.tower.sizes:
+        config = replace(config, tower=config.tower.sized(256))
+    return load_model(Checkpoint(folder), config, options, "float32")
 
 
 def rows_of(model: CausalLM, folder: Path, image: Any) -> np.ndarray:

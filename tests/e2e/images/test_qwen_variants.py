@@ -15,10 +15,10 @@ from tests.e2e.images.qwen_prompts import Parts, drawn_prompts, pixels, seeing
 from tests.models.quantization.checkpoints import save
 from tests.models.quantization.formats import FORMATS
 
-SOON = ("glm4v",)
 
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in SOON)) for n in OTHERS])
+# Rows and answers of most are compared in `test_families`.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
 def test_families_that_rotate_likewise(tmp_path: Path, name: str) -> None:
     reference = save_model(OTHERS[name], tmp_path)
     engine = make_engine(model=str(tmp_path), max_model_len=128, max_num_seqs=2, max_num_batched_tokens=16)
