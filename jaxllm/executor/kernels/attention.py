@@ -83,14 +83,11 @@ _BY_TOKEN = (
 )
 
 
-_SPANS = "does not support models whose image tokens see later ones; language_model_only=True does without images"
-
-
 def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
     if shape.spans:
-        return _SPANS
+        return "does not support tokens of images that see later ones"
     # Only here: starts elsewhere are faster without the import.
     from jaxllm.pallas_kernels.paged_attention.gpu.options import is_hopper, refusal
 
@@ -103,8 +100,6 @@ def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
 def _triton_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
-    if shape.spans:
-        return _SPANS
     # Only on GPUs: starts elsewhere are faster without the import.
     from jaxllm.pallas_kernels.paged_attention.triton.options import problem_of, refusal
 

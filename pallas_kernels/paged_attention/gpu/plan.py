@@ -82,13 +82,17 @@ def plan_prefill(batch: RaggedBatch, window: int | jax.Array | None, *, tile: in
     here = jnp.clip(lengths[row] - ahead, 0, tokens)
     position = batch.kv_lens[row] - lengths[row] + ahead
     begin = _divide(jnp.maximum(position + 1 - _reach(window), 0), tile)
+    seen = position + here
+    if batch.visible_until is not None:
+        # The later a token of a row, the further it sees.
+        seen = batch.visible_until[jnp.maximum(begins[row] + ahead + here - 1, 0)]
     used = _divide(batch.num_tokens - batch.num_decodes, tokens) + (batch.num_requests - batch.num_decodes)
     fields = (
         row * batch.page_table.shape[1],
         begins[row] + ahead,
         position,
         begin,
-        jnp.where(here > 0, _divide(position + here + (tile - 1), tile), begin),
+        jnp.where(here > 0, _divide(seen + (tile - 1), tile), begin),
         _reach(window),
         used,
     )

@@ -87,6 +87,7 @@ def triton_paged_attention(
     attended = join_decodes(parts, decodes.counts, sinks, result, interpret=interpret)
     if tokens > 1:
         own = {"units": prompts.units.reshape(-1)} | ({} if sinks is None else {"sinks": sinks})
+        own |= {} if batch.visible_until is None else {"until": batch.visible_until}
         attended = attend_prompts(static(decode=False), shared | own, attended, interpret=interpret)
     return attended, kv_cache
 
@@ -122,4 +123,4 @@ def _check(q: jax.Array, kv_cache: jax.Array, options: AttentionOptions, *, inte
             raise NotImplementedError(f"paged attention 'triton' {problem}. Choose implementation 'xla'.")
 
 
-BACKEND = Backend(triton_paged_attention, prepare=triton_prepare)
+BACKEND = Backend(triton_paged_attention, prepare=triton_prepare, supports_spans=True)

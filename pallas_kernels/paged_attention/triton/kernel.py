@@ -29,6 +29,7 @@ Operands = dict[str, jax.Array]
 - q: [T, N, H].
 - kv: [L * P * C, 2K, H], the cache.
 - sinks: float32 [N] in base 2, and slopes: float32 [N] times log2(e). Either may be left out.
+- until: int32 [T], the end of what each token of a prompt sees, where some see later ones.
 """
 
 
@@ -167,7 +168,10 @@ def _attend(
 
     scale = inputs["factors"][0]
     slope = per_head("slopes") if "slopes" in inputs else None
-    score = functools.partial(_scores, options, unit, unit.position + ahead, scale, slope)
+    position, until = unit.position + ahead, None
+    if "until" in inputs:
+        until = plgpu.load(inputs["until"].at[unit.token + ahead], mask=is_query, other=0)
+    score = functools.partial(_scores, options, unit, (position, until), scale, slope)
 
     def visit(tile: jax.Array, state: Any, *, masked: bool) -> Any:
         acc, maximum, total = state
@@ -249,7 +253,7 @@ def _tile(
 def _scores(
     options: KernelOptions,
     unit: Unit,
-    position: jax.Array,
+    positions: tuple[jax.Array, jax.Array | None],
     scale: jax.Array,
     slope: jax.Array | None,
     products: jax.Array,
@@ -257,7 +261,11 @@ def _scores(
     *,
     masked: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Scores [M, S] of `products`, and the positive factor that makes them base-2 scores."""
+    """Scores [M, S] of `products`, and the positive factor that makes them base-2 scores.
+
+    `positions` are those of the queries, and the ends of what they see, unless each sees up to itself.
+    """
+    position, until = positions
     scores, factor = products, scale
     if options.soft_cap is not None:
         scores, factor = jnp.tanh(scores * factor), jnp.float32(options.soft_cap * LOG2E)
@@ -265,7 +273,7 @@ def _scores(
     if slope is not None:
         scores, factor = scores * factor + slope[:, None] * distance.astype(jnp.float32), jnp.float32(1.0)
     if masked:
-        visible = distance <= 0
+        visible = distance <= 0 if until is None else distance < (until - position)[:, None]
         if options.windowed:
             visible &= distance > -unit.window
         scores = jnp.where(visible, scores, MASKED)

@@ -12,6 +12,7 @@ from jaxllm.pallas_kernels.paged_attention.triton import options
 
 LLAMA = AttentionShape(group=4, head_size=128, page_size=16, dtype="bfloat16")
 BY_TOKEN = replace(LLAMA, dtype="int8", dynamic_scales=True)
+GEMMA = replace(LLAMA, spans=True)
 DEEPSEEK = replace(LLAMA, group=16, head_size=64, latent=LatentSizes(512, 64))
 
 
@@ -68,6 +69,10 @@ CPU, V6E = Device("cpu", "cpu"), Device("tpu", "TPU v6 lite")
         (CPU, replace(DEEPSEEK, dtype="float8_e4m3fn"), "xla"),
         (V6E, replace(DEEPSEEK, dtype="float16"), "xla"),
         (Device("rocm", "MI300X"), LLAMA, "xla"),
+        (H100, GEMMA, "triton"),
+        (A100, GEMMA, "triton"),
+        (V6E, GEMMA, "tpu"),
+        (CPU, GEMMA, "cpu"),
     ],
 )
 def test_auto(device: Device, shape: AttentionShape, expected: str) -> None:
@@ -90,6 +95,7 @@ def test_auto(device: Device, shape: AttentionShape, expected: str) -> None:
         ("cpu", CPU, replace(DEEPSEEK, page_size=8), "not 512, 64, 8 and bfloat16"),
         ("gpu", H100, DEEPSEEK, "does not support latent attention"),
         ("gpu", H100, BY_TOKEN, "attention_backend='gpu' does not support scales per token and head"),
+        ("gpu", H100, GEMMA, "'gpu' does not support tokens of images that see later ones"),
         ("auto", V6E, BY_TOKEN, "requires a checkpoint with key and value scales on TPUs"),
         ("auto", CPU, replace(DEEPSEEK, dtype="int8", dynamic_scales=True), "not supported with latent attention"),
     ],

@@ -23,7 +23,7 @@ TAKEN = tuple(case for case in CASES if case.cache_dtype.itemsize > 1)
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     function = functools.partial(attention.triton_paged_attention, interpret=True)
-    monkeypatch.setattr(attention, "BACKEND", Backend(function, prepare=attention.triton_prepare))
+    monkeypatch.setattr(attention, "BACKEND", Backend(function, prepare=attention.triton_prepare, supports_spans=True))
 
 
 def run(inputs: Inputs) -> Result:
