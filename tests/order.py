@@ -25,6 +25,7 @@ LONG_SLOW = (
 """Of `scripts/test --slow`."""
 
 LONG = (
+    "e2e/images/test_spans.py",
     "e2e/test_recurrent_drafts.py",
     "e2e/serving/test_api_servers.py",
     "e2e/parallel/test_tensor_parallel.py",

@@ -42,7 +42,14 @@ def save(model: Spanning, folder: Path) -> Saved:
     return Saved(model, folder, load(folder))
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda model: model.name)
+# `test_families.py` has answers of all.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(model, id=model.name, marks=[pytest.mark.slow] * (model.name not in ("gemma3", "paligemma")))
+        for model in MODELS
+    ],
+)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return save(request.param, tmp_path_factory.mktemp("spans"))
 
@@ -77,8 +84,11 @@ def test_each_alone(saved: Saved, engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("model", "backend"),
-    [(MODELS[0], "xla"), (MODELS[1], "reference"), (CAUSAL, "cpu")],
-    ids=["xla", "reference", "cpu"],
+    [
+        pytest.param(MODELS[0], "xla", id="xla"),
+        pytest.param(MODELS[1], "reference", id="reference", marks=pytest.mark.slow),
+        pytest.param(CAUSAL, "cpu", id="cpu", marks=pytest.mark.slow),
+    ],
 )
 def test_other_attention(model: Spanning, backend: str, tmp_path: Path) -> None:
     """And a model of the same family whose image tokens see no later ones."""
