@@ -61,11 +61,10 @@ def span_keys(
 ) -> list[bytes]:
     """For each page of a prompt, the digest of all of the spans that reach into it; empty where there are none.
 
-    `rows` are the digests of images, and where the first and the last row of each is in the prompt: two for each crop
-    that is alone would be the same, since a span has its length and its tokens in its digest.
+    `rows` are the digests of images, and where the first and the last row of each is in the prompt. Which of an image's
+    rows are in a span follows from the tokens, those before the page included.
     """
-    keys = [b""] * num_pages
-    known = list(rows)
+    keys, known = [b""] * num_pages, list(rows)
     for begin, end in spans.tolist():
         digest = sha256(np.array([begin, end], np.int64).tobytes())
         digest.update(np.ascontiguousarray(token_ids[begin:end], np.int32).data)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.executor.resolve import resolve_config
 from tests.e2e.driving import make_engine, run
 from tests.e2e.images.prompts import Parts
 from tests.e2e.images.spanning import CAUSAL, MODELS, Spanning, load
@@ -203,3 +205,10 @@ def test_prompts_longer_than_the_window_of_a_prompt_that_is_one_span(saved: Save
     with pytest.raises(RequestError, match="the engine takes 64 at most"):
         engine.add_request(saved.model.seeing("long", [saved.model.pixels(0), *range(60)], max_tokens=1))
     engine.close()
+
+
+def test_the_default_step_has_room_for_an_image(saved: Saved) -> None:
+    """And for a token of each other request."""
+    for requests, tokens in ((64, 512), (500, 1024)):
+        options = {"model": str(saved.folder), "max_model_len": LENGTH, "max_num_seqs": requests}
+        assert resolve_config(EngineConfig.from_options(options)).max_num_batched_tokens == tokens
