@@ -23,6 +23,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import sharding
 from jaxllm.models.towers.crop import Crop
 from jaxllm.models.towers.plan import PixelPlan, VisionPlan
+from jaxllm.models.towers.repeated import RepeatedLayers
 from jaxllm.pallas_kernels.segment_attention.api import segment_attention
 
 
@@ -62,7 +63,7 @@ class Gemma4Vision(nnx.Module):
         self.patches = Linear(bytes_of_patch, size, bias=False, dtype=dtype, axes=(None, None), options=options)
         by_axis = (2, plan.num_positions, size)
         self.positions = parameter(by_axis, dtype, sharding(options.mesh, None, None, None))
-        self.layers = nnx.List([_Layer(plan, options, dtype) for _ in range(plan.num_layers)])
+        self.layers = RepeatedLayers(lambda: _Layer(plan, options, dtype), plan.num_layers, options)
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
         """Hidden states [P, V] of `patches` uint8 [P, B], whose bytes come by height, width and channel."""
@@ -72,9 +73,8 @@ class Gemma4Vision(nnx.Module):
         # Columns come first, as in the rotation.
         x = x + (self.positions[...][0, columns] + self.positions[...][1, rows])
         rotation = _rotation(crop, self.plan)
-        for layer in self.layers:
-            x = layer(x, crop, rotation)
-        return x
+        hidden: jax.Array = self.layers.run(lambda layer, number, x: layer(x, crop, rotation), x)
+        return hidden
 
 
 def _rotation(crop: Crop, plan: Gemma4VisionPlan) -> Rotation:
