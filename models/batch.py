@@ -9,7 +9,7 @@ from jax.tree_util import register_dataclass
 
 from jaxllm.models.forward_context import ForwardContext
 from jaxllm.pallas_kernels.low_rank import TokenSlots
-from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
 from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, DraftRows, StateRows
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
@@ -31,7 +31,7 @@ class Batch:
     queries and keys rotate, where these are not their places in the cache (`ragged.positions`). `added` [n, T, D] is
     added to what the first n layers give. `adapters` are the slots of the
     tokens' adapters, where the model has slots. `drafts` are those of the rows, where layers keep states and rows may
-    have some.
+    have some. `cross_pages` int32 [R] are the first page of each row's sound, where the model hears.
     """
 
     token_ids: jax.Array
@@ -42,6 +42,7 @@ class Batch:
     added: jax.Array | None = None
     adapters: TokenSlots | None = None
     drafts: DraftRows | None = None
+    cross_pages: jax.Array | None = None
 
     @property
     def context(self) -> ForwardContext:
@@ -86,6 +87,26 @@ def by_table(ragged: RaggedBatch, count: int) -> tuple[RaggedBatch, ...]:
     if count == 1:
         return (ragged,)
     return tuple(replace(ragged, page_table=table) for table in jnp.split(ragged.page_table, count, axis=1))
+
+
+def cross_batch(ragged: RaggedBatch, first_pages: jax.Array, num_keys: int, page_size: int) -> RaggedBatch:
+    """The batch as cross attention has it: every token is a row of its own, the last of `num_keys`, and so sees all.
+
+    The keys of a row are in the pages from `first_pages` int32 [R] on.
+    """
+    place = jnp.arange(len(ragged.token_rows) + 1, dtype=jnp.int32)
+    is_token = place[:-1] < ragged.num_tokens
+    pages = first_pages[ragged.token_rows][:, None] + jnp.arange(-(-num_keys // page_size), dtype=jnp.int32)
+    return RaggedBatch(
+        positions=jnp.where(is_token, num_keys - 1, 0),
+        token_rows=jnp.where(is_token, place[:-1], 0),
+        query_start=jnp.minimum(place, ragged.num_tokens),
+        kv_lens=jnp.where(is_token, num_keys, 0),
+        page_table=jnp.where(is_token[:, None], pages, NULL_PAGE),
+        num_tokens=ragged.num_tokens,
+        num_decodes=ragged.num_tokens,
+        num_requests=ragged.num_tokens,
+    )
 
 
 @register_dataclass

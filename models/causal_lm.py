@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jaxllm.models.layers.altup import Streams
     from jaxllm.models.layers.token_input import TokenInputs
     from jaxllm.models.towers.image_tower import ImageTower
+    from jaxllm.models.towers.sound import SoundTower
 
 
 class CausalLM(Decoder):
@@ -63,8 +64,8 @@ class CausalLM(Decoder):
         self.head = make_head(bias=config.output.bias) if has_head else None
         self.drafter = None if plan is None else cast("Drafter", plan.make(config, options, dtype))
         """Guesses at further tokens, where an engine asks for them."""
-        self.tower = _make_tower(config, options, dtype) if options.sees_images else None
-        """Makes rows of images that stand in place of tokens, see `TowerPlan`."""
+        self.tower = _make_tower(config, options, dtype)
+        """Makes rows of images that stand in place of tokens, see `TowerPlan`, or hears, see `SoundPlan`."""
         set_weight_types(self, config.weight_types)
 
     def __call__(self, batch: Batch, cache: Cache, received: jax.Array | None = None) -> tuple[jax.Array, Cache]:
@@ -152,11 +153,15 @@ def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions,
     return Streams(config.hidden_size, plan, options, dtype=dtype)
 
 
-def _make_tower(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> "ImageTower | None":
+def _make_tower(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> "ImageTower | SoundTower | None":
     """The tower, in the stage that makes the first layer's input."""
-    if config.tower is None or (options.stage is not None and not options.stage.is_first):
+    # Most models have none: starts are faster without the imports.
+    if config.sound is not None:
+        from jaxllm.models.towers.sound import SoundTower
+
+        return SoundTower(config, options, dtype)
+    if config.tower is None or not options.sees_images or (options.stage is not None and not options.stage.is_first):
         return None
-    # Most models have none: starts are faster without the import.
     from jaxllm.models.towers.image_tower import ImageTower
 
     return ImageTower(config.tower, config.hidden_size, options, dtype)

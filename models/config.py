@@ -13,6 +13,7 @@ from jaxllm.models.plan import EmbeddingPlan, LayerPlan, OutputPlan, RecurrentPl
 if TYPE_CHECKING:
     from jaxllm.models.quantization.format import Format
     from jaxllm.models.towers.plan import TowerPlan
+    from jaxllm.models.towers.sound import SoundPlan
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
@@ -43,6 +44,8 @@ class ModelConfig:
     """Layers after the last that predict further tokens."""
     tower: "TowerPlan | None" = None
     """How it sees images, if it does."""
+    sound: "SoundPlan | None" = None
+    """How it hears, if its layers have cross attention."""
     dtype: str = "float32"
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()
     """Types of quantized matrices outside of the layers, by the names of their modules: "embedding", "head", ..."""

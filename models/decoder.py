@@ -1,12 +1,13 @@
 """The layers of a decoder, with their caches: what a language model has between its input and its output."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.models.batch import Batch, LayerPaging, by_table
+from jaxllm.models.batch import Batch, LayerPaging, by_table, cross_batch
 from jaxllm.models.cache import Cache
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
@@ -17,7 +18,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.sharding import model_parallel, split_kv_heads
 from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
-from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, prepare, prepare_chunked
+from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, get_backend, prepare, prepare_chunked
 
 if TYPE_CHECKING:
     from jaxllm.models.families.family import LayerFactory
@@ -58,7 +59,18 @@ class Decoder(nnx.Module):
             rotation(rope, config.head_size, self.options.max_model_len, positions) for rope in ropes_of(config.layers)
         )
         per_token = batch.context.over_all_rows()
-        return LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows, per_token=per_token)
+        told = LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows, per_token=per_token)
+        return told if batch.cross_pages is None else told._replace(cross=self._cross(batch, cache))
+
+    def _cross(self, batch: Batch, cache: Cache) -> RaggedBatch:
+        """The batch as cross attention has it."""
+        sound, pages, implementation = self.config.sound, cache.pages[0], self.options.attention
+        assert sound is not None
+        assert batch.cross_pages is not None
+        stored = self.layout.stored_size(self.config.head_size)
+        page_size = get_backend(implementation).page_size(pages.shape, stored)
+        cross = cross_batch(batch.ragged, batch.cross_pages, sound.num_keys, page_size)
+        return prepare(implementation, cross, replace(self._heads(self.layers.view(0), pages), most_short=1))
 
     def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[LayerPaging, RaggedBatch]:
         """The batch as each kind of layer sees it."""

@@ -71,6 +71,9 @@ class LayerContext(NamedTuple):
     per_token: ForwardContext = ALL_ROWS
     """The context of products about each token; how many there are is in `ragged`, and an argument only once."""
 
+    cross: RaggedBatch | None = None
+    """The batch as cross attention has it, see `cross_batch`, where the model hears."""
+
     @property
     def forward(self) -> ForwardContext:
         """The context of the layer's products."""

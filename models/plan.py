@@ -89,16 +89,21 @@ class LayerPlan:
 
     With a `token_input`, that is added last.
 
+    With `cross` there is a block more after attention, which sees the keys and values of the request's sound, see
+    `SoundPlan`; `cross_norm` is before it.
+
     A layer with a `recurrence` has that in place of attention, and its `attention` means nothing; one without
     an MLP (`has_mlp`) has nothing after it.
     """
 
     attention: AttentionPlan | LatentAttentionPlan = AttentionPlan()
     recurrence: RecurrentPlan | None = None
+    cross: AttentionPlan | None = None
     mlp: MLPPlan | ExpertsPlan = MLPPlan()
     has_mlp: bool = True
     attention_norm: NormPlan | None = NormPlan()
     attention_output_norm: NormPlan | None = None
+    cross_norm: NormPlan | None = None
     mlp_norm: NormPlan | None = NormPlan()
     mlp_output_norm: NormPlan | None = None
     residual_mlp: MLPPlan | None = None

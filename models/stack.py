@@ -59,6 +59,8 @@ class LayerInputs(NamedTuple):
     """See `LayerContext`."""
     added: jax.Array | None = None
     """[n, T, D], what is added to the outputs of the first layers, where those may have images."""
+    cross: RaggedBatch | None = None
+    """The batch as cross attention has it, where the model hears."""
 
 
 MakeLayer = Callable[[LayerPlan], nnx.Module]
@@ -129,6 +131,8 @@ class LoopStack(_Layers):
                 context = context._replace(token_input=told.token_inputs[index])
             if plan.shared_block is not None:
                 context = context._replace(shared=told.shared)
+            if plan.cross is not None:
+                context = context._replace(cross=told.cross)
             inputs[index] = x
             x, own = run(parameters, x, cache.of(group), context)
             if plan.adds_images and told.added is not None:
@@ -217,7 +221,7 @@ class ScanStack(_Layers):
                 found = jax.tree.map(lambda array: LayerOf(array, repeat), whole[place])
                 layer = nnx.merge(graph, found, values[place])
                 context = LayerContext(own[place], *in_cache[place](repeat), told.states)
-                context = context._replace(shared=told.shared, per_token=told.per_token)
+                context = context._replace(shared=told.shared, per_token=told.per_token, cross=told.cross)
                 if told.token_inputs is not None:
                     number = segment.start + repeat * segment.period + place
                     context = context._replace(token_input=told.token_inputs[number])

@@ -240,6 +240,36 @@ class FramesAsMatrix:
 
 
 @dataclass(frozen=True)
+class TapsAsMatrix:
+    """A convolution over time, (out, channels, taps), as a matrix (out, taps * channels). Biases are as elsewhere."""
+
+    taps: int
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """Shape of the convolution."""
+        return wanted if len(wanted) == 1 else (wanted[0], wanted[1] // self.taps, self.taps)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy where channels come last."""
+        return tensor if len(wanted) == 1 else np.ascontiguousarray(tensor.transpose(0, 2, 1)).reshape(wanted)
+
+
+@dataclass(frozen=True)
+class WithoutBias:
+    """A matrix of so many `columns`, and zeros as the bias that it has not: that comes of the same tensor."""
+
+    columns: int
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """Shape of the matrix."""
+        return (wanted[0], self.columns)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """The matrix itself."""
+        return np.zeros(wanted, tensor.dtype) if len(wanted) == 1 else tensor
+
+
+@dataclass(frozen=True)
 class Source:
     """Tensors called `name` (with `*` for the layer's number, `{expert}` for that of one), of which `take` gives a
     module's.

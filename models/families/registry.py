@@ -241,6 +241,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Qwen3_5MoeForConditionalGeneration": _Known("qwen3_next.QWEN3_5_MOE"),
     "RWForCausalLM": _Known("falcon"),
     "SmolVLMForConditionalGeneration": _Known("idefics3"),
+    "WhisperForConditionalGeneration": _Known("whisper"),
 }
 
 

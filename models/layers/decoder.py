@@ -40,6 +40,10 @@ class DecoderLayer(nnx.Module):
         recurrence = plan.recurrence
         self.attention = None if recurrence else _make_attention(config, plan.attention, options, dtype)
         self.recurrence = _make_recurrence(config, recurrence, options, dtype) if recurrence else None
+        # Its keys and values are written by the tower, as if they were those of another layer.
+        cross = None if plan.cross is None else plan.cross.but(source=0)
+        self.cross_norm = None if cross is None else norm("cross_norm")
+        self.cross = None if cross is None else Attention(config, cross, options, dtype=dtype)
         self.mlp_norm, self.mlp_output_norm = norm("mlp_norm"), norm("mlp_output_norm")
         self.mlp = _feed_forward(config, plan, options, dtype)
         self.residual_norm = norm("residual_norm")
@@ -63,6 +67,8 @@ class DecoderLayer(nnx.Module):
         normed = self.attention_norm(x)
         mixed, cache = self._mix(normed, cache, context)
         after = self._add(x, mixed, self.attention_output_norm)
+        if self.cross is not None:
+            after, cache = self._cross(after, cache, context)
         if self.mlp is None:
             return after, cache
         if not self.plan.is_parallel:
@@ -81,6 +87,15 @@ class DecoderLayer(nnx.Module):
         assert self.attention is not None
         assert not isinstance(cache, tuple)
         return self.attention(normed, cache, context)
+
+    def _cross(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
+        """`x` and what cross attention adds to it."""
+        assert self.cross is not None
+        assert self.cross_norm is not None
+        assert context.cross is not None
+        assert not isinstance(cache, tuple)
+        seen, cache = self.cross(self.cross_norm(x), cache, context._replace(ragged=context.cross))
+        return x + seen, cache
 
     def _add(self, residual: jax.Array, x: jax.Array, norm: nnx.Module) -> jax.Array:
         """The residual and what a block gives, which has a norm after it."""

@@ -46,6 +46,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and plan.mlp_output_norm is None
         and plan.has_mlp
         and plan.residual_mlp is None
+        and plan.cross is None
         and isinstance(plan.mlp, MLPPlan)
         and plan.mlp.is_gated
         and not plan.is_parallel

@@ -1,0 +1,159 @@
+"""The tower of a model that hears: from log-mel features of a window to keys and values for cross attention.
+
+Axis letters: B mel bins, F frames, P positions, which are half as many, V hidden size of the tower.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.models.forward_context import ALL_ROWS
+from jaxllm.models.kv_shape import CacheLayout
+from jaxllm.models.layers.activation import ACTIVATIONS
+from jaxllm.models.layers.embedding import Table
+from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import over_model, partition
+from jaxllm.models.towers.crop import as_one_text
+from jaxllm.models.towers.repeated import RepeatedLayers
+from jaxllm.models.towers.vision_layer import SeenCrop, VisionLayer, VisionLayerPlan
+from jaxllm.pallas_kernels.paged_attention import NULL_PAGE, AttentionOptions, RaggedBatch, get_backend, paged_attention
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
+    from jaxllm.models.config import ModelConfig
+
+TAPS = 3
+"""Frames that a convolution sees at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundPlan(VisionLayerPlan):
+    """A transformer over the log-mel features of a window of sound, as Whisper has it (arXiv 2212.04356).
+
+    `num_bins` features of each of twice as many frames as there are positions, `num_keys`.
+    """
+
+    num_layers: int
+    num_bins: int
+    num_keys: int
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a window."""
+        return 2 * self.num_keys
+
+
+class SoundEncoder(nnx.Module):
+    """Two convolutions, learned positions, layers and a norm."""
+
+    def __init__(self, plan: SoundPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        self.plan, self.dtype, size = plan, dtype, plan.hidden_size
+
+        def convolution(channels: int) -> Linear:
+            return Linear(TAPS * channels, size, bias=True, dtype=dtype, axes=(None, None), options=options)
+
+        self.first, self.second = convolution(plan.num_bins), convolution(size)
+        self.positions = Table(plan.num_keys, size, dtype, options)
+        self.layers = RepeatedLayers(lambda: VisionLayer(plan, options, dtype), plan.num_layers, options)
+        self.norm = make_norm(plan.norm, size, dtype=dtype, options=options)
+
+    def __call__(self, features: jax.Array) -> jax.Array:
+        """Hidden states [P, V] of the log-mel features float32 [B, F] of a window."""
+        plan = self.plan
+        activation = ACTIVATIONS[plan.activation]
+        x = activation(self.first(neighbours(features.T.astype(self.dtype), 1), ALL_ROWS))
+        x = activation(self.second(neighbours(x, 2), ALL_ROWS))
+        x = x + self.positions(jnp.arange(plan.num_keys, dtype=jnp.int32))
+        whole = SeenCrop(as_one_text(jnp.int32(plan.num_keys), plan.num_keys))
+        return self.norm(self.layers.run(lambda layer, number, x: layer(x, whole), x))
+
+
+class SoundTower(nnx.Module):
+    """The encoder, and for each layer of the decoder what makes keys and values of what it gives."""
+
+    def __init__(self, config: "ModelConfig", options: ForwardOptions, dtype: jnp.dtype) -> None:
+        plan = config.sound
+        assert plan is not None
+        self.plan, self.implementation = plan, options.attention
+        self.stored_size = CacheLayout.of(config, options, dtype.name).stored_size(config.head_size)
+        self.encoder = SoundEncoder(plan, options, dtype)
+        self.cross = RepeatedLayers(lambda: CrossKeys(config, options, dtype), config.num_layers, options)
+
+    def __call__(self, features: jax.Array, pages: jax.Array, first_page: jax.Array) -> jax.Array:
+        """The cache's `pages` (see `cache_shape`) with the keys and values of a window from `first_page` int32 [] on.
+
+        Its log-mel features are float32 [B, F].
+        """
+        page_size = get_backend(self.implementation).page_size(pages.shape, self.stored_size)
+        window = window_batch(first_page, self.plan.num_keys, page_size)
+        encoded = self.encoder(features)
+        encoded = jnp.pad(encoded, ((0, len(window.positions) - len(encoded)), (0, 0)))
+        return self.cross.run(lambda keys, layer, pages: keys(encoded, pages, layer, window), pages)
+
+
+class CrossKeys(nnx.Module):
+    """What a decoder's layer makes of the hidden states of a window: keys, which have no bias, and values."""
+
+    def __init__(self, config: "ModelConfig", options: ForwardOptions, dtype: jnp.dtype) -> None:
+        assert config.sound is not None
+        self.head_size, self.mesh, self.implementation = config.head_size, options.mesh, options.attention
+        sizes = config.sound.hidden_size, config.num_kv_heads * config.head_size
+
+        def product(*, bias: bool) -> Linear:
+            return Linear(*sizes, bias=bias, dtype=dtype, axes=("heads", "hidden"), options=options)
+
+        self.key, self.value = product(bias=False), product(bias=True)
+        scale_bytes = CacheLayout.of(config, options, dtype.name).scale_bytes(config.head_size)
+        # Only what is written counts: with the smallest window, hardly anything is computed.
+        self.options = AttentionOptions(1.0, 1, scale_bytes=scale_bytes, checks=options.attention_checks)
+
+    def __call__(self, encoded: jax.Array, pages: jax.Array, layer: jax.Array, window: RaggedBatch) -> jax.Array:
+        """The cache with the keys and values of hidden states [P, V] in a layer int32 [] of it."""
+        key, value = (
+            made(encoded, ALL_ROWS).reshape(len(encoded), -1, self.head_size) for made in (self.key, self.value)
+        )
+        if self.mesh is None:
+            return self._write(key, value, pages, layer, window)
+        heads, cache, whole = partition(None, "kv_heads"), partition(None, None, None, "kv_heads"), partition()
+        specs: tuple[PartitionSpec, ...] = (heads, heads, cache, whole, whole)
+        written: jax.Array = over_model(self._write, self.mesh, specs, cache)(key, value, pages, layer, window)
+        return written
+
+    def _write(
+        self, key: jax.Array, value: jax.Array, pages: jax.Array, layer: jax.Array, window: RaggedBatch
+    ) -> jax.Array:
+        query = jnp.zeros_like(key)
+        _, pages = paged_attention(
+            query, key, value, pages, layer, window, self.options, implementation=self.implementation
+        )
+        return pages
+
+
+def neighbours(x: jax.Array, stride: int) -> jax.Array:
+    """Every `stride`-th row of `x` [T, C] between the one before it and the one after it: [T / stride, 3 C]."""
+    padded = jnp.pad(x, ((1, 1), (0, 0)))
+    return jnp.concatenate([padded[tap : tap + len(x) : stride] for tap in range(TAPS)], axis=1)
+
+
+def window_batch(first_page: jax.Array, num_keys: int, page_size: int) -> RaggedBatch:
+    """The keys of a window as a row of tokens, in whole pages from `first_page` int32 [] on."""
+    num_pages = -(-num_keys // page_size)
+    place = jnp.arange(num_pages * page_size, dtype=jnp.int32)
+    count, one = jnp.int32(num_keys), jnp.int32(1)
+    pages = jnp.maximum(first_page, NULL_PAGE) + jnp.arange(num_pages, dtype=jnp.int32)
+    return RaggedBatch(
+        positions=jnp.where(place < num_keys, place, 0),
+        token_rows=jnp.zeros_like(place),
+        query_start=jnp.stack([jnp.int32(0), count]),
+        kv_lens=count[None],
+        page_table=pages[None],
+        num_tokens=count,
+        num_decodes=jnp.int32(0),
+        num_requests=one,
+    )
