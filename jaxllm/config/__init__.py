@@ -16,6 +16,7 @@ from jaxllm.config.model import MAMBA_BLOCK_SIZE, CacheOptions, ModelOptions
 from jaxllm.config.option import OptionInfo, Section, option
 from jaxllm.config.parallel import MAX_ENGINES, DistributedOptions, ParallelOptions, RayOptions
 from jaxllm.config.run import OutputOptions, ProfilingOptions, SchedulerOptions, StructuredOptions
+from jaxllm.config.sound import SoundOptions
 from jaxllm.config.speculation import SpeculationOptions
 from jaxllm.errors import ConfigError, nearest
 from jaxllm.exports import exported
@@ -39,6 +40,7 @@ __all__ = [
     "RayOptions",
     "SchedulerOptions",
     "Section",
+    "SoundOptions",
     "SpeculationOptions",
     "StructuredOptions",
     "option",
@@ -62,6 +64,7 @@ class EngineConfig:
     structured: StructuredOptions = field(default_factory=StructuredOptions)
     lora: LoRAOptions = field(default_factory=LoRAOptions)
     images: ImageOptions = field(default_factory=ImageOptions)
+    sound: SoundOptions = field(default_factory=SoundOptions)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     @property

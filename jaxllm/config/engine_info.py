@@ -72,6 +72,13 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_rows + num_patches // self.merge**2 if self.crop_rows is None else self.crop_rows
 
 
+class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request's window of sound is: log-mel features float32 [num_bins, num_frames]."""
+
+    num_bins: int
+    num_frames: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits and its memory: all that a process without the engine must know of it.
 
@@ -116,6 +123,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int | None = None
     images: ImageInfo | None = None
     """None where requests may have no images."""
+    sound: SoundInfo | None = None
+    """None where requests have no sound; else every request has a window of it."""
 
     @property
     def problems(self) -> tuple[str, ...]:

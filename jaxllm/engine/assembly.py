@@ -14,9 +14,9 @@ from jaxllm.requests.request import Request
 from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from jaxllm.engine.features.encoded_media import EncodedMedia
     from jaxllm.engine.features.faults import Faults
     from jaxllm.engine.features.logits_processors import Processing
-    from jaxllm.engine.features.media import MediaRequests
     from jaxllm.kv.shards import ShardedPages
     from jaxllm.scheduler.sharded import ShardedScheduler
 
@@ -93,12 +93,20 @@ def make_adapters(resolved: ResolvedConfig, runner: Runner) -> "Adapters[Request
 
 
 def make_media(
-    resolved: ResolvedConfig, runner: Runner, scheduler: "Scheduler | ShardedScheduler", faults: "Faults"
-) -> "MediaRequests | None":
-    """What encodes images, or None where the engine takes none."""
+    resolved: ResolvedConfig,
+    runner: Runner,
+    scheduler: "Scheduler | ShardedScheduler",
+    faults: "Faults",
+    num_pages: int,
+) -> "EncodedMedia | None":
+    """What encodes images or sound, or None where the engine takes neither."""
+    # Most engines do not: starts are faster without the imports.
+    if resolved.model.sound is not None:
+        from jaxllm.engine.features.sound import SoundRequests
+
+        return SoundRequests.of(resolved, runner, scheduler, faults, num_pages)
     if not resolved.sees_images:
         return None
-    # Most engines take none: starts are faster without the import.
     from jaxllm.engine.features.media import MediaRequests
 
     return MediaRequests.of(resolved, runner, scheduler, faults)

@@ -289,7 +289,7 @@ class EngineControl(AdapterControl):
     def _drop_cache(self) -> None:
         self._engine.scheduler.preempt_all()
         if self._engine.media is not None:
-            self._engine.media.forget_images()
+            self._engine.media.forget_all()
         forgotten = self._engine.scheduler.reset_prefix_cache()
         assert forgotten, "a request holds pages although none runs"
 

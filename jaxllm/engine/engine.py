@@ -74,8 +74,8 @@ class Engine(StepLoop[Dispatched]):
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
         """Those that requests may have; None where the engine takes none."""
-        self.media = make_media(resolved, runner, self.scheduler, self._faults)
-        """What encodes images; None where requests have none."""
+        self.media = make_media(resolved, runner, self.scheduler, self._faults, num_pages)
+        """What encodes images or sound; None where requests have neither."""
         constrained = ConstrainedDecoding(
             self._faults, make_constraints(resolved), self.scheduler, runner, self._refuse, make_processing(resolved)
         )

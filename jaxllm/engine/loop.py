@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import jax
 
 from jaxllm.config import EngineConfig
-from jaxllm.config.engine_info import EngineInfo, ImageInfo, PoolingInfo, StageInfo
+from jaxllm.config.engine_info import EngineInfo, ImageInfo, PoolingInfo, SoundInfo, StageInfo
 from jaxllm.engine.garbage import trim_heap
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import RequestError
@@ -127,6 +127,7 @@ def describe(
         dtype=resolved.dtype,
         embedding_size=model.hidden_size if config.model.enable_prompt_embeds and pooling is None else None,
         images=_image_info(resolved),
+        sound=_sound_info(resolved),
         kv_cache_dtype=resolved.kv_dtype,
         device_kind=resolved.device_kind,
         num_devices=resolved.num_devices * resolved.data_shards * resolved.num_stages,
@@ -160,6 +161,11 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         longest_span=resolved.longest_span,
         crop_rows=tower.crop_rows,
     )
+
+
+def _sound_info(resolved: ResolvedConfig) -> SoundInfo | None:
+    sound = resolved.model.sound
+    return None if sound is None else SoundInfo(num_bins=sound.num_bins, num_frames=sound.num_frames)
 
 
 class Profiler:

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from jaxllm.config.engine_info import EngineInfo, ImageInfo
+from jaxllm.config.engine_info import EngineInfo, ImageInfo, SoundInfo
 from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.media.grid_positions import are_together
 from jaxllm.requests.beam_options import BeamOptions
@@ -59,8 +59,7 @@ class RequestLimits:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
         self.check_adapter(request.lora_request)
         self.check_prompt(request.prompt_token_ids, request.prompt_embeds)
-        if request.media is not None:
-            self.check_media(request.media)
+        self.check_media(request.media)
         self.check_logprobs(request.params)
         self.check_sampling(request)
 
@@ -81,11 +80,20 @@ class RequestLimits:
         if ((known < 0) | (known >= self.vocab_size)).any():
             raise unknown_token(known, self.vocab_size)
 
-    def check_media(self, media: PromptMedia) -> None:
-        """Raise `RequestError` for images where the engine takes none, and for more of them than it holds."""
-        images = None if self.engine is None else self.engine.images
-        if images is None:
-            raise RequestError("this model accepts text only", MEDIA)
+    def check_media(self, media: PromptMedia | None) -> None:
+        """Raise `RequestError` for images where the engine takes none, and for more of them than it holds.
+
+        Also where a model that hears is given no sound, or not as it takes it.
+        """
+        if self.engine is not None and self.engine.sound is not None:
+            check_sound(media, self.engine.sound)
+        elif media is not None:
+            self._check_images(media, None if self.engine is None else self.engine.images)
+
+    def _check_images(self, media: PromptMedia, images: ImageInfo | None) -> None:
+        if images is None or any(item.features is not None for item in media.items):
+            takes = "text only" if images is None else "images, but no sound"
+            raise RequestError(f"this model accepts {takes}", MEDIA)
         for item in media.items:
             for crop in item.crops:
                 check_patches(len(crop.patches), images)
@@ -166,6 +174,24 @@ class RequestLimits:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(f"{name}: token ID {token_id} is not between 0 and {self.vocab_size - 1}", name)
+
+
+def check_sound(media: PromptMedia | None, sound: SoundInfo) -> None:
+    """Raise `RequestError` unless a request has one window of sound of this size."""
+    size = f"{sound.num_bins} x {sound.num_frames}"
+    if media is None:
+        raise RequestError(
+            f"this model needs sound: give {MEDIA} with log-mel features float32 [{size}] as 'audio'", MEDIA
+        )
+    windows = [item.features for item in media.items if item.features is not None]
+    if len(media.items) != 1 or len(windows) != 1:
+        raise RequestError("this model takes one window of sound per prompt, and nothing else besides text", MEDIA)
+    (window,) = windows
+    if window.dtype != np.float32 or window.shape != (sound.num_bins, sound.num_frames):
+        given = " x ".join(map(str, window.shape))
+        raise RequestError(f"sound: expected log-mel features float32 [{size}], got {window.dtype} [{given}]", MEDIA)
+    if not np.isfinite(window).all():
+        raise RequestError("sound: log-mel features must be finite", MEDIA)
 
 
 def check_patches(num_patches: int, images: ImageInfo) -> None:

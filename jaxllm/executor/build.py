@@ -22,7 +22,7 @@ from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.kernels.native import begin_kernels
-from jaxllm.executor.memory.capacity import adapter_bytes, local_devices_of, shortened, with_snapshots
+from jaxllm.executor.memory.capacity import adapter_bytes, local_devices_of, shortened, with_slots
 from jaxllm.executor.memory.memory import device_free_bytes
 from jaxllm.executor.program_table import EMPTY_ADAPTERS, EMPTY_STATE
 from jaxllm.executor.resolved import ResolvedConfig
@@ -133,10 +133,10 @@ def _sized(
 ) -> tuple[ResolvedConfig, int]:
     """The configuration with the length that fits, and the number of KV pages: what suits all processes."""
     if group is None:
-        resolved = shortened(with_snapshots(resolved, free), free)
+        resolved = shortened(with_slots(resolved, free), free)
         return resolved, steady_pages(resolved, free, cache)
     free = group.smallest("free memory", free)
-    resolved = shortened(with_snapshots(resolved, free), free)
+    resolved = shortened(with_slots(resolved, free), free)
     # What is cached here need not be cached elsewhere.
     return resolved, group.smallest("KV pages", steady_pages(resolved, free, cache))
 

@@ -1,4 +1,4 @@
-"""The host's side of images: their crops are sent to the devices, and encoded there."""
+"""The host's side of images and sound: crops and windows are sent to the devices, and encoded there."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from jaxllm.errors import RequestError
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.media_targets import BlendedRows
-from jaxllm.executor.program_table import ENCODE
+from jaxllm.executor.program_table import ENCODE, HEAR
 from jaxllm.models.towers.plan import TowerPlan
 from jaxllm.requests.media import FIELD, ImageCrop, MediaItem
 
@@ -63,6 +63,24 @@ class MediaCalls:
         rows = np.pad(rows, (0, self._plan.targets_of(size) - len(rows)), constant_values=-1)
         extent = np.array([crop.height, crop.width], np.int32)
         self._calls.call_sized(ENCODE, size, patches, places, extent, rows, *others)
+
+
+class SoundCalls:
+    """Encodes windows of sound, each alone."""
+
+    def __init__(self, calls: DeviceCalls, first_page: int, pages_per_window: int) -> None:
+        """Their pages are those from `first_page` on."""
+        self._calls, self._first_page, self._pages_per_window = calls, first_page, pages_per_window
+
+    def page_of(self, place: int) -> int:
+        """The first page of the window in a place."""
+        return self._first_page + place * self._pages_per_window
+
+    def encode(self, item: MediaItem, place: int) -> int:
+        """Encode a window, which goes to a place. Returns its number of frames."""
+        assert item.features is not None
+        self._calls.call(HEAR, np.ascontiguousarray(item.features, np.float32), np.int32(self.page_of(place)))
+        return int(item.features.shape[1])
 
 
 @lru_cache(maxsize=64)

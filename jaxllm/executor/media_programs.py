@@ -1,4 +1,4 @@
-"""The program that turns a crop of an image into rows of the pool.
+"""The programs that turn a crop of an image into rows of the pool, and a window of sound into pages of the cache.
 
 Axis letters: E rows of the pool, P patches, B bytes of a patch, R rows, D hidden size times the parts of a row.
 """
@@ -35,8 +35,7 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
         `patches` uint8 [size, B] of `extent` int32 [2] each way are at `places` int32 [size, 2]. Where the model has
         sums of rows, `rows` and the `blend` are those of `Blend`.
         """
-        tower = nnx.merge(context.graph, parameters).tower
-        assert tower is not None
+        tower: Any = nnx.merge(context.graph, parameters).tower
         encoded = tower(patches, Crop(places, extent))
         outside = jnp.where(rows < 0, pool.shape[0], rows)
         if blend:
@@ -63,3 +62,18 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
 def encode_sizes(context: ProgramContext[Any]) -> tuple[int, ...]:
     """The sizes of crops, in patches, that have a program each, the smallest first."""
     return () if context.tower is None else context.tower.sizes
+
+
+def hear_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """Writes the keys and values of a window of sound."""
+    plan = context.sound
+    assert plan is not None
+
+    def hear(
+        parameters: Any, pages: tuple[jax.Array], features: jax.Array, first_page: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """The pools of pages with the window of `features` float32 [B, F] from `first_page` int32 [] on."""
+        tower: Any = nnx.merge(context.graph, parameters).tower
+        return (tower(features, pages[0], first_page),)
+
+    return ProgramBody(hear, (context.host((plan.num_bins, plan.num_frames), np.float32), context.host()))

@@ -25,7 +25,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program, program_from_leaves
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
-from jaxllm.executor.media_programs import encode_body, encode_sizes
+from jaxllm.executor.media_programs import encode_body, encode_sizes, hear_body
 from jaxllm.executor.sampler.constrained import sample_constrained_body
 from jaxllm.executor.sampler.listed import listed_logprobs_body
 from jaxllm.executor.sampler.logprobs import Logprobs
@@ -271,6 +271,13 @@ ENCODE: Final = ProgramRecord(
     is_present=lambda context: context.tower is not None,
     sizes=encode_sizes,
 )
+HEAR: Final = ProgramRecord(
+    "hear",
+    hear_body,
+    reads=(PARAMETERS,),
+    updates=(PAGES,),
+    is_present=lambda context: context.sound is not None,
+)
 SAMPLE_PROCESSED: Final = ProgramRecord(
     "sample_processed",
     sample_processed_body,
@@ -307,6 +314,7 @@ PROGRAMS: Final = (
     SCALE_ADAPTER,
     SET_EMBEDDINGS,
     ENCODE,
+    HEAR,
     SAMPLE_PROCESSED,
     ROW_LOGITS,
     SAMPLE_FROM_HOST,

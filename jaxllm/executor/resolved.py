@@ -69,6 +69,20 @@ class ResolvedConfig:
     media_rows: int = 0
     """Rows of images that the devices hold; 0 where requests may have no images."""
 
+    sound_windows: int = 0
+    """Windows of sound whose keys and values the devices hold; 0 where the model does not hear."""
+
+    @property
+    def pages_per_window(self) -> int:
+        """Pages of the KV cache that a window of sound takes; 0 where the model does not hear."""
+        sound = self.model.sound
+        return 0 if sound is None else -(-sound.num_keys // self.page_size)
+
+    @property
+    def window_pages(self) -> int:
+        """Pages that all windows take, in each data shard, after those that the scheduler hands out."""
+        return self.sound_windows * self.pages_per_window
+
     @property
     def sees_images(self) -> bool:
         """Whether requests may have images."""

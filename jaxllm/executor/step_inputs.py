@@ -59,6 +59,8 @@ class StepShape:
     """Whether prompts may be embeddings."""
     sees_images: bool = False
     """Whether rows of the media pool may stand in place of tokens."""
+    hears: bool = False
+    """Whether every row has a window of sound."""
     has_grid_positions: bool = False
     """Whether such rows turn by their places in an image."""
     sees_spans: bool = False
@@ -166,6 +168,13 @@ class HostStep:
         return rows[self.plan.slots[self.token_rows], self.positions]
 
     @property
+    def cross_pages(self) -> Int32Array:
+        """The first page of each row's sound: int32 [n]."""
+        pages = self._table.cross_pages
+        assert pages is not None
+        return pages[self.plan.slots]
+
+    @property
     def rotary_offsets(self) -> Int32Array:
         """See `RotaryOffsets.of`."""
         offsets = self._table.rotary_offsets
@@ -263,6 +272,7 @@ STEP_INPUTS: Final = (
     StepInput("last_pages", ("R",), is_present=lambda shape: shape.num_tables == 1),
     StepInput("last_pages", ("G", "R"), is_present=lambda shape: shape.num_tables > 1),
     StepInput("media_rows", ("T",), is_present=lambda shape: shape.sees_images),
+    StepInput("cross_pages", ("R",), is_present=lambda shape: shape.hears),
     StepInput("rotary_offsets", ("parts", "T"), is_present=lambda shape: shape.has_grid_positions),
     StepInput("visible_until", ("T",), is_present=lambda shape: shape.sees_spans),
     StepInput("adapter_slots", ("R",), is_present=lambda shape: shape.adapters is not None),

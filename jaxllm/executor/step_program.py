@@ -82,6 +82,8 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         adapters = _token_adapters(inputs, ragged, shape)
         drafts = DraftRows.of(inputs["num_replayed"], inputs["num_drafts"]) if shape.replays_drafts else None
         batch = Batch(token_ids, ragged, slots, given, rotary, added, adapters=adapters, drafts=drafts)
+        if shape.hears:
+            batch = replace(batch, cross_pages=inputs["cross_pages"])
         hidden, kv_cache, tapped = model.run(batch, state.kv_cache, *received)
 
         num_sampled = max_over_shards(inputs["num_sampled"])

@@ -21,7 +21,7 @@ from jaxllm.executor.memory.capacity import (
     bytes_on_device,
     count_steady_pages,
     pages_asked,
-    with_snapshots,
+    with_slots,
 )
 from jaxllm.executor.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
 from jaxllm.executor.resolved import ResolvedConfig
@@ -78,7 +78,7 @@ def estimate_memory(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUs
         usable=usable_memory(resolved, target),
         weights=bytes_on_device(programs.parameters),
         state=bytes_on_device(programs.state) - bytes_on_device(cache) + adapter_bytes(resolved),
-        page=bytes_on_device(cache.pages) // PROVISIONAL_PAGES,
+        page=bytes_on_device(cache.pages) // (PROVISIONAL_PAGES + resolved.window_pages),
         slot=bytes_on_device(cache.states) // resolved.num_state_slots,
         drafts=bytes_on_device(cache.draft_inputs),
     )
@@ -104,7 +104,7 @@ def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     others = replace(programs.state, kv_cache=None)
     weights = laid_out(programs, programs.parameters)
     state = laid_out(programs, others) + adapter_bytes(resolved)
-    page = laid_out(programs, cache.pages) // PROVISIONAL_PAGES
+    page = laid_out(programs, cache.pages) // (PROVISIONAL_PAGES + resolved.window_pages)
     slot = laid_out(programs, cache.states) // resolved.num_state_slots
     drafts = laid_out(programs, cache.draft_inputs)
     utilization = resolved.config.cache.gpu_memory_utilization
@@ -171,16 +171,16 @@ def sized_for(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Resolved
     """
     cache = resolved.config.cache
     if cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None:
-        resolved = with_snapshots(resolved, 0)
+        resolved = with_slots(resolved, 0)
         return resolved, pages_asked(resolved)
     if resolved.platform == "cpu":
         free = cpu_free_bytes(cache.gpu_memory_utilization)
-        resolved = with_snapshots(resolved, free)
+        resolved = with_slots(resolved, free)
         return resolved, count_steady_pages(resolved, free)
     if resolved.stages:
         return resolved, min(count_steady_pages(part, _free(part, target)) for part in resolved.stage_configs)
     free = _free(resolved, target)
-    resolved = with_snapshots(resolved, free)
+    resolved = with_slots(resolved, free)
     return resolved, count_steady_pages(resolved, free)
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from jaxllm.errors import CapacityError
 from jaxllm.executor.compile.buckets import Bucket
-from jaxllm.executor.memory.capacity import count_pages, shortened, with_snapshots
+from jaxllm.executor.memory.capacity import count_pages, shortened, with_slots
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.planning.communication import handover_seconds
@@ -39,7 +39,7 @@ def sized(resolved: ResolvedConfig, free: Sequence[int]) -> tuple[ResolvedConfig
     if resolved.platform == "cpu" or not resolved.stages:
         # Virtual devices share one memory, which all layers' pages take of.
         least = min(free)
-        resolved = shortened(with_snapshots(resolved, least), least)
+        resolved = shortened(with_slots(resolved, least), least)
         return resolved, count_pages(resolved, least)
     parts = zip(resolved.stage_configs, free, strict=True)
     resolved = replace(resolved, max_model_len=min(shortened(part, own).max_model_len for part, own in parts))

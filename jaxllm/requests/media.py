@@ -1,4 +1,4 @@
-"""Images in a prompt: their pixels, and the tokens whose place they take."""
+"""Images in a prompt: their pixels, and the tokens whose place they take. Or the sound that a prompt is about."""
 
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -70,12 +70,16 @@ class Arrangement:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MediaItem:
-    """An image: its crops, the rows of them that the engine keeps, and the sha256 of what these are made of."""
+    """An image: its crops, the rows of them that the engine keeps, and the sha256 of what these are made of.
+
+    Or a window of sound: its log-mel `features` float32 [bins, frames], which the engine keeps as one, see `SoundPlan`.
+    """
 
     digest: bytes
     crops: tuple[ImageCrop, ...]
     num_kept: int
     arrangement: Arrangement | None = None
+    features: npt.NDArray[np.float32] | None = None
 
     @classmethod
     def of(cls, crops: tuple[ImageCrop, ...], patches_per_row: int) -> Self:
@@ -93,6 +97,13 @@ class MediaItem:
             return cls(digest.digest(), crops, num_rows)
         arrangement.update(digest)
         return cls(digest.digest(), crops, len(arrangement.kept), arrangement)
+
+    @classmethod
+    def of_sound(cls, features: npt.NDArray[np.float32]) -> Self:
+        """A window of sound."""
+        digest = sha256(np.array(features.shape, np.int64).tobytes())
+        digest.update(np.ascontiguousarray(features).data)
+        return cls(digest.digest(), (), 1, features=features)
 
     @property
     def num_rows(self) -> int:
@@ -141,6 +152,12 @@ class PromptMedia:
             more = span_keys(found, token_ids, _extents(items, places), num_pages, block_size)
             keys = tuple(key + each for key, each in zip(keys, more, strict=True))
         return cls(items, places, keys, found)
+
+    @classmethod
+    def of_sound(cls, item: MediaItem) -> Self:
+        """The window of sound that a prompt is about: it takes no place, and all pages depend on it."""
+        # A page's digest is also of the page before it.
+        return cls((item,), np.zeros(0, np.int32), (item.digest,))
 
     @property
     def num_rows(self) -> int:

@@ -35,6 +35,7 @@ class RequestTable:
     adapter_starts: int32 [S], the first position that has the adapter.
     media_rows: int32 [S, max_model_len], 1 + the row of the media pool that stands in place of a token; 0 where the
     token stands for itself. None where there is no pool.
+    cross_pages: int32 [S], the first page of the request's sound. None where requests have none.
     rotary_offsets: by how much positions differ from places; None where they do not.
     in_group: bool [S], the slot belongs to a `SequenceGroup`, which decides about its tokens.
     requests: the owner of each slot.
@@ -76,6 +77,7 @@ class RequestTable:
         self.adapter_slots: Int32Array = np.full(num_slots, -1, np.int32)
         self.adapter_starts: Int32Array = np.zeros(num_slots, np.int32)
         self.media_rows: Int32Array | None = None
+        self.cross_pages: Int32Array | None = None
         self.rotary_offsets: RotaryOffsets | None = None
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (

@@ -50,6 +50,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         shards=resolved.data_shards,
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
         sees_images=resolved.sees_images,
+        hears=resolved.model.sound is not None,
         has_grid_positions=resolved.sees_images and resolved.model.has_grid_positions,
         sees_spans=resolved.sees_spans,
         adapters=resolved.adapters,
@@ -71,6 +72,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         handover=Handover(resolved.mesh, resolved.model.hidden_size, jnp.dtype(resolved.dtype)),
         stage=stage,
         tower=resolved.model.tower if resolved.sees_images else None,
+        sound=resolved.model.sound,
         **_adapters(resolved),
         processors=processors,
         has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),
@@ -166,7 +168,7 @@ def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepSh
     return StageState(
         kv_cache=make_cache(
             resolved.cache_plan,
-            resolved.cache.array(shards * pages),
+            resolved.cache.array(shards * (pages + resolved.window_pages)),
             resolved.num_state_slots,
             jnp.dtype(resolved.dtype),
             array,

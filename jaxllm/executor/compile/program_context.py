@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
     from jaxllm.models.layers.adapter_slots import AdaptedGraph
     from jaxllm.models.towers.plan import TowerPlan
+    from jaxllm.models.towers.sound import SoundPlan
 
 State = TypeVar("State", bound=StageState)
 
@@ -86,6 +87,8 @@ class ProgramContext(Generic[State]):
     """The arrays of these slots."""
     tower: "TowerPlan | None" = None
     """What makes rows of images, where the engine takes some."""
+    sound: "SoundPlan | None" = None
+    """What hears, if anything does."""
     row_squares: tuple[jax.ShapeDtypeStruct, ...] = ()
     """What the program of this name measures, if slots have vectors."""
 

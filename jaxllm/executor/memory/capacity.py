@@ -82,8 +82,17 @@ def adapter_bytes(resolved: ResolvedConfig) -> int:
 
 
 def state_bytes(resolved: ResolvedConfig) -> int:
-    """Bytes of each memory that states take, those of snapshots and the inputs of drafts included, without padding."""
-    return slot_bytes(resolved) * resolved.num_state_slots + draft_bytes(resolved) * resolved.max_num_seqs
+    """Bytes of each memory that states take, those of snapshots and the inputs of drafts included, without padding.
+
+    And those of windows of sound.
+    """
+    states = slot_bytes(resolved) * resolved.num_state_slots + draft_bytes(resolved) * resolved.max_num_seqs
+    return states + window_bytes(resolved) * resolved.sound_windows
+
+
+def window_bytes(resolved: ResolvedConfig) -> int:
+    """Bytes of each memory that a window of sound takes; 0 where the model does not hear."""
+    return resolved.pages_per_window * resolved.cache.page_bytes // _memories(resolved)
 
 
 def slot_bytes(resolved: ResolvedConfig) -> int:
@@ -108,6 +117,27 @@ def _array_bytes(resolved: ResolvedConfig, arrays: Iterable[StateArray], count: 
         is_split = any(axis is not None and RULES[axis] is not None for axis in array.axes)
         total += count * (size if is_split else size * devices) // shares
     return total
+
+
+def with_slots(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
+    """The configuration with as many snapshots of states and windows of sound as options say, or memory allows.
+
+    `free_bytes` are those of each device for caches when no option says otherwise.
+    """
+    return with_windows(with_snapshots(resolved, free_bytes), free_bytes)
+
+
+def with_windows(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
+    """The configuration with as many windows of sound as `sound_windows` says, or as memory holds requests."""
+    each, asked, cache = window_bytes(resolved), resolved.config.sound.sound_windows, resolved.config.cache
+    if not each or asked is not None or cache.num_gpu_blocks_override is not None:
+        return resolved
+    free = free_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
+    pages = resolved.cache_groups.most_pages(resolved.max_model_len)
+    held = free // (each + pages * resolved.cache.page_bytes // _memories(resolved))
+    # A power of two, so that a little more or less memory changes nothing.
+    most = 1 << held.bit_length() >> 1 if held else 1
+    return replace(resolved, sound_windows=min(resolved.sound_windows, most))
 
 
 def with_snapshots(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:

@@ -7,6 +7,10 @@ import numpy as np
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from jaxllm.requests.media import MediaItem, PromptMedia
+from jaxllm.requests.request import Request
+from tests.e2e.driving import request
+
 BINS, FRAMES, VOCABULARY, START = 16, 80, 160, 1
 
 Features = np.ndarray
@@ -33,7 +37,7 @@ def save_small_model(folder: Path, **options: Any) -> None:
 
 
 def reference_in(folder: Path) -> Any:
-    """transformers' model."""
+    """The model of transformers."""
     return WhisperForConditionalGeneration.from_pretrained(folder).eval()
 
 
@@ -58,3 +62,10 @@ def expected(model: Any, features: Features, prompt: list[int], count: int) -> l
             found = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([token_ids]))
             token_ids.append(int(found.logits[0, -1].argmax()))
     return token_ids[len(prompt) :]
+
+
+def hearing(name: object, features: Features, prompt: list[int], **params: object) -> Request:
+    """A request for a prompt of token ids about a window."""
+    made = request(name, prompt, **{"temperature": 0, "ignore_eos": True, **params})
+    made.media = PromptMedia.of_sound(MediaItem.of_sound(features))
+    return made
