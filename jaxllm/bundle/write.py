@@ -32,6 +32,7 @@ def write_bundle(
     num_pages: int,
     num_snapshots: int = 0,
     stages: Sequence[Mapping[str, Any]] = (),
+    num_windows: int = 0,
 ) -> Manifest:
     """Write executables by name to `folder`, whole or not at all: those of an engine of this identity.
 
@@ -54,6 +55,7 @@ def write_bundle(
             temporary_bytes=max(map(_temporary_bytes, executables.values())),
             executables=files,
             num_snapshots=num_snapshots,
+            num_windows=num_windows,
             stages=[dict(stage) for stage in stages],
         )
         (temporary / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))

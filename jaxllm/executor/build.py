@@ -112,8 +112,8 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | Non
             from jaxllm.bundle.read import Bundle
 
             bundle = Bundle.open(resolved.config.compile.executables)
-            pages = bundle.manifest.num_pages
-            resolved = replace(resolved, num_snapshots=bundle.manifest.num_snapshots)
+            pages, windows = bundle.manifest.num_pages, bundle.manifest.num_windows
+            resolved = replace(resolved, num_snapshots=bundle.manifest.num_snapshots, sound_windows=windows)
             return _build(resolved, pages, None, progress, wait_for_kernels, bundle=bundle, group=group)
         if resolved.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.

@@ -38,7 +38,7 @@ def compile_bundle(resolved: ResolvedConfig, num_pages: int, folder: Path, progr
         made |= {prefix + name: executables.get(name) for name in programs.programs}
         identities.append(engine_identity(part, programs, num_pages))
     *others, last = identities
-    return write_bundle(folder, made, last, num_pages, resolved.num_snapshots, others)
+    return write_bundle(folder, made, last, num_pages, resolved.num_snapshots, others, resolved.sound_windows)
 
 
 def bundled_executables(

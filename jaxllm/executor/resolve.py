@@ -17,6 +17,7 @@ from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
 from jaxllm.executor.model_files import model_folder
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.sound_windows import with_sound
 from jaxllm.executor.step_size import usual_step_sizes
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.config import ModelConfig
@@ -116,11 +117,8 @@ def resolve_config(
         drafter=drafter,
         drafter_folder=drafter_folder,
     )
-    if has_images:
-        resolved = _with_images(resolved)
-    if model.sound is not None:
-        _check_sound(config, model, runner, stages)
-        resolved = replace(resolved, sound_windows=config.sound.sound_windows or resolved.max_num_seqs)
+    if has_images or model.sound is not None:
+        resolved = _with_images(resolved) if has_images else with_sound(resolved, runner, stages)
     if config.lora.lora_target_modules and runner == "generate":
         # Seldom given: starts of others are faster without the import.
         from jaxllm.executor.adapter_targets import with_generative_targets
@@ -221,16 +219,6 @@ def _with_images(resolved: ResolvedConfig) -> ResolvedConfig:
         f"; set max_num_batched_tokens to at least {needed}, lower max_num_seqs, or set language_model_only to serve "
         "text alone"
     )
-
-
-def _check_sound(config: EngineConfig, model: ModelConfig, runner: str, stages: int) -> None:
-    name = model.architecture
-    if runner == "pooling":
-        raise ConfigError(f"{name} makes text of sound, and does not pool: omit runner")
-    if stages > 1:
-        raise ConfigError(f"pipeline_parallel_size={stages}: not supported by {name}; use tensor_parallel_size")
-    if config.images.language_model_only:
-        raise ConfigError(f"language_model_only: {name} writes nothing without sound; omit it")
 
 
 def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:

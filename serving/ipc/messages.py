@@ -109,12 +109,18 @@ class Embeds(msgspec.Struct):
 class Media(msgspec.Struct):
     """See `PromptMedia`. An image that occurs several times travels once.
 
-    `images` are digest, rows that are kept, their arrangement, and for each crop height, width and patches; `order` are
-    indexes of them.
+    `images` are digest, rows that are kept, their arrangement, for each crop height, width and patches, and features of
+    sound; `order` are indexes of them.
     """
 
     images: list[
-        tuple[bytes, int, tuple[np.ndarray, np.ndarray, np.ndarray | None] | None, list[tuple[int, int, Weight]]]
+        tuple[
+            bytes,
+            int,
+            tuple[np.ndarray, np.ndarray, np.ndarray | None] | None,
+            list[tuple[int, int, Weight]],
+            Weight | None,
+        ]
     ]
     order: list[int]
     places: np.ndarray
@@ -127,7 +133,13 @@ class Media(msgspec.Struct):
         distinct = {item.digest: item for item in media.items}
         numbers = {digest: number for number, digest in enumerate(distinct)}
         images = [
-            (item.digest, item.num_kept, _arrangement(item), [_crop(crop) for crop in item.crops])
+            (
+                item.digest,
+                item.num_kept,
+                _arrangement(item),
+                [_crop(crop) for crop in item.crops],
+                None if item.features is None else Weight.of("", item.features),
+            )
             for item in distinct.values()
         ]
         order = [numbers[item.digest] for item in media.items]
@@ -141,8 +153,9 @@ class Media(msgspec.Struct):
                 tuple(ImageCrop(patches.array(), height, width) for height, width, patches in crops),
                 num_kept,
                 None if arrangement is None else Arrangement(*arrangement),
+                None if features is None else features.array(),
             )
-            for digest, num_kept, arrangement, crops in self.images
+            for digest, num_kept, arrangement, crops, features in self.images
         ]
         return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys, self.spans)
 

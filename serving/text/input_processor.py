@@ -12,6 +12,7 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.media import FIELD as MEDIA
+from jaxllm.requests.media import MediaItem, PromptMedia
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
@@ -197,7 +198,9 @@ class InputProcessor:
         if prompt.items:
             assert self.images is not None
             media = self.images.media(prompt, token_ids)
-            self._limits.check_media(media)
+        elif prompt.sound is not None:
+            media = PromptMedia.of_sound(MediaItem.of_sound(prompt.sound))
+        self._limits.check_media(media)
         for child in children:
             child.prompt_token_ids, child.media = token_ids, media
         if embeds is not None:

@@ -32,7 +32,8 @@ class TextPrompt(TypedDict):
     prompt: str
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
-    """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. The text has a marker for each."""
+    """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. The text has a marker for each. Or
+    {"audio": log-mel features float32 [bins, frames] of a window}, for a model that hears."""
     mm_processor_kwargs: NotRequired[dict[str, Any]]
     """Fields of the image processor, for these images."""
 
@@ -95,6 +96,8 @@ class ParsedPrompt:
     """Fields of the image processor, for the images that are not processed."""
     items: tuple[MediaItem, ...] = ()
     """What the engine takes of them."""
+    sound: npt.NDArray[np.float32] | None = None
+    """Log-mel features of the window of sound that it is about."""
 
     def cut(self, token_ids: Any, most: int) -> Any:
         """At most so many tokens (1 at least) of the end that stays."""
@@ -140,7 +143,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
             check_text(text)
         parsed = ParsedPrompt(text, token_ids, salt, embeds=embeds, is_token=is_token)
         if prompt.get(MEDIA):
-            parsed.images = _images(prompt[MEDIA], parsed)
+            _take_media(prompt[MEDIA], parsed)
         parsed.processor_kwargs = checked_kwargs(prompt.get(PROCESSOR_KWARGS))
         return parsed
     if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
@@ -148,13 +151,26 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     raise RequestError(f"a prompt must be a string or a list of token IDs, got {type(prompt).__name__}", "prompt")
 
 
-def _images(given: Any, prompt: ParsedPrompt) -> "Sequence[Pixels | PreparedImage]":
+def _take_media(given: Any, prompt: ParsedPrompt) -> None:
     if prompt.embeds is not None:
         raise RequestError(f"{MEDIA} cannot be combined with {FIELD}", MEDIA)
+    if isinstance(given, Mapping) and "audio" in given:
+        prompt.sound = _features(given)
+        return
     # Most prompts have none: starts are faster without the import.
     from jaxllm.serving.text.given_images import images_of
 
-    return images_of(given)
+    prompt.images = images_of(given)
+
+
+def _features(given: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """The log-mel features in {"audio": features}. Raises `RequestError` for anything else."""
+    if len(given) > 1:
+        raise RequestError(f"{MEDIA}: 'audio' cannot be combined with {', '.join(set(given) - {'audio'})}", MEDIA)
+    features = given["audio"]
+    if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
+        raise RequestError(f"{MEDIA}: 'audio' must be log-mel features, a NumPy array float32 [bins, frames]", MEDIA)
+    return features
 
 
 def checked_kwargs(given: Any) -> Mapping[str, Any] | None:

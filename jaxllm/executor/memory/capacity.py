@@ -56,6 +56,7 @@ def count_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
         free_bytes=free_bytes,
         memories=_memories(resolved),
         state_bytes=state_bytes(resolved),
+        num_windows=resolved.sound_windows,
     )
 
 

@@ -132,11 +132,12 @@ def plan_pages(
     free_bytes: int,
     memories: int = 1,
     state_bytes: int = 0,
+    num_windows: int = 0,
 ) -> int:
     """Number of pages, the null page included.
 
     `free_bytes` is what memory leaves for the cache when no option says otherwise, `state_bytes` what states of
-    recurrent layers take of it. A page is split over `memories` of that size: one for each device, but virtual devices
+    recurrent layers, or `num_windows` of sound, take of it. A page is split over `memories` of that size: one for each device, but virtual devices
     share theirs. Never more pages than `max_num_seqs` requests of `max_model_len` tokens could use.
 
     Raises:
@@ -152,10 +153,15 @@ def plan_pages(
         pages = min(pages, 1 + max_num_seqs * per_request)
         source = f"{budget / 2**20:,.1f} MiB for the KV cache{' on each device' if memories > 1 else ''}"
         if state_bytes > budget:
+            what, option = (
+                f"max_num_seqs={max_num_seqs}: states of recurrent layers",
+                "max_num_seqs or max_state_snapshots",
+            )
+            if num_windows:
+                what, option = f"sound_windows={num_windows}: windows of sound", "sound_windows"
             raise CapacityError(
-                f"max_num_seqs={max_num_seqs}: states of recurrent layers take {state_bytes / 2**20:,.1f} MiB, but "
-                f"there are {source}; lower max_num_seqs or max_state_snapshots, or raise kv_cache_memory_bytes (or "
-                f"gpu_memory_utilization, now {options.gpu_memory_utilization})"
+                f"{what} take {state_bytes / 2**20:,.1f} MiB, but there are {source}; lower {option}, or raise "
+                f"kv_cache_memory_bytes (or gpu_memory_utilization, now {options.gpu_memory_utilization})"
             )
     usable = max(pages - 1, 0)
     if usable < per_request:

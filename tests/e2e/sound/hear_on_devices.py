@@ -7,7 +7,7 @@ import json
 import sys
 
 from tests.e2e.driving import make_engine, run
-from tests.e2e.sound.hearing import hearing, window
+from tests.e2e.sound.windows import hearing, window
 
 
 def main(folder: str, *meshes: str) -> None:

@@ -1,4 +1,4 @@
-"""A small Whisper, windows of sound for it, and the answers that transformers gives with it."""
+"""A small Whisper, and the answers that transformers gives with it."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,7 @@ import numpy as np
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from jaxllm.requests.media import MediaItem, PromptMedia
-from jaxllm.requests.request import Request
-from tests.e2e.driving import request
-
-BINS, FRAMES, VOCABULARY, START = 16, 80, 160, 1
-
-Features = np.ndarray
-"""Log-mel features of a window, float32 [bins, frames]."""
+from tests.e2e.sound.windows import BINS, FRAMES, START, VOCABULARY, Features
 
 
 def save_small_model(folder: Path, **options: Any) -> None:
@@ -41,11 +34,6 @@ def reference_in(folder: Path) -> Any:
     return WhisperForConditionalGeneration.from_pretrained(folder).eval()
 
 
-def window(seed: int, bins: int = BINS, frames: int = FRAMES) -> Features:
-    """A window of drawn features."""
-    return np.random.default_rng(seed).normal(size=(bins, frames)).astype(np.float32)
-
-
 def expected_logits(model: Any, features: Features, token_ids: list[int]) -> np.ndarray:
     """The scores after each token, float32 [T, V]."""
     with torch.no_grad():
@@ -62,10 +50,3 @@ def expected(model: Any, features: Features, prompt: list[int], count: int) -> l
             found = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([token_ids]))
             token_ids.append(int(found.logits[0, -1].argmax()))
     return token_ids[len(prompt) :]
-
-
-def hearing(name: object, features: Features, prompt: list[int], **params: object) -> Request:
-    """A request for a prompt of token ids about a window."""
-    made = request(name, prompt, **{"temperature": 0, "ignore_eos": True, **params})
-    made.media = PromptMedia.of_sound(MediaItem.of_sound(features))
-    return made

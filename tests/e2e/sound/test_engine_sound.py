@@ -13,15 +13,8 @@ from jaxllm.errors import RequestError
 from jaxllm.requests.beam_options import BeamOptions
 from tests.conftest import RunPython
 from tests.e2e.driving import make_engine, request, run
-from tests.e2e.sound.hearing import (
-    VOCABULARY,
-    expected,
-    expected_logits,
-    hearing,
-    reference_in,
-    save_small_model,
-    window,
-)
+from tests.e2e.sound.hearing import expected, expected_logits, reference_in, save_small_model
+from tests.e2e.sound.windows import VOCABULARY, hearing, window
 
 
 @pytest.fixture(scope="module")

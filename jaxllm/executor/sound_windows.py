@@ -1,0 +1,21 @@
+"""What a model that hears needs of an engine's configuration."""
+
+from dataclasses import replace
+
+from jaxllm.errors import ConfigError
+from jaxllm.executor.resolved import ResolvedConfig
+
+
+def with_sound(resolved: ResolvedConfig, runner: str, stages: int) -> ResolvedConfig:
+    """The configuration with places for windows of sound, no more than memory holds, see `with_windows`.
+
+    Raises `ConfigError` for a use of the model that is not supported.
+    """
+    config, name = resolved.config, resolved.model.architecture
+    if runner == "pooling":
+        raise ConfigError(f"{name} makes text of sound, and does not pool: omit runner")
+    if stages > 1:
+        raise ConfigError(f"pipeline_parallel_size={stages}: not supported by {name}; use tensor_parallel_size")
+    if config.images.language_model_only:
+        raise ConfigError(f"language_model_only: {name} writes nothing without sound; omit it")
+    return replace(resolved, sound_windows=config.sound.sound_windows or resolved.max_num_seqs)
