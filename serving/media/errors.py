@@ -1,22 +1,22 @@
-"""Errors of one image of a request."""
+"""Errors of one image or sound of a request."""
 
 from jaxllm.errors import RequestError
 
 
 class MediaError(RequestError):
-    """An image of a request cannot be used; `parameter` is the field that gave it."""
+    """An image or sound of a request cannot be used; `parameter` is the field that gave it."""
 
     def __init__(self, message: str, parameter: str | None = "image_url") -> None:
         super().__init__(message, parameter)
 
 
 class MediaFetchError(MediaError):
-    """An image could not be fetched, or may not be."""
+    """An image or sound could not be fetched, or may not be."""
 
 
 class MediaTooLargeError(MediaError):
-    """An image has more bytes or pixels than allowed."""
+    """A file has more bytes, pixels or seconds than allowed."""
 
 
 class MediaDecodeError(MediaError):
-    """Bytes are no image that can be decoded."""
+    """Bytes are no image or sound that can be decoded."""

@@ -251,7 +251,7 @@ def test_a_process_cannot_take_more_than_it_may(tmp_path: Path) -> None:
     """Its limits hold for any code, such as an attacker's in a decoder."""
     script = """
 import os, sys
-from jaxllm.serving.media.decoder_process import limit_for_ever, limit_memory
+from jaxllm.serving.media.worker import limit_for_ever, limit_memory
 limit_for_ever()
 limit_memory(32 << 20)
 try:
