@@ -21,7 +21,7 @@ DONE, TOO_LARGE, BROKEN = range(3)
 SPARE_MEMORY: Final = 64 << 20
 """Bytes, in addition to what a file and its contents need."""
 
-Work = Callable[..., tuple[bytes, bytes]]
+Work = Callable[..., tuple[bytes, bytes | memoryview]]
 """Does a job: the head of its answer and what follows, of a file and the other numbers of a job."""
 
 

@@ -142,7 +142,7 @@ class Settings:
         if self._unread:
             names = ", ".join(f"{name}={quoted(self._fields[name])}" for name in sorted(self._unread)[:8])
             hint = nearest(min(self._unread), known) if len(self._unread) == 1 else ""
-            raise self.fail(f"not supported by this image processor: {names}{hint}")
+            raise self.fail(f"not supported: {names}{hint}")
 
     def _take(self, name: str, default: Any) -> Any:
         self._unread.discard(name)

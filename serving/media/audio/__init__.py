@@ -1,0 +1,1 @@
+"""Sound of requests: decoded, resampled, made into features and cut into windows."""

@@ -1,0 +1,113 @@
+"""`MelFeatures`: log-mel spectrograms as Whisper takes them, equal to transformers' `WhisperFeatureExtractor`.
+
+Frames are windowed by a periodic Hann window, after reflecting half a frame at both ends. Power spectra become mel
+bands, on the scale and with the norm of Slaney; these become logarithms, at most 80 dB below the loudest, and numbers
+of about -1 to 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxllm.serving.media.audio.resample import RATE, Samples
+from jaxllm.serving.media.image_processors.settings import Settings
+
+FloatArray = NDArray[np.float64]
+
+_EXTRACTOR: Final = "WhisperFeatureExtractor"
+_WITHOUT_EFFECT: Final = (
+    # Computed from the others, by transformers as well; older checkpoints list the filters.
+    "n_samples", "nb_max_frames", "mel_filters",
+    # Every window is filled up with silence at its right.
+    "padding_side", "padding", "return_attention_mask",
+)  # fmt: skip
+_FLOOR: Final = 1e-10
+_RANGE: Final = 8.0
+"""Of the decimal logarithm of power."""
+_FREQUENCY: Final = 8000.0
+"""The highest, in Hz."""
+
+
+@dataclass(frozen=True)
+class MelFeatures:
+    """Makes features of windows of sound. Immutable, and shared by threads."""
+
+    num_bins: int = 80
+    hop: int = 160
+    num_fft: int = 400
+    seconds: int = 30
+    """Of a window."""
+    _filters: FloatArray = field(init=False, repr=False, compare=False)
+    _window: FloatArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_filters", mel_filters(self.num_fft, self.num_bins))
+        angles = 2 * np.pi * np.arange(self.num_fft) / self.num_fft
+        object.__setattr__(self, "_window", 0.5 - 0.5 * np.cos(angles))
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], source: str) -> Self:
+        """From preprocessor_config.json. Raises `ConfigError` for what is not supported."""
+        settings = Settings({"feature_extractor_type": _EXTRACTOR, **fields}, source)
+        if fields.get("feature_extractor_type", _EXTRACTOR) != _EXTRACTOR:
+            raise settings.fail(f"feature_extractor_type: only {_EXTRACTOR} is supported")
+        settings.ignore(*_WITHOUT_EFFECT)
+        found = cls(
+            num_bins=settings.integer("feature_size", 80, 1, 512),
+            hop=settings.integer("hop_length", 160, 1, RATE),
+            num_fft=settings.integer("n_fft", 400, 2, RATE),
+            seconds=settings.integer("chunk_length", 30, 1, 600),
+        )
+        settings.integer("sampling_rate", RATE, RATE, RATE)
+        settings.number("padding_value", 0.0, 0.0, 0.0)
+        settings.number("dither", 0.0, 0.0, 0.0)
+        settings.check_all_read(("feature_size", "hop_length", "n_fft", "chunk_length", "sampling_rate"))
+        return found
+
+    @property
+    def num_samples(self) -> int:
+        """Of a window."""
+        return self.seconds * RATE
+
+    @property
+    def num_frames(self) -> int:
+        """Of a window."""
+        return self.num_samples // self.hop
+
+    def __call__(self, samples: Samples) -> Samples:
+        """Features float32 [num_bins, num_frames] of at most a window, float32 [samples]; silence follows it."""
+        assert len(samples) <= self.num_samples
+        half = self.num_fft // 2
+        sound = np.zeros(self.num_samples, np.float64)
+        sound[: len(samples)] = samples
+        sound = np.pad(sound, half, mode="reflect")
+        frames = np.lib.stride_tricks.sliding_window_view(sound, self.num_fft)[:: self.hop][: self.num_frames]
+        spectra = np.fft.rfft(frames * self._window)
+        power = spectra.real**2 + spectra.imag**2
+        logs = np.log10(np.maximum(power @ self._filters, _FLOOR)).T
+        return ((np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0).astype(np.float32)
+
+
+def mel_filters(num_fft: int, num_bins: int) -> FloatArray:
+    """Triangles over frequencies, float64 [num_fft // 2 + 1, num_bins]: equally wide in mel, and of equal area."""
+    frequencies = np.linspace(0.0, RATE / 2, num_fft // 2 + 1)
+    corners = _to_hertz(np.linspace(0.0, _to_mel(_FREQUENCY), num_bins + 2))
+    rising = (frequencies[:, None] - corners[:-2]) / np.diff(corners)[:-1]
+    falling = (corners[2:] - frequencies[:, None]) / np.diff(corners)[1:]
+    triangles: FloatArray = np.maximum(0.0, np.minimum(rising, falling))
+    return triangles * (2.0 / (corners[2:] - corners[:-2]))
+
+
+_LINEAR: Final = 3.0 / 200.0
+"""Slaney's mel per Hz below 1 kHz, which is 15 mel; above, 27 mel are a factor of 6.4 (Auditory Toolbox, 1998)."""
+
+
+def _to_mel(hertz: float) -> float:
+    return _LINEAR * hertz if hertz < 1000 else 15.0 + np.log(hertz / 1000) * 27 / np.log(6.4)
+
+
+def _to_hertz(mel: FloatArray) -> FloatArray:
+    return np.where(mel < 15, mel / _LINEAR, 1000 * np.exp(np.maximum(mel - 15, 0) * np.log(6.4) / 27))
