@@ -153,6 +153,13 @@ class JaxLogitsProcessor(_Processor, ABC):
     def parameters(self, params: SamplingParams) -> Any:
         """A request's numbers, of `shape`; None: it does not use this. Called once for each request."""
 
+    def parameters_after(self, params: SamplingParams, output: Sequence[int]) -> Any:
+        """The numbers for the token after an output, where they depend on it; called for each token but the first.
+
+        A class that defines it is asked only about requests that use it.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def apply(self, logits: "jax.Array", parameters: "jax.Array") -> "jax.Array":
         """The logits float32 [B, V] as they shall be, from numbers [B, *shape].

@@ -1,5 +1,6 @@
 """Logits processors that tests give to engines: what an operator might write, in each of the forms."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -121,3 +122,22 @@ class NoRepeats(AdapterLogitsProcessor):
             return logits
 
         return process
+
+
+class CompiledNoRepeats(JaxLogitsProcessor):
+    """`NoRepeats` in the program, of up to 12 tokens: `extra_args={"compiled_unique": true}`; or "fails"."""
+
+    shape: ClassVar[tuple[int, ...]] = (12,)
+    dtype: ClassVar[str] = "int32"
+
+    def parameters(self, params: SamplingParams) -> Any:
+        return None if extra(params, "compiled_unique") is None else np.full(12, -1)
+
+    def parameters_after(self, params: SamplingParams, output: Sequence[int]) -> Any:
+        if extra(params, "compiled_unique") == "fails" and len(output) == 3:
+            raise ZeroDivisionError("as asked")
+        return np.array([*output, *[-1] * (12 - len(output))])
+
+    def apply(self, logits: jax.Array, parameters: jax.Array) -> jax.Array:
+        tokens = jnp.arange(logits.shape[1], dtype=jnp.int32)
+        return jnp.where((tokens[None, :, None] == parameters[:, None, :]).any(axis=2), -jnp.inf, logits)

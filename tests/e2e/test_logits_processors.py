@@ -13,7 +13,14 @@ from jaxllm.requests.request import Request
 from tests.e2e import processors
 from tests.e2e.driving import make_engine, request, run
 
-KINDS = [processors.Bias, processors.CompiledBans, processors.MinP, processors.CompiledMinP, processors.NoRepeats]
+KINDS = [
+    processors.Bias,
+    processors.CompiledBans,
+    processors.MinP,
+    processors.CompiledMinP,
+    processors.NoRepeats,
+    processors.CompiledNoRepeats,
+]
 BIAS = {5: 6.0, 40: 5.0, 41: -3.0}
 COMMON: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
 
@@ -48,6 +55,10 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "seed": 10,
             "structured_outputs": {"regex": "[0-9]{60}"},
         },
+    ),
+    "what depends on the output": (
+        {"extra_args": {"unique": True}, "temperature": 0},
+        {"extra_args": {"compiled_unique": True}, "temperature": 0},
     ),
     "infinity": (
         {"allowed_token_ids": [7], "temperature": 0.5, "seed": 11},
@@ -109,6 +120,7 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
     ("params", "parameter", "message"),
     [
         ({"extra_args": {"unique": "fails"}}, None, "NoRepeats failed: ZeroDivisionError$"),
+        ({"extra_args": {"compiled_unique": "fails"}}, None, "CompiledNoRepeats failed: ZeroDivisionError$"),
         ({"extra_args": {"unique": "gives nothing"}}, None, "NoRepeats failed: TypeError$"),
         ({"extra_args": {"unique": "forbids all"}}, "logits_processors", "forbid every token"),
         ({"extra_args": {"unique": "forbids all"}, "max_tokens": 1}, "logits_processors", "forbid every token"),

@@ -228,7 +228,8 @@ class ConstrainedDecoding(StepFeature):
                 forbid(logits, masks[rows])
                 outputs = [table.output_tokens(request.slot) for request in own]
                 failed += [(own[row], message) for row, message in processing.apply(own, outputs, logits).items()]
-            uses, numbers = processing.compiled(own)
+            uses, numbers, problems = processing.compiled(own, lambda request: table.output_tokens(request.slot))
+            failed += [(own[row], message) for row, message in problems.items()]
             with fault_of_step("sampling from processed logits"):
                 self._runner.choose_processed(constrained, which[rows], masks[rows], uses, numbers, logits)
         return failed

@@ -3,7 +3,8 @@
 Axis letters: n rows of a step, V vocabulary.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from jaxllm.processors.host import Float32Array, HostProcessor
 from jaxllm.processors.interface import JaxLogitsProcessor
 from jaxllm.processors.loading import label
 from jaxllm.requests.request import Request
+
+logger = logging.getLogger(__name__)
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -84,11 +87,26 @@ class Processing:
         """Whether it uses one that runs on the host."""
         return bool(self._uses[request].host)
 
-    def compiled(self, requests: Sequence[Request]) -> tuple[Int32Array, Int32Array]:
-        """For compiled processors: int32 [n], which of them each request uses, and int32 [n, K], its numbers."""
+    def compiled(
+        self, requests: Sequence[Request], output_of: Callable[[Request], Int32Array]
+    ) -> tuple[Int32Array, Int32Array, dict[int, str]]:
+        """For compiled processors: int32 [n], which of them each request uses, and int32 [n, K], its numbers.
+
+        `output_of` gives the tokens of a request so far. Also the rows of processors that have failed, with the reason.
+        """
         uses = [self._uses[request] for request in requests]
         bits = np.array([use.bits for use in uses], np.int32)
-        return bits, np.array([use.numbers for use in uses], np.int32).reshape(len(uses), -1)
+        numbers, problems = np.array([use.numbers for use in uses], np.int32).reshape(len(uses), -1), dict[int, str]()
+        for row in np.flatnonzero(bits & self._compiled.following).tolist():
+            request = requests[row]
+            try:
+                own = self._compiled.numbers_after(request.params, output_of(request), uses[row].bits, numbers[row])
+            except RuntimeError as error:
+                logger.exception("request %s", request.request_id)
+                problems[row] = str(error)
+            else:
+                numbers[row] = own
+        return bits, numbers, problems
 
     def apply(self, requests: Sequence[Request], outputs: Sequence[Int32Array], logits: Float32Array) -> dict[int, str]:
         """Change the logits float32 [n, V] of these requests in place, after these tokens of each.

@@ -77,8 +77,36 @@ class CompiledProcessors:
                     f"logits processor {name} returned state of shape {part.shape}, not {each.shape}", "extra_args"
                 )
             bits |= 1 << index
-            parts.append(np.ascontiguousarray(part).reshape(-1).view(np.int32))
+            parts.append(_bits_of(part))
         return bits, np.concatenate(parts)
+
+    @cached_property
+    def following(self) -> int:
+        """A bit for each processor whose numbers depend on the output."""
+        common, found = JaxLogitsProcessor.parameters_after, 0
+        for index, each in enumerate(self.processors):
+            found |= (type(each).parameters_after is not common) << index
+        return found
+
+    def numbers_after(
+        self, params: SamplingParams, output: npt.NDArray[np.int32], bits: int, numbers: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int32]:
+        """The numbers int32 [K] after an output, int32 [tokens], of a request that had others.
+
+        Raises `RuntimeError` that names the processor which fails.
+        """
+        tokens, found, first = output.tolist(), numbers.copy(), 0
+        for index, each in enumerate(self.processors):
+            size = prod(each.shape)
+            if bits & self.following & 1 << index:
+                try:
+                    part = _numbers(each.parameters_after(params, tokens), each.dtype)
+                    found[first : first + size] = _bits_of(part.reshape(each.shape))
+                except Exception as error:
+                    name = label(type(each))
+                    raise RuntimeError(f"logits processor {name} failed: {type(error).__name__}") from error
+            first += size
+        return found
 
     def apply(self, logits: jax.Array, temperature: jax.Array, bits: jax.Array, numbers: jax.Array) -> jax.Array:
         """Logits float32 [B, V] of rows with `temperature` float32 [B], `bits` int32 [B], `numbers` int32 [B, K].
@@ -124,6 +152,11 @@ def _numbers(found: Any, dtype: str) -> npt.NDArray[Any]:
     if dtype == "int32" and raw.size and not -(2**31) <= int(raw.min()) <= int(raw.max()) < 2**31:
         raise ValueError("a value does not fit into int32")
     return raw.astype(dtype)
+
+
+def _bits_of(part: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    found: npt.NDArray[np.int32] = np.ascontiguousarray(part).reshape(-1).view(np.int32)
+    return found
 
 
 def _changed(each: JaxLogitsProcessor, logits: jax.Array, temperature: jax.Array, own: jax.Array) -> jax.Array:
