@@ -13,8 +13,9 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from jaxllm.processors.transcription import MOST_SUPPRESSED, NAME, TranscriptionRules
+from jaxllm.processors.transcription import TranscriptionRules
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.requests.transcription_rules import MOST_SUPPRESSED, NAME
 
 SIZE, END, NONE, FIRST = 120, 60, 79, 80
 """Tokens: 60 of text, 20 special ones, the first of them the end, and 40 timestamps."""
