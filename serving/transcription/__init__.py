@@ -1,0 +1,1 @@
+"""Sound to text: prompts, windows, segments and what becomes of them."""
