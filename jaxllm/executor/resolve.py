@@ -118,7 +118,9 @@ def resolve_config(
         drafter_folder=drafter_folder,
     )
     if has_images or model.sound is not None:
-        resolved = _with_images(resolved) if has_images else with_sound(resolved, runner, stages)
+        resolved = (
+            _with_images(resolved) if has_images else with_sound(resolved, runner, stages, is_multihost=processes > 1)
+        )
     if config.lora.lora_target_modules and runner == "generate":
         # Seldom given: starts of others are faster without the import.
         from jaxllm.executor.adapter_targets import with_generative_targets

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from jaxllm.errors import ConfigError
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.processors.transcription import TranscriptionRules
 
 
-def with_sound(resolved: ResolvedConfig, runner: str, stages: int) -> ResolvedConfig:
-    """The configuration with places for windows of sound, no more than memory holds, see `with_windows`.
+def with_sound(resolved: ResolvedConfig, runner: str, stages: int, *, is_multihost: bool) -> ResolvedConfig:
+    """The configuration with the rules of texts, and places for windows of sound.
 
+    These are no more than memory holds, see `with_windows`.
     Raises `ConfigError` for a use of the model that is not supported.
     """
     config, name = resolved.config, resolved.model.architecture
@@ -18,4 +20,11 @@ def with_sound(resolved: ResolvedConfig, runner: str, stages: int) -> ResolvedCo
         raise ConfigError(f"pipeline_parallel_size={stages}: not supported by {name}; use tensor_parallel_size")
     if config.images.language_model_only:
         raise ConfigError(f"language_model_only: {name} writes nothing without sound; omit it")
-    return replace(resolved, sound_windows=config.sound.sound_windows or resolved.max_num_seqs)
+    if is_multihost:
+        raise ConfigError(f"{name}: not supported by engines on several hosts")
+    return replace(
+        resolved,
+        sound_windows=config.sound.sound_windows or resolved.max_num_seqs,
+        # What its texts go on with has rules.
+        processors=(*resolved.processors, TranscriptionRules),
+    )
