@@ -33,9 +33,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's contents.
 
     `engine` is the identity of the engines that it is for; `num_pages` is the number of KV pages, the null page
-    included, `num_snapshots` that of snapshots of recurrent states, `num_windows` that of windows of sound; `temporary_bytes`
-    the most that an executable needs on a device besides its arguments, code included. For an engine in stages, `engine` is the identity of the last one,
-    and `stages` those of the others, whose executables have names that `stage_prefix` begins.
+    included, `num_snapshots` that of snapshots of recurrent states, `num_windows` that of windows of sound;
+    `temporary_bytes` the most that an executable needs on a device besides its arguments, code included. For an engine
+    in stages, `engine` is the identity of the last one, and `stages` those of the others, whose executables have names
+    that `stage_prefix` begins.
     """
 
     format: str

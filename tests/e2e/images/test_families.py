@@ -22,6 +22,7 @@ from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop
 from jaxllm.models.towers.patches import cut_patches
+from jaxllm.models.towers.plan import TowerPlan
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.placeholders import arrangement_of
 from tests.e2e.images.families.case import SeeingCase
@@ -93,15 +94,14 @@ def loaded(folder: Path) -> CausalLM:
     # Engines on CPUs run layers in a loop, as the answers below are computed.
     options = ForwardOptions(stack="scan", max_model_len=64, sees_images=True)
     config = read_config(folder)
-    if config.tower is not None and not config.tower.sizes:
+    if isinstance(config.tower, TowerPlan) and not config.tower.sizes:
         config = replace(config, tower=config.tower.sized(256))
     return load_model(Checkpoint(folder), config, options, "float32")
 
 
 def rows_of(model: CausalLM, folder: Path, image: Any) -> np.ndarray:
     """Rows of an image in place of tokens, from the files of a folder on."""
-    tower = model.tower
-    assert tower is not None
+    tower: Any = model.tower
     found = ImageModel.read(folder)
     image = found.processor.process(np.asarray(image))
     rows = []

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,8 @@ def test_rows(tmp_path: Path, name: str, stack: Literal["loop", "scan"]) -> None
     loaded = load_model(Checkpoint(tmp_path), config, ForwardOptions(stack=stack, sees_images=True), "float32")
     assert loaded.tower is not None
     graph, parameters = nnx.split(loaded.tower)
-    encode = jax.jit(lambda *given: nnx.merge(graph, given[0])(given[1], Crop(*given[2:])), compiler_options=QUICK)
+    merge: Any = nnx.merge
+    encode = jax.jit(lambda *given: merge(graph, given[0])(given[1], Crop(*given[2:])), compiler_options=QUICK)
     for size in SIZES:
         crop = crop_of(pixels(1, *size))
         with torch.no_grad():
