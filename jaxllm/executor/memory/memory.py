@@ -137,8 +137,9 @@ def plan_pages(
     """Number of pages, the null page included.
 
     `free_bytes` is what memory leaves for the cache when no option says otherwise, `state_bytes` what states of
-    recurrent layers, or `num_windows` of sound, take of it. A page is split over `memories` of that size: one for each device, but virtual devices
-    share theirs. Never more pages than `max_num_seqs` requests of `max_model_len` tokens could use.
+    recurrent layers, or `num_windows` of sound, take of it. A page is split over `memories` of that size: one for each
+    device, but virtual devices share theirs. Never more pages than `max_num_seqs` requests of `max_model_len` tokens
+    could use.
 
     Raises:
         CapacityError: not even one request of `max_model_len` tokens fits.
