@@ -63,6 +63,8 @@ class Arrangement:
 
     def update(self, digest: "Hash") -> None:
         """Add to the digest what an image's rows depend on here."""
+        # A crop begins with its height: no bytes of pixels are taken for an arrangement.
+        digest.update(np.array([-1, len(self.kept), len(self.order), self.weights is not None], np.int64).data)
         for array in (self.kept, self.order, self.weights):
             if array is not None:
                 digest.update(array.data)

@@ -39,6 +39,16 @@ def test_the_digest_depends_on_the_arrangement() -> None:
     assert item([1, 2]).digest == item([1, 2]).digest
 
 
+def test_pixels_are_not_taken_for_an_arrangement() -> None:
+    """A further crop whose bytes are those of an arrangement."""
+    arrangement = Arrangement.of(np.arange(6, dtype=np.int32))
+    arranged = MediaItem.with_rows(crops(1), ROWS, arrangement)
+    same = np.concatenate([arrangement.kept, arrangement.order]).view(np.uint8)
+    header, pixels = same[:16].view(np.int64), same[16:]
+    further = ImageCrop(pixels.reshape(1, -1), *header.tolist())
+    assert MediaItem.with_rows((*crops(1), further), ROWS).digest != arranged.digest
+
+
 def test_places_of_an_arranged_image() -> None:
     arranged, token = item([5, 0, 6, 0]), 9
     prompt = np.array([1, token, token, 2, token, token, 3], np.int32)
