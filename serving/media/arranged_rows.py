@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxllm.errors import RequestError
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext, best_resolution
 
@@ -88,13 +89,20 @@ class LLaVANextRows:
         return rows, columns - (columns - new_columns) // 2 * 2
 
     def _lines(self, image: ProcessedImage) -> tuple[int, int]:
-        """Lines and columns in the prompt."""
+        """Lines and columns in the prompt. Raises `RequestError` where reducing leaves nothing of an image."""
         rows, columns = self._unpadded(image)
-        if self.most_tiles is not None:
-            ratio = math.sqrt(rows * columns / (self.most_tiles * self.side[0] ** 2))
-            if ratio > 1.1:
-                return int(rows // ratio), int(columns // ratio)
-        return rows, columns
+        if self.most_tiles is None:
+            return rows, columns
+        ratio = math.sqrt(rows * columns / (self.most_tiles * self.side[0] ** 2))
+        if ratio <= 1.1:
+            return rows, columns
+        if min(rows, columns) < ratio:
+            raise RequestError(
+                f"an image of {image.width} x {image.height} pixels is too narrow: of {rows} x {columns} rows that the "
+                f"model makes of it, none would be left",
+                "image_url",
+            )
+        return int(rows // ratio), int(columns // ratio)
 
 
 def reduced(rows: NDArray[np.int32], height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

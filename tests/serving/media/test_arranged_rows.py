@@ -1,11 +1,74 @@
-"""Rows in place of an image: reduced as torch reduces them, and never more of a crop than its program writes."""
+"""Rows in place of an image: those of transformers' models, and never more of a crop than its program writes."""
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers import LlavaNextModel, LlavaOnevisionModel
 
-from jaxllm.serving.media.arranged_rows import reduced
+from jaxllm.errors import RequestError
+from jaxllm.serving.media.arranged_rows import LLaVANextRows, reduced
+from jaxllm.serving.media.image_processors.llava_next import LLaVANext, LLaVAOneVision, best_resolution
+from jaxllm.serving.media.image_processors.settings import Settings
+
+SIDE, PATCH = 3, 10
+TILE = SIDE * PATCH
+GRID = [[TILE * rows, TILE * columns] for rows in range(1, 6) for columns in range(1, 6)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(height=st.integers(1, 900), width=st.integers(1, 900), most_tiles=st.sampled_from([None, 1, 4, 9]))
+def test_arranged_as_transformers_packs_features(height: int, width: int, most_tiles: int | None) -> None:
+    """Features that are their own numbers; sums of them are compared likewise."""
+    sizes: dict[str, Any] = {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": GRID}
+    kind = LLaVANext if most_tiles is None else LLaVAOneVision
+    if most_tiles is None:
+        sizes |= {"do_center_crop": False, "crop_size": TILE}
+    processor = kind.read(Settings(sizes, "test"))
+    found_height, found_width = best_resolution((height, width), processor.resolutions)
+    count = 1 + found_height // TILE * (found_width // TILE)
+    image: Any = SimpleNamespace(height=height, width=width, crops=[np.zeros((TILE, TILE, 3))])
+    rows = LLaVANextRows(processor, (SIDE, SIDE), 0, most_tiles)
+    arranged = None
+    # torch cannot make a picture without lines either; see below.
+    with contextlib.suppress(RequestError):
+        arranged = rows.arranged(image)
+    assume(arranged is not None)
+    assert arranged is not None
+    # A learned row, which is 1,000 here, comes first in each crop.
+    of_crop = 1 + SIDE**2
+    numbers = np.arange(count * of_crop, dtype=np.float32)
+    assert arranged.num_rows == len(numbers)
+    values = np.where(numbers % of_crop == 0, 1000, numbers).astype(np.float32)
+    ours = values[arranged.rows] if arranged.weights is None else (values[arranged.rows] * arranged.weights).sum(1)
+    vision = SimpleNamespace(image_size=TILE, patch_size=PATCH)
+    model = SimpleNamespace(config=SimpleNamespace(vision_config=vision, image_grid_pinpoints=GRID))
+    features = [torch.from_numpy(numbers.reshape(count, of_crop)[:, 1:, None])]
+    told: dict[str, Any] = {
+        "image_sizes": torch.tensor([[image.height, image.width]]),
+        "image_newline": torch.tensor([1000.0]),
+    }
+    if most_tiles is None:
+        packed, _ = LlavaNextModel.pack_image_features(model, features, vision_feature_select_strategy="full", **told)
+    else:
+        told["vision_aspect_ratio"] = f"anyres_max_{most_tiles}"
+        packed, _ = LlavaOnevisionModel.pack_image_features(model, features, **told)
+    np.testing.assert_allclose(ours, packed[0][:, 0].numpy(), rtol=1e-5)
+    assert len(ours) == rows.count(image)
+
+
+def test_a_strip_of_which_nothing_would_be_left() -> None:
+    """No published model has so few rows."""
+    sizes = {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": GRID}
+    rows = LLaVANextRows(LLaVAOneVision.read(Settings(sizes, "test")), (SIDE, SIDE), 0, 1)
+    strip: Any = SimpleNamespace(height=30, width=226, crops=[np.zeros((TILE, TILE, 3))])
+    with pytest.raises(RequestError, match="an image of 226 x 30 pixels is too narrow: of 1 x "):
+        rows.count(strip)
 
 
 @settings(max_examples=60, deadline=None)
