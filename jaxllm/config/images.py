@@ -23,6 +23,7 @@ class ImageOptions(Section):
         None,
         "Patches of the largest image that is seen, where the model sees images of any size. There is a program for "
         "images up to this size, and for those up to a quarter of it and so on; fewer patches need less memory and a "
-        "shorter start. Larger images are refused. Default: as many as media_pool_tokens hold, at most 65536.",
+        "shorter start. Larger images are refused. Default: as many as media_pool_tokens hold, at most 65536, or what "
+        "Gemma 4's image processor makes.",
         minimum=1,
     )

@@ -12,11 +12,12 @@ MOST_PATCHES = 65536
 def with_image_sizes(model: ModelConfig, rows: int, asked: int | None) -> ModelConfig:
     """The model with the sizes of images chosen, where it sees any. So many `rows` of them are held.
 
-    `asked` are the patches of the largest one, if an option says so. Raises `ConfigError` where that does not fit.
+    `asked` are the patches of the largest one, if an option says so; otherwise the checkpoint may say it. Raises
+    `ConfigError` where that does not fit.
     """
     tower = model.tower
     assert tower is not None
-    if tower.sizes:
+    if tower.sizes and tower.most_rows_field is None:
         if asked is not None:
             raise ConfigError(
                 f"max_image_patches={asked}: {model.architecture} sees images in pieces of one size; omit it"
@@ -28,4 +29,5 @@ def with_image_sizes(model: ModelConfig, rows: int, asked: int | None) -> ModelC
             f"max_image_patches={asked}: must be from {each}, which become one token, to {held}, as many as "
             f"media_pool_tokens={rows} hold"
         )
-    return replace(model, tower=tower.sized(asked or min(held, MOST_PATCHES)))
+    usual = tower.most_patches if tower.sizes else MOST_PATCHES
+    return replace(model, tower=tower.sized(asked or min(held, usual)))
