@@ -1,9 +1,13 @@
-"""The choice of the sizes of images that have a program each, where a model sees images of any size."""
+"""Room for images: how many rows of them the devices hold, which sizes have a program each, and what a step holds."""
 
 from dataclasses import replace
 
 from jaxllm.errors import ConfigError
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.config import ModelConfig
+
+MOST_MEDIA_ROWS = 32768
+"""Rows of images on the devices, unless an option says more."""
 
 MOST_PATCHES = 65536
 """Patches of the largest image that is seen, unless an option says more: as much as Qwen's image processors give."""
@@ -31,3 +35,27 @@ def with_image_sizes(model: ModelConfig, rows: int, asked: int | None) -> ModelC
         )
     usual = tower.most_patches if tower.sizes else MOST_PATCHES
     return replace(model, tower=tower.sized(asked or min(held, usual)))
+
+
+def with_images(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The configuration with room for images. Raises `ConfigError` where a step has no room for one."""
+    images = resolved.config.images
+    rows = images.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS)
+    model = with_image_sizes(resolved.model, rows, images.max_image_patches)
+    resolved = replace(resolved, media_rows=rows, model=model)
+    tower, options = resolved.model.tower, resolved.config.scheduler
+    assert tower is not None
+    if not resolved.sees_spans:
+        return resolved
+    needed = tower.rows_of(tower.most_patches) + resolved.max_num_seqs - 1
+    if resolved.max_num_batched_tokens >= needed:
+        return resolved
+    if options.max_num_batched_tokens is None and options.max_num_scheduled_tokens is None:
+        # The default is too small for such images.
+        return replace(resolved, max_num_batched_tokens=1 << (needed - 1).bit_length())
+    raise ConfigError(
+        f"max_num_batched_tokens={resolved.max_num_batched_tokens}: the {tower.rows_of(tower.most_patches)} tokens of "
+        f"an image are computed in one step, alongside one of each other request (max_num_seqs={resolved.max_num_seqs})"
+        f"; set max_num_batched_tokens to at least {needed}, lower max_num_seqs, or set language_model_only to serve "
+        "text alone"
+    )

@@ -11,7 +11,7 @@ import jax
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError
 from jaxllm.executor.devices import data_shards, devices_of_all, local_devices, split_over, tensor_parallel_size
-from jaxllm.executor.image_sizes import with_image_sizes
+from jaxllm.executor.image_sizes import with_images
 from jaxllm.executor.kernels.operation import Workload
 from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
@@ -119,7 +119,7 @@ def resolve_config(
     )
     if has_images or model.sound is not None:
         resolved = (
-            _with_images(resolved) if has_images else with_sound(resolved, runner, stages, is_multihost=processes > 1)
+            with_images(resolved) if has_images else with_sound(resolved, runner, stages, is_multihost=processes > 1)
         )
     if config.lora.lora_target_modules and runner == "generate":
         # Seldom given: starts of others are faster without the import.
@@ -185,10 +185,6 @@ def _adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
     return AdapterShape(whole_blocks(options.max_loras, rank), rank, kind, options.lora_vectors)
 
 
-MOST_MEDIA_ROWS = 32768
-"""Rows of images on the devices, unless an option says more."""
-
-
 def _takes_images(config: EngineConfig, model: ModelConfig) -> bool:
     """Whether requests may have images: the model sees them, and the engine is not of the language model alone."""
     if model.tower is None or config.images.language_model_only:
@@ -197,30 +193,6 @@ def _takes_images(config: EngineConfig, model: ModelConfig) -> bool:
     if stages > 1:
         logger.warning("images are refused: they are not supported with pipeline_parallel_size=%d", stages)
     return stages == 1
-
-
-def _with_images(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The configuration with room for images. Raises `ConfigError` where a step has no room for one."""
-    images = resolved.config.images
-    rows = images.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS)
-    model = with_image_sizes(resolved.model, rows, images.max_image_patches)
-    resolved = replace(resolved, media_rows=rows, model=model)
-    tower, options = resolved.model.tower, resolved.config.scheduler
-    assert tower is not None
-    if not resolved.sees_spans:
-        return resolved
-    needed = tower.rows_of(tower.most_patches) + resolved.max_num_seqs - 1
-    if resolved.max_num_batched_tokens >= needed:
-        return resolved
-    if options.max_num_batched_tokens is None and options.max_num_scheduled_tokens is None:
-        # The default is too small for such images.
-        return replace(resolved, max_num_batched_tokens=1 << (needed - 1).bit_length())
-    raise ConfigError(
-        f"max_num_batched_tokens={resolved.max_num_batched_tokens}: the {tower.rows_of(tower.most_patches)} tokens of "
-        f"an image are computed in one step, alongside one of each other request (max_num_seqs={resolved.max_num_seqs})"
-        f"; set max_num_batched_tokens to at least {needed}, lower max_num_seqs, or set language_model_only to serve "
-        "text alone"
-    )
 
 
 def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:

@@ -23,6 +23,7 @@ from jaxllm.models.options import AdapterShape
 from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE
 from jaxllm.requests.prompt_embeds import NO_TOKEN
 from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.spans import visible_ends
 from jaxllm.scheduler.table import RequestTable
 
 if TYPE_CHECKING:
@@ -184,17 +185,7 @@ class HostStep:
     @property
     def visible_until(self) -> Int32Array:
         """The end of the positions that each token sees: int32 [tokens]."""
-        plan, ends = self.plan, self.positions + 1
-        first = plan.num_decodes
-        for row in range(plan.num_decodes, plan.num_rows):
-            count, media = int(plan.num_new_tokens[row]), plan.requests[row].media
-            if media is not None:
-                own, start = ends[first : first + count], int(plan.starts[row])
-                for begin, end in media.spans.tolist():
-                    # Spans are computed whole, but for what of them is in the cache.
-                    own[max(begin - start, 0) : max(end - start, 0)] = end
-            first += count
-        return ends
+        return visible_ends(self.plan, self.positions)
 
     @property
     def adapter_slots(self) -> Int32Array:

@@ -5,6 +5,7 @@ import numpy as np
 from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import Request
 from jaxllm.requests.spans import span_after, whole_spans
+from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
 
@@ -77,3 +78,17 @@ class WholeSpans:
                 left -= count - int(counts[row])
                 counts[row] = count
         return left
+
+
+def visible_ends(plan: StepPlan, positions: Int32Array) -> Int32Array:
+    """The end of the positions that each token of a plan sees, int32 [tokens]; `positions` are its own."""
+    ends, first = positions + 1, plan.num_decodes
+    for row in range(plan.num_decodes, plan.num_rows):
+        count, media = int(plan.num_new_tokens[row]), plan.requests[row].media
+        if media is not None:
+            own, start = ends[first : first + count], int(plan.starts[row])
+            for begin, end in media.spans.tolist():
+                # Spans are computed whole, but for what of them is in the cache.
+                own[max(begin - start, 0) : max(end - start, 0)] = end
+        first += count
+    return ends
