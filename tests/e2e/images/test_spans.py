@@ -179,6 +179,22 @@ def test_several_sequences(saved: Saved, engine: Engine) -> None:
     assert found["0"].token_ids == found["2"].token_ids == saved.expected(prompt, 6)
 
 
+@pytest.mark.slow
+def test_drafts(saved: Saved) -> None:
+    """Rows of several tokens that are no prompts see no later ones."""
+    drafting = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    engine = saved.engine(max_num_batched_tokens=64, speculative_config=drafting)
+    every: dict[str, Parts] = {
+        "one": [1, 5, saved.model.pixels(60), 7, 8, 7, 8],
+        "two": [2, 7, saved.model.pixels(61), 8, 7, saved.model.pixels(62), 8, 7],
+        "text": [1, 9, 10, 9, 10, 9],
+    }
+    found = run(engine, [saved.model.seeing(name, prompt, max_tokens=24) for name, prompt in every.items()])
+    for name, prompt in every.items():
+        assert found[name].token_ids == saved.expected(prompt, 24), name
+    engine.close()
+
+
 def test_steps_that_are_too_small(saved: Saved) -> None:
     if saved.model.spans == "images":
         message = r"max_num_batched_tokens=18: the 16 tokens of an image are computed in one step.*to at least 19"
