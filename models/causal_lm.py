@@ -64,8 +64,8 @@ class CausalLM(Decoder):
         self.head = make_head(bias=config.output.bias) if has_head else None
         self.drafter = None if plan is None else cast("Drafter", plan.make(config, options, dtype))
         """Guesses at further tokens, where an engine asks for them."""
-        self.tower = _make_tower(config, options, dtype)
-        """Makes rows of images that stand in place of tokens, see `TowerPlan`, or hears, see `SoundPlan`."""
+        self.tower, self.sound = _make_towers(config, options, dtype)
+        """What makes rows of images that stand in place of tokens, see `TowerPlan`, and what hears, see `SoundPlan`."""
         set_weight_types(self, config.weight_types)
 
     def __call__(self, batch: Batch, cache: Cache, received: jax.Array | None = None) -> tuple[jax.Array, Cache]:
@@ -153,18 +153,18 @@ def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions,
     return Streams(config.hidden_size, plan, options, dtype=dtype)
 
 
-def _make_tower(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> "ImageTower | SoundTower | None":
-    """The tower, in the stage that makes the first layer's input."""
-    # Most models have none: starts are faster without the imports.
-    if config.sound is not None:
-        from jaxllm.models.towers.sound import SoundTower
+def _make_towers(
+    config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype
+) -> "tuple[ImageTower | None, SoundTower | None]":
+    """What sees and what hears, in the stage that makes the first layer's input."""
+    sees = config.tower is not None and options.sees_images
+    if (not sees and config.sound is None) or (options.stage is not None and not options.stage.is_first):
+        return None, None
+    # Most models have neither: starts are faster without the import.
+    from jaxllm.models.towers.make import make_image_tower, make_sound_tower
 
-        return SoundTower(config, options, dtype)
-    if config.tower is None or not options.sees_images or (options.stage is not None and not options.stage.is_first):
-        return None
-    from jaxllm.models.towers.image_tower import ImageTower
-
-    return ImageTower(config.tower, config.hidden_size, options, dtype)
+    tower = make_image_tower(config, options, dtype) if sees else None
+    return tower, None if config.sound is None else make_sound_tower(config, options, dtype)
 
 
 def _make_embedding(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> Embedding | None:

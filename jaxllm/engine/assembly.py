@@ -100,16 +100,12 @@ def make_media(
     num_pages: int,
 ) -> "EncodedMedia | None":
     """What encodes images or sound, or None where the engine takes neither."""
-    # Most engines do not: starts are faster without the imports.
-    if resolved.model.sound is not None:
-        from jaxllm.engine.features.sound import SoundRequests
-
-        return SoundRequests.of(resolved, runner, scheduler, faults, num_pages)
-    if not resolved.sees_images:
+    if not resolved.sees_images and resolved.model.sound is None:
         return None
-    from jaxllm.engine.features.media import MediaRequests
+    # Most engines take neither: starts are faster without the import.
+    from jaxllm.engine.features.make_media import media_of
 
-    return MediaRequests.of(resolved, runner, scheduler, faults)
+    return media_of(resolved, runner, scheduler, faults, num_pages)
 
 
 def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:

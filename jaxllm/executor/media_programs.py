@@ -35,7 +35,8 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
         `patches` uint8 [size, B] of `extent` int32 [2] each way are at `places` int32 [size, 2]. Where the model has
         sums of rows, `rows` and the `blend` are those of `Blend`.
         """
-        tower: Any = nnx.merge(context.graph, parameters).tower
+        tower = nnx.merge(context.graph, parameters).tower
+        assert tower is not None
         encoded = tower(patches, Crop(places, extent))
         outside = jnp.where(rows < 0, pool.shape[0], rows)
         if blend:
@@ -73,7 +74,8 @@ def hear_body(context: ProgramContext[DeviceState]) -> ProgramBody:
         parameters: Any, pages: tuple[jax.Array], features: jax.Array, first_page: jax.Array
     ) -> tuple[jax.Array, ...]:
         """The pools of pages with the window of `features` float32 [B, F] from `first_page` int32 [] on."""
-        tower: Any = nnx.merge(context.graph, parameters).tower
+        tower = nnx.merge(context.graph, parameters).sound
+        assert tower is not None
         return (tower(features, pages[0], first_page),)
 
     return ProgramBody(hear, (context.host((plan.num_bins, plan.num_frames), np.float32), context.host()))

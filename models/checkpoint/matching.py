@@ -46,7 +46,7 @@ def match(
             raise ModelError(f"tensor {tensor.name!r} is both in {tensors[name].path.name} and {tensor.path.name}")
         tensors[name] = tensor
     # Whatever a configuration says of all matrices, those of towers are as they were.
-    of_text = [name for name, own in slots.items() if own[0].path[0] != "tower"]
+    of_text = [name for name, own in slots.items() if own[0].path[0] not in ("tower", "sound")]
     matrices = {} if names.known_format is None else names.known_format.matrices(tensors, of_text)
     parts = {part for matrix in matrices.values() for part in matrix.parts}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in parts}

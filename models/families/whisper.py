@@ -119,12 +119,12 @@ def names_of(config: ModelConfig) -> Names:
         "layers.*.cross_norm": f"{layer}.encoder_attn_layer_norm",
         "layers.*.cross.query": f"{layer}.encoder_attn.q_proj",
         "layers.*.cross.output": f"{layer}.encoder_attn.out_proj",
-        "tower.cross.*.key": f"{layer}.encoder_attn.k_proj",
-        "tower.cross.*.value": f"{layer}.encoder_attn.v_proj",
+        "sound.cross.*.key": f"{layer}.encoder_attn.k_proj",
+        "sound.cross.*.value": f"{layer}.encoder_attn.v_proj",
         "layers.*.mlp_norm": f"{layer}.final_layer_norm",
         "layers.*.mlp.up": f"{layer}.fc1",
         "layers.*.mlp.down": f"{layer}.fc2",
-        **encoder_names("tower.encoder", "model.encoder", columns),
+        **encoder_names("sound.encoder", "model.encoder", columns),
     }
 
 

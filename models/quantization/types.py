@@ -10,8 +10,8 @@ from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 LAYERS = "layers.*."
 """How names of modules in layers begin."""
-TOWER = "tower."
-"""The same of those that see images, whose matrices are always ordinary ones."""
+TOWERS = ("tower.", "sound.")
+"""The same of those that see images or hear, whose matrices are always ordinary ones."""
 
 TypeOf = Callable[[str, int], WeightType | None]
 """The type of the matrix of a module, by its name in the model ("layers.*.mlp.down") and the number of its layer."""
@@ -29,7 +29,7 @@ def with_types(config: ModelConfig, names: Mapping[str, str | Source], type_of: 
         return tuple((name.removeprefix(LAYERS), kind) for name, kind in pairs if kind is not None)
 
     layers = tuple(replace(plan, weight_types=found(inside, layer)) for layer, plan in enumerate(config.layers))
-    others = [name for name in names if name not in inside and not name.startswith(TOWER)]
+    others = [name for name in names if name not in inside and not name.startswith(TOWERS)]
     return replace(config, layers=layers, weight_types=found(others, 0))
 
 

@@ -154,14 +154,12 @@ def plan_pages(
         pages = min(pages, 1 + max_num_seqs * per_request)
         source = f"{budget / 2**20:,.1f} MiB for the KV cache{' on each device' if memories > 1 else ''}"
         if state_bytes > budget:
-            what, option = (
-                f"max_num_seqs={max_num_seqs}: states of recurrent layers",
-                "max_num_seqs or max_state_snapshots",
-            )
+            what = f"max_num_seqs={max_num_seqs}: states of recurrent layers"
+            less = "max_num_seqs or max_state_snapshots"
             if num_windows:
-                what, option = f"sound_windows={num_windows}: windows of sound", "sound_windows"
+                what, less = f"sound_windows={num_windows}: windows of sound", "sound_windows"
             raise CapacityError(
-                f"{what} take {state_bytes / 2**20:,.1f} MiB, but there are {source}; lower {option}, or raise "
+                f"{what} take {state_bytes / 2**20:,.1f} MiB, but there are {source}; lower {less}, or raise "
                 f"kv_cache_memory_bytes (or gpu_memory_utilization, now {options.gpu_memory_utilization})"
             )
     usable = max(pages - 1, 0)

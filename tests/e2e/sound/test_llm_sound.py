@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import CapacityError, ConfigError, RequestError
 from tests.e2e.sound.hearing import expected, reference_in, save_small_model
 from tests.e2e.sound.windows import window
 
@@ -79,5 +79,5 @@ def test_models_without_ears() -> None:
     ],
 )
 def test_engines_that_it_does_not_have(folder: Path, options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises((ConfigError, CapacityError), match=problem):
         LLM(str(folder), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=2, **options)
