@@ -9,12 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from jaxllm.errors import RequestError, quoted
+from jaxllm.serving.http.body.form import Form
 from jaxllm.serving.http.errors import HttpError, not_enabled
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.files.paging import page
 from jaxllm.serving.openai.files.store import FileStore
-from jaxllm.serving.openai.files.upload import Form, receive_upload
+from jaxllm.serving.openai.files.upload import receive_upload
 from jaxllm.serving.openai.protocol.files import DeletedFile, FileList, FileObject, FilesQuery
 from jaxllm.serving.openai.stores import stores_of
 from jaxllm.serving.tenancy.access import owner_of
