@@ -152,15 +152,19 @@ def shutting_down() -> HttpError:
     return HttpError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})
 
 
-def wrong_runner(path: str, model: str, *, pools: bool) -> HttpError:
-    """The route is for models of the other kind than this one, which pools or generates."""
-    if pools:
-        message = f"{path}: {model} is a pooling model and does not generate text; use /v1/embeddings, "
-        message += "/score, /classify or /pooling, or serve a generative model"
-    else:
-        message = f"{path}: {model} is a generative model; start the server with --runner pooling for "
-        message += "embeddings"
-    return HttpError(400, message, code="unsupported_for_model")
+def wrong_runner(path: str, model: str, found: str, wanted: str) -> HttpError:
+    """The route is for models of another kind than this one, which pools, transcribes or generates."""
+    match found, wanted:
+        case "pooling", _:
+            message = "is a pooling model and does not generate text; use /v1/embeddings, /score, /classify or "
+            message += "/pooling, or serve a generative model"
+        case "transcribe", _:
+            message = "makes text of sound, and of nothing else; use /v1/audio/transcriptions"
+        case _, "transcribe":
+            message = "is a language model and does not hear; serve a model such as Whisper for transcriptions"
+        case _:
+            message = "is a generative model; start the server with --runner pooling for embeddings"
+    return HttpError(400, f"{path}: {model} {message}", code="unsupported_for_model")
 
 
 def not_enabled(path: str, flag: str) -> HttpError:

@@ -29,6 +29,7 @@ _LONGEST_PATH = 256
 """Characters of an unknown path that are compared with the known ones."""
 
 Handler = Callable[[Request], Awaitable[Response]]
+Runner = Literal["generate", "pooling", "transcribe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,9 @@ class Operation:
     `request` and `response` are the bodies, None where there is none; with `stream`, the response may also be events of
     this kind. `parts` are bodies inside these, which their types do not tell; `query` has the query parameters;
     `errors` is the form of errors here, and of unknown paths below. `public` operations need no key. Requests of a
-    batch may go to `batch` operations. Some are for a server whose model generates, or pools, as `runner` says. With
-    `upload`, the body is a form with a file. `refusable` ones may be answered with status 400 though they have no body.
+    batch may go to `batch` operations. Some are for a server whose model generates, pools or transcribes, as `runner`
+    says. With `upload`, the body is a form with a file, and the fields `form` if it has others than a file's purpose.
+    `refusable` ones may be answered with status 400 though they have no body.
     `operator` ones concern other clients: where there are keys, they need the operator's.
     `name` tells operations of the same handler apart.
     """
@@ -60,13 +62,14 @@ class Operation:
     upload: bool = False
     refusable: bool = False
     operator: bool = False
-    runner: Literal["generate", "pooling"] | None = None
+    form: Any = None
+    runner: Runner | None = None
     name: str = ""
 
     @property
     def bodies(self) -> tuple[Any, ...]:
         """All bodies, and what is inside them."""
-        direct = (self.request, self.response, self.stream, self.errors.body)
+        direct = (self.request, self.form, self.response, self.stream, self.errors.body)
         return (*(kind for kind in direct if kind is not None), *self.parts)
 
     @property
@@ -103,14 +106,16 @@ def _require_operator(handler: Handler) -> Handler:
     return check
 
 
-def _require_runner(handler: Handler, runner: Literal["generate", "pooling"]) -> Handler:
-    """A handler that answers with an error, saying what to do, where the model is of the other kind."""
+def _require_runner(handler: Handler, runner: Runner) -> Handler:
+    """A handler that answers with an error, saying what to do, where the model is of another kind."""
 
     async def check(request: Request) -> Response:
         info = server_of(request).llm.info
-        pools = info.pooling is not None
-        if pools != (runner == "pooling"):
-            raise wrong_runner(request.url.path, info.model, pools=pools)
+        found: Runner = (
+            "pooling" if info.pooling is not None else "transcribe" if info.sound is not None else "generate"
+        )
+        if found != runner:
+            raise wrong_runner(request.url.path, info.model, found, runner)
         return await handler(request)
 
     return check
@@ -122,7 +127,7 @@ def make_router(operations: Sequence[Operation]) -> APIRouter:
     for operation in operations:
         assert operation.handler.__doc__ is not None
         name = operation.name or operation.handler.__name__
-        for kind in (operation.request, operation.query):
+        for kind in (operation.request, operation.form, operation.query):
             # Large bodies are decoded in a thread: msgspec 0.22 crashes where two decode a type for the first time.
             msgspec.json.Decoder(kind)
         for method in operation.methods:

@@ -27,6 +27,7 @@ from jaxllm.version import __version__
 
 if TYPE_CHECKING:
     from jaxllm.serving.http.images import RequestImages
+    from jaxllm.serving.http.sound import RequestSound
 
 _NO_PROCESSORS = Ignored("only logits processors read it, and this server has none (--logits-processors)", ({},))
 
@@ -57,6 +58,8 @@ class ServerState:
     limits: AdmissionLimits = field(init=False)
     images: "RequestImages | None" = field(init=False)
     """What makes images of requests ready; None where the model takes none."""
+    sound: "RequestSound | None" = field(init=False)
+    """What makes text of the sound of requests; None where the model does not hear."""
     chat_template: str = field(init=False)
     """Text of the operator's chat template, or else of the model's; empty where there is none."""
 
@@ -77,6 +80,7 @@ class ServerState:
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
         self.images = self._request_images()
+        self.sound = self._request_sound()
         self.chat_template = "" if template is None else template.text
         render = None if template is None else template.render
         self.replies = ReplyFormats.of(options, self.chat_template, render)
@@ -96,6 +100,20 @@ class ServerState:
         from jaxllm.serving.http.images import RequestImages
 
         return RequestImages(self.options, images, self.llm.run_text, self.metrics)
+
+    def _request_sound(self) -> "RequestSound | None":
+        if self.llm.info.sound is None:
+            return None
+        # As above.
+        from jaxllm.serving.http.sound import RequestSound
+
+        return RequestSound.of(self.options, self.llm.info, self.llm.tokenizer, self.llm.run_text)
+
+    def close(self) -> None:
+        """End the processes that decode images and sound."""
+        for each in (self.images, self.sound):
+            if each is not None:
+                each.close()
 
     def _resolver(self) -> ResolveModel | None:
         """Finds adapters that requests name, where the operator allows it. Raises `ConfigError`."""

@@ -44,40 +44,30 @@ class EventWriter(Protocol):
         """Sent when all is generated."""
 
 
-class EventStream(Response):
-    """A response of server-sent events; when the client leaves, the requests end."""
+class Events(Response):
+    """A response of server-sent events, until they end or the client leaves."""
 
     def __init__(
         self,
-        streams: Sequence[OutputStream],
-        writer: EventWriter,
         request_id: str,
         *,
-        direct: bool = False,
         first: bytes = b"",
-        last: bytes = DONE,
         failure: Callable[[Exception, str], bytes] = event_of,
         media_type: str = EVENTS,
         keep_alive: float = 0.0,
     ) -> None:
-        """`direct`: events may go to the connection past whatever middleware there is, where the server offers it.
+        """`first` is sent before there are results; `failure` gives the events for an error in a request of this id.
 
-        `first` is sent before there are results, `last` after the writer's end; `failure` gives the events for an
-        error in a request of this id. For `keep_alive` see `KeepAlive`.
+        For `keep_alive` see `KeepAlive`.
         """
         self.media_type = media_type
         self.status_code = 200
         self.background = None
         self.init_headers(EVENT_HEADERS)
         del self.headers["content-length"]
-        self._streams = streams
-        self._writer = writer
         self._request_id = request_id
-        self._direct = direct
         self._first = first
-        self._last = last
         self._describe_failure = failure
-        self._failure: Exception | None = None
         # Only events may have comments between them.
         self._keep_alive = KeepAlive(keep_alive if media_type == EVENTS else 0.0)
 
@@ -88,23 +78,72 @@ class EventStream(Response):
         except ClientDisconnect:
             pass
         finally:
-            for stream in self._streams:
-                stream.close()
+            await self._close()
 
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._begin(scope)
+        if self._first:
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async with self._keep_alive.watching(send), aclosing(self._guarded()) as events:
+            async for data in events:
+                await self._keep_alive.send(send, data)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _guarded(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self._events()) as events:
+                async for data in events:
+                    yield data
+        except Exception as error:  # noqa: BLE001  (the response has begun: an event must say it)
+            yield self._describe_failure(error, self._request_id)
+
+    def _begin(self, scope: Scope) -> None:
+        """The headers are sent."""
+
+    def _events(self) -> AsyncGenerator[bytes, None]:
+        """What is sent."""
+        raise NotImplementedError
+
+    async def _close(self) -> None:
+        """Nothing more is sent."""
+
+
+class EventStream(Events):
+    """The results of requests as events; when the client leaves, the requests end."""
+
+    def __init__(
+        self,
+        streams: Sequence[OutputStream],
+        writer: EventWriter,
+        request_id: str,
+        *,
+        direct: bool = False,
+        last: bytes = DONE,
+        **framing: Any,
+    ) -> None:
+        """`direct`: events may go to the connection past whatever middleware there is, where the server offers it.
+
+        `last` is sent after the writer's end; `framing` as for `Events`.
+        """
+        super().__init__(request_id, **framing)
+        self._streams = streams
+        self._writer = writer
+        self._direct = direct
+        self._last = last
+        self._failure: Exception | None = None
+
+    async def _close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def _begin(self, scope: Scope) -> None:
         body = direct_body(scope) if self._direct else None
         if body is not None and len(self._streams) == 1:
             (stream,) = self._streams
             stream.sink = self._sink(body)
             if self._writer.texts is not None:
                 stream.text_sink = self._text_sink(body, self._writer.texts)
-        if self._first:
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-        async with self._keep_alive.watching(send), aclosing(self._events()) as events:
-            async for data in events:
-                await self._keep_alive.send(send, data)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _sink(self, body: DirectBody) -> Callable[[RequestOutput], bool]:
         """Writes a result to the connection as soon as it is there, if the connection takes it."""
@@ -147,17 +186,14 @@ class EventStream(Response):
         return take
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async with aclosing(merge_streams(self._streams)) as results:
-                async for prompt_index, output in results:
-                    if self._failure is not None:
-                        raise self._failure
-                    data = self._writer.write(prompt_index, output)
-                    if data:
-                        yield data
-            yield self._writer.end() + self._last
-        except Exception as error:  # noqa: BLE001  (the response has begun: an event must say it)
-            yield self._describe_failure(error, self._request_id)
+        async with aclosing(merge_streams(self._streams)) as results:
+            async for prompt_index, output in results:
+                if self._failure is not None:
+                    raise self._failure
+                data = self._writer.write(prompt_index, output)
+                if data:
+                    yield data
+        yield self._writer.end() + self._last
 
 
 async def merge_streams(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

@@ -34,7 +34,10 @@ class MediaOptions(Section):
         maximum=1 << 30,
     )
     media_decoder_processes: int | None = option(
-        None, "Number of processes that decode images. Default: one per CPU, and at most 8.", minimum=1, maximum=64
+        None,
+        "Number of processes that decode images, or sound. Default: one per CPU, and at most 8.",
+        minimum=1,
+        maximum=64,
     )
     media_io_kwargs: Mapping[str, Any] | None = option(
         None,

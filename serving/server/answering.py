@@ -151,8 +151,7 @@ async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
     if llm.num_unfinished:
         _log.warning("%d requests did not finish in time and receive an error", llm.num_unfinished)
     llm.templates.close()
-    if state.images is not None:
-        state.images.close()
+    state.close()
     llm.fail_all("the server is shutting down")
 
 

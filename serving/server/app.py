@@ -92,6 +92,8 @@ def _middleware(state: ServerState) -> list[Middleware]:
     public = frozenset(operation.path for operation in OPERATIONS if operation.public)
     chain.append(Middleware(ApiKeys, access=state.access, public_paths=public | {"/", *DOCS}))
     # The form around a file takes some bytes too.
-    uploads = {each.path: options.max_file_size + _FORM_BYTES for each in OPERATIONS if each.upload}
+    file, sound = (options.max_file_size, "--max-file-size"), (options.max_audio_bytes, "--max-audio-bytes")
+    largest = {each.path: sound if each.runner == "transcribe" else file for each in OPERATIONS if each.upload}
+    uploads = {path: (size + _FORM_BYTES, flag) for path, (size, flag) in largest.items()}
     chain.append(Middleware(BodyLimit, limit=body_size(options, state.llm.info), uploads=uploads))
     return chain + [load_middleware(path) for path in options.middleware]

@@ -87,13 +87,26 @@ def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
     if operation.request is not None:
         made["requestBody"] = {"required": True, "content": {"application/json": _request(operation.request)}}
     if operation.upload:
-        made["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+        schema = _UPLOAD if operation.form is None else _form(operation.form)
+        made["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     parameters = _parameters(operation)
     if parameters:
         made["parameters"] = parameters
     if with_keys and not operation.public:
         made["security"] = [{"key": []}]
     return made
+
+
+def _form(kind: type[Body]) -> dict[str, Any]:
+    """A form with a file and the fields of a body, of which lists are named so."""
+    _, components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    fields: dict[str, Any] = {"file": {"type": "string", "format": "binary"}}
+    docs = {name: text for each in reversed(kind.__mro__) for name, text in _field_docs(each).items()}
+    for name, schema in components[kind.__name__]["properties"].items():
+        if name not in refused_fields(kind):
+            is_list = any(each.get("type") == "array" for each in (schema, *schema.get("anyOf", ())))
+            fields[f"{name}[]" if is_list else name] = {**schema, "description": docs.get(name, "")}
+    return {"type": "object", "properties": fields, "required": ["file"]}
 
 
 def _request(kind: type[Body]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Work in proportion to a body is done at once where the body is small, else in a 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from jaxllm.serving.http.body.base import Body
 from jaxllm.serving.http.body.decode import decode_body, decode_query
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy, ignored_by
+from jaxllm.serving.http.body.settle import settle
 from jaxllm.serving.http.connection.connections import upload_of
 from jaxllm.serving.http.errors import BodyError, not_json
 from jaxllm.serving.http.limits import JsonLimits
@@ -70,6 +71,16 @@ class Bodies:
     def read_query(self, request: Request, kind: type[Kind]) -> Kind:
         """The query parameters of a request. Raises `BodyError`."""
         return decode_query(request.query_params.multi_items(), kind, ignored_by(request.scope, self._fields))
+
+    async def read_items(self, request: Request, kind: type[Kind], items: Iterable[tuple[str, str]]) -> Kind:
+        """The fields of a form, as `read` has those of a body. Raises as it does."""
+        ignored = ignored_by(request.scope, self._fields)
+        body = decode_query(items, kind, ignored)
+        settle(body, "", ignored)
+        model = getattr(body, "model", None)
+        if self._resolve is not None and isinstance(model, str):
+            await self._resolve(model)
+        return body
 
     async def work(self, request: Request, function: Callable[[], Result]) -> Result:
         """The result of a function whose work grows with the body of the request."""

@@ -11,12 +11,12 @@ from jaxllm.serving.http.operation import response_to
 
 
 class BodyLimit:
-    """Refuses bodies of more than `limit` bytes, declared or not; of uploads, which go to a path, `uploads` tells it.
+    """Refuses bodies of more than `limit` bytes, declared or not; `uploads` has others by path, with their flags.
 
     A declared size is rejected before the body is read. Otherwise the reader of the body gets the error.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, uploads: Mapping[str, int]) -> None:
+    def __init__(self, app: ASGIApp, limit: int, uploads: Mapping[str, tuple[int, str]]) -> None:
         self._app = app
         self._limit = limit
         self._uploads = uploads
@@ -27,7 +27,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         upload = self._uploads.get(scope["path"].removeprefix(scope.get("root_path", "")))
-        limit, flag = (self._limit, "--max-body-size") if upload is None else (upload, "--max-file-size")
+        limit, flag = (self._limit, "--max-body-size") if upload is None else upload
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             await response_to(body_too_large(limit, flag), Request(scope))(scope, receive, send)
