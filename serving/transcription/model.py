@@ -104,17 +104,19 @@ class TranscriptionModel:
 
     def language(self, asked: str | None) -> str | None:
         """The code of the language that a request names; None where it is to be found out. Raises `RequestError`."""
-        if not self.languages:
-            if asked is not None and code_of(asked) != "en":
-                raise RequestError(f"language={quoted(asked)}: this model knows English only", "language")
-            return "en"
         if asked is None or not asked.strip():
-            return None
+            return None if self.languages else "en"
+        return self.known_language(asked)
+
+    def known_language(self, asked: str, where: str = "language") -> str:
+        """The code of a language that the field `where` names. Raises `RequestError`."""
         code = code_of(asked)
-        if code not in self.languages:
+        if not self.languages and code != "en":
+            raise RequestError(f"{where}={quoted(asked)}: this model knows English only", where)
+        if code is None or (self.languages and code not in self.languages):
             known = nearest(asked.lower(), [*self.languages, *(NAMES[each] for each in self.languages)])
-            message = f"language={quoted(asked)}: expected an ISO 639-1 code of a language that this model knows"
-            raise RequestError(f"{message}{known}", "language")
+            message = f"{where}={quoted(asked)}: expected an ISO 639-1 code of a language that this model knows"
+            raise RequestError(f"{message}{known}", where)
         return code
 
     def check_task(self, task: Task) -> None:

@@ -46,6 +46,8 @@ class Wanted:
     task: Task = "transcribe"
     language: str | None = None
     """Its code; None: it is found out from the first window."""
+    languages: tuple[str, ...] = ()
+    """Codes of those that it may be then; none: all that the model knows."""
     before: str = ""
     """Text that may precede the sound: it tells how names are spelled."""
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0, max_tokens=None))
@@ -229,11 +231,12 @@ class _Transcription:
         """The language of a window, and how likely it has no speech: what the model says before the text."""
         model = self._model
         asked = [] if model.no_speech is None else [model.no_speech]
+        possible = self._wanted.languages or model.languages
         params = SamplingParams(
             temperature=0.0,
             max_tokens=1,
             detokenize=False,
-            allowed_token_ids=list(model.languages.values()) or None,
+            allowed_token_ids=[token for code, token in model.languages.items() if code in possible] or None,
             logprob_token_ids=asked or None,
             logprobs=0 if asked else None,
         )

@@ -11,11 +11,17 @@ from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.body.form import FormLimits, receive_form
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.media.errors import MediaTooLargeError
-from jaxllm.serving.openai.protocol.audio import MOST_PROMPT, AudioRequest, TranscriptionRequest
+from jaxllm.serving.openai.protocol.audio import (
+    MOST_KEYWORDS,
+    MOST_LANGUAGES,
+    MOST_PROMPT,
+    AudioRequest,
+    TranscriptionRequest,
+)
 from jaxllm.serving.transcription.model import Task, TranscriptionModel
 from jaxllm.serving.transcription.transcriber import Wanted
 
-_LIMITS = FormLimits(fields=64, field_bytes=4 * MOST_PROMPT)
+_LIMITS = FormLimits(fields=MOST_KEYWORDS + MOST_LANGUAGES + 64, field_bytes=4 * MOST_PROMPT)
 _SAMPLING = (
     *("temperature", "seed", "top_p", "top_k", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -60,12 +66,14 @@ def _check(body: AudioRequest) -> None:
 def wanted_of(body: AudioRequest, model: TranscriptionModel, task: Task) -> Wanted:
     """What a form asks of a model. Raises `RequestError`."""
     model.check_task(task)
+    languages = body.languages or []
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     params = msgspec.structs.replace(SamplingParams(temperature=0.0), **given, max_tokens=body.max_completion_tokens)
     return Wanted(
         task=task,
         language=model.language(body.language),
-        before=body.prompt or "",
+        languages=tuple(model.known_language(each, f"languages[{index}]") for index, each in enumerate(languages)),
+        before=". ".join(each for each in (", ".join(body.keywords or ()), body.prompt) if each),
         params=params,
         measures=body.response_format == "verbose_json",
     )

@@ -19,6 +19,8 @@ from jaxllm.serving.http.body.bounds import (
 
 MOST_PROMPT: int = 16384
 """Characters."""
+MOST_LANGUAGES: int = 128
+MOST_KEYWORDS: int = 1024
 _SPEAKERS = "speakers are not told apart"
 _PAUSES = "long sound is always cut in its pauses"
 
@@ -32,8 +34,12 @@ class AudioRequest(Body, kw_only=True):
     """Which model: one of /v1/models. Left out, it is the first of them."""
     language: str | None = None
     """What is spoken: its ISO 639-1 code. Left out, the first 30 seconds tell it."""
+    languages: Annotated[list[str], at_most(MOST_LANGUAGES)] | None = None
+    """What may be spoken, where language is left out: one of these."""
     prompt: Annotated[str, Meta(max_length=MOST_PROMPT)] | None = None
     """Text that might precede the sound, in its language: it tells how names are spelled."""
+    keywords: Annotated[list[str], at_most(MOST_KEYWORDS)] | None = None
+    """Names and phrases that may be spoken; they precede the prompt."""
     response_format: ResponseFormat | None = None
     """Default json. srt and vtt are subtitles, verbose_json has segments with times."""
     temperature: NotNegative | None = None
