@@ -79,8 +79,7 @@ class ServerState:
         self.bodies = Bodies(JsonLimits.of(info), fields, self._resolver())
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
-        self.images = self._request_images()
-        self.sound = self._request_sound()
+        self.images, self.sound = self._media()
         self.chat_template = "" if template is None else template.text
         render = None if template is None else template.render
         self.replies = ReplyFormats.of(options, self.chat_template, render)
@@ -92,22 +91,14 @@ class ServerState:
             options.fingerprint_mode, f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
         )
 
-    def _request_images(self) -> "RequestImages | None":
-        images = getattr(self.llm.inputs, "images", None)
-        if images is None:
-            return None
-        # Most models take none: starts are faster without the import.
-        from jaxllm.serving.http.images import RequestImages
+    def _media(self) -> "tuple[RequestImages | None, RequestSound | None]":
+        if getattr(self.llm.inputs, "images", None) is None and self.llm.info.sound is None:
+            return None, None
+        # Most models take neither: starts are faster without the import.
+        from jaxllm.serving.http.media import RequestMedia
 
-        return RequestImages(self.options, images, self.llm.run_text, self.metrics)
-
-    def _request_sound(self) -> "RequestSound | None":
-        if self.llm.info.sound is None:
-            return None
-        # As above.
-        from jaxllm.serving.http.sound import RequestSound
-
-        return RequestSound.of(self.options, self.llm.info, self.llm.tokenizer, self.llm.run_text)
+        media = RequestMedia(self.options, self.llm, self.metrics)
+        return media.images, media.sound
 
     def close(self) -> None:
         """End the processes that decode images and sound."""

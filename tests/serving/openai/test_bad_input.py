@@ -282,3 +282,10 @@ def test_a_full_queue_says_when_to_try_again(http: httpx.Client) -> None:
 def test_errors_without_a_body(http: httpx.Client) -> None:
     response = http.post("/v1/completions")
     assert json.loads(response.text)["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+def test_models_that_do_not_hear_say_so(http: httpx.Client, path: str) -> None:
+    error = error_of(http.post(path, files={"file": ("a.wav", b"RIFF")}, data={"model": "demo"}))
+    assert error["code"] == "unsupported_for_model"
+    assert "does not hear" in error["message"]
