@@ -4,6 +4,7 @@ XLA writes down what it will run: launches, and graphs of them. What stands outs
 one by one, and a conditional or a loop there makes it wait for the device. Exit code 1 where a step does so.
 """
 
+import argparse
 import dataclasses
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.buckets import Bucket
@@ -64,12 +66,18 @@ def count_thunks(text: str) -> tuple[int, int, int, int]:
     return from_host, waits, kernels, in_loops
 
 
-def compile_step(gpu: Gpu, bucket: Bucket, dump: Path) -> Counts:
-    """The counts of one step of Llama-3-8B's layers. XLA writes to `dump`, the folder that XLA_FLAGS names."""
+def compile_step(gpu: Gpu, bucket: Bucket, dump: Path, adapters: int = 0) -> Counts:
+    """The counts of one step of Llama-3-8B's layers, with so many slots for adapters of rank 16.
+
+    XLA writes to `dump`, the folder that XLA_FLAGS names.
+    """
     devices = gpu.devices()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": LAYERS}))
-        options = {"model": folder, "max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+        options: dict[str, Any] = {"model": folder, "max_model_len": 4096}
+        options |= {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+        if adapters:
+            options |= {"enable_lora": True, "max_loras": adapters, "max_lora_rank": 16}
         resolved = resolve_config(EngineConfig.from_options(options), devices)
         programs = generation_programs(resolved, _PAGES)
         compiled = programs.step(bucket).compile(compiler_options(programs, resolved.config.compile))
@@ -89,15 +97,15 @@ def _attention_kernels(hlo: str) -> Iterator[bool]:
             yield re.search(r" (fusion|custom-call|copy|dot|scatter|gather|sort)\(", line) is not None
 
 
-def report(names: list[str]) -> int:
-    """Print a table for these GPUs, and return the exit code."""
+def report(names: list[str], adapters: int = 0) -> int:
+    """Print a table for these GPUs, with so many slots for adapters, and return the exit code."""
     dump = Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2].split()[0])
     titles = f"{'from host':>9} {'waits':>6} {'kernels':>8} {'in loops':>8} {'attention':>9}"
     print(f"{'gpu':5} {'tokens':>6} {'rows':>5} {titles}")
     waits = 0
     for name in names:
         for bucket in (Bucket(64, 64), Bucket(2048, 64)):
-            found = compile_step(GPUS[name], bucket, dump)
+            found = compile_step(GPUS[name], bucket, dump, adapters)
             waits += found.waits
             print(
                 f"{name:5} {bucket.tokens:6} {bucket.rows:5} {found.from_host:9} {found.waits:6} {found.kernels:8}"
@@ -108,5 +116,14 @@ def report(names: list[str]) -> int:
     return int(waits > 0)
 
 
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="scripts/gpu_compile --steps", description="Count what steps launch.")
+    parser.add_argument("gpus", nargs="*", metavar="GPU", help=f"{', '.join(GPUS)}; default: h100 a100 l4")
+    parser.add_argument("--adapters", type=int, default=0, metavar="N", help="slots for LoRA adapters of rank 16")
+    arguments = parser.parse_args()
+    return report(arguments.gpus or ["h100", "a100", "l4"], arguments.adapters)
+
+
 if __name__ == "__main__":
-    sys.exit(report(sys.argv[1:] or ["h100", "a100", "l4"]))
+    sys.exit(main())
