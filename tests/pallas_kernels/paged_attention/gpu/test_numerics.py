@@ -36,8 +36,14 @@ def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scales_by_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = next(case for case in CASES if case.scale_bytes)
+    case = next(case for case in CASES if case.scale_bytes and not case.spans)
     with pytest.raises(NotImplementedError, match="'gpu' does not support scales per token and head"):
+        interpret(cached_inputs(bfloat16(case)), monkeypatch)
+
+
+def test_spans_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.spans and not case.scale_bytes)
+    with pytest.raises(NotImplementedError, match="tokens that see later ones"):
         interpret(cached_inputs(bfloat16(case)), monkeypatch)
 
 
