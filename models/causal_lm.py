@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jaxllm.models.layers.altup import Streams
     from jaxllm.models.layers.token_input import TokenInputs
     from jaxllm.models.towers.image_tower import ImageTower
-    from jaxllm.models.towers.sound import SoundTower
+    from jaxllm.models.towers.sound import SoundRows, SoundTower
 
 
 class CausalLM(Decoder):
@@ -155,7 +155,7 @@ def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions,
 
 def _make_towers(
     config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype
-) -> "tuple[ImageTower | None, SoundTower | None]":
+) -> "tuple[ImageTower | None, SoundTower | SoundRows | None]":
     """What sees and what hears, in the stage that makes the first layer's input."""
     sees = config.tower is not None and options.sees_images
     if (not sees and config.sound is None) or (options.stage is not None and not options.stage.is_first):

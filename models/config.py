@@ -45,7 +45,7 @@ class ModelConfig:
     tower: "TowerPlan | None" = None
     """How it sees images, if it does."""
     sound: "SoundPlan | None" = None
-    """How it hears, if its layers have cross attention."""
+    """How it hears, if it does."""
     dtype: str = "float32"
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()
     """Types of quantized matrices outside of the layers, by the names of their modules: "embedding", "head", ..."""
@@ -58,6 +58,11 @@ class ModelConfig:
     def num_layers(self) -> int:
         """How many layers there are."""
         return len(self.layers)
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether layers hear by cross attention, so that every request has sound."""
+        return self.sound is not None and self.sound.token_id is None
 
     @property
     def is_quantized(self) -> bool:

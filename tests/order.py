@@ -26,6 +26,9 @@ LONG_SLOW = (
 
 LONG = (
     "e2e/images/test_spans.py",
+    "e2e/sound/test_engine_sound.py",
+    "e2e/sound/test_sound_options.py",
+    "models/towers/test_sound.py",
     "e2e/test_recurrent_drafts.py",
     "e2e/serving/test_api_servers.py",
     "e2e/parallel/test_tensor_parallel.py",

@@ -73,10 +73,20 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request's window of sound is: log-mel features float32 [num_bins, num_frames]."""
+    """What a request's window of sound is: log-mel features float32 [num_bins, num_frames].
+
+    Its rows stand in place of `token_id`, and a request has at most `most_rows`. Without a token, every request has one
+    window.
+    """
 
     num_bins: int
     num_frames: int
+    token_id: int | None = None
+    most_rows: int = 0
+
+    def rows_of(self, num_frames: int) -> int:
+        """Rows of a window of which so many frames are sound."""
+        return (num_frames + 1) // 4
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +134,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     images: ImageInfo | None = None
     """None where requests may have no images."""
     sound: SoundInfo | None = None
-    """None where requests have no sound; else every request has a window of it."""
+    """None where requests may have no sound."""
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether every request has a window of sound, of which the model makes text."""
+        return self.sound is not None and self.sound.token_id is None
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def make_media(
     num_pages: int,
 ) -> "EncodedMedia | None":
     """What encodes images or sound, or None where the engine takes neither."""
-    if not resolved.sees_images and resolved.model.sound is None:
+    if not resolved.sees_images and not resolved.model.has_cross_attention:
         return None
     # Most engines take neither: starts are faster without the import.
     from jaxllm.engine.features.make_media import media_of

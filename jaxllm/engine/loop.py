@@ -165,7 +165,11 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
 
 def _sound_info(resolved: ResolvedConfig) -> SoundInfo | None:
     sound = resolved.model.sound
-    return None if sound is None else SoundInfo(num_bins=sound.num_bins, num_frames=sound.num_frames)
+    if sound is None or not (resolved.sees_images or resolved.model.has_cross_attention):
+        return None
+    return SoundInfo(
+        num_bins=sound.num_bins, num_frames=sound.num_frames, token_id=sound.token_id, most_rows=resolved.media_rows
+    )
 
 
 class Profiler:

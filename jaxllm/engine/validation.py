@@ -85,8 +85,10 @@ class RequestLimits:
 
         Also where a model that hears is given no sound, or not as it takes it.
         """
-        if self.engine is not None and self.engine.sound is not None:
-            check_sound(media, self.engine.sound)
+        sound = None if self.engine is None else self.engine.sound
+        if sound is not None:
+            if media is not None or sound.token_id is None:
+                check_sound(media, sound)
         elif media is not None:
             self._check_images(media, None if self.engine is None else self.engine.images)
 
@@ -177,21 +179,44 @@ class RequestLimits:
 
 
 def check_sound(media: PromptMedia | None, sound: SoundInfo) -> None:
-    """Raise `RequestError` unless a request has one window of sound of this size."""
+    """Raise `RequestError` unless a request has windows of sound as the model takes them."""
     size = f"{sound.num_bins} x {sound.num_frames}"
     if media is None:
         raise RequestError(
             f"this model needs sound: give {MEDIA} with log-mel features float32 [{size}] as 'audio'", MEDIA
         )
     windows = [item.features for item in media.items if item.features is not None]
-    if len(media.items) != 1 or len(windows) != 1:
-        raise RequestError("this model takes one window of sound per prompt, and nothing else besides text", MEDIA)
-    (window,) = windows
-    if window.dtype != np.float32 or window.shape != (sound.num_bins, sound.num_frames):
-        given = " x ".join(map(str, window.shape))
-        raise RequestError(f"sound: expected log-mel features float32 [{size}], got {window.dtype} [{given}]", MEDIA)
-    if not np.isfinite(window).all():
-        raise RequestError("sound: log-mel features must be finite", MEDIA)
+    if len(windows) != len(media.items):
+        raise RequestError("this model accepts text and sound only", MEDIA)
+    if sound.token_id is None and len(windows) != 1:
+        raise RequestError("this model takes one window of sound per prompt", MEDIA)
+    for window in windows:
+        if window.dtype != np.float32 or window.shape != (sound.num_bins, sound.num_frames):
+            given = " x ".join(map(str, window.shape))
+            raise RequestError(
+                f"sound: expected log-mel features float32 [{size}], got {window.dtype} [{given}]", MEDIA
+            )
+        if not np.isfinite(window).all():
+            raise RequestError("sound: log-mel features must be finite", MEDIA)
+    if sound.token_id is not None:
+        _check_sound_rows(media, sound)
+
+
+def _check_sound_rows(media: PromptMedia, sound: SoundInfo) -> None:
+    for item in media.items:
+        rows = sound.rows_of(item.num_frames) if item.num_frames <= sound.num_frames else 0
+        if rows < 1 or item.num_kept != rows:
+            raise RequestError(
+                f"sound of {item.num_frames} frames: a window has from 3 to {sound.num_frames}, and a row for every 4",
+                MEDIA,
+            )
+    total = sum({item.digest: item.num_kept for item in media.items}.values())
+    if total > sound.most_rows:
+        raise RequestError(
+            f"the sound takes {total} tokens, but the engine holds at most {sound.most_rows} of a request "
+            "(media_pool_tokens); give less of it",
+            MEDIA,
+        )
 
 
 def check_patches(num_patches: int, images: ImageInfo) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from jaxllm.errors import ConfigError
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.sound_windows import with_sound_rows
 from jaxllm.models.config import ModelConfig
 
 MOST_MEDIA_ROWS = 32768
@@ -41,6 +42,8 @@ def with_images(resolved: ResolvedConfig) -> ResolvedConfig:
     """The configuration with room for images. Raises `ConfigError` where a step has no room for one."""
     images = resolved.config.images
     rows = images.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS)
+    if resolved.model.tower is None:
+        return with_sound_rows(resolved, rows)
     model = with_image_sizes(resolved.model, rows, images.max_image_patches)
     resolved = replace(resolved, media_rows=rows, model=model)
     tower, options = resolved.model.tower, resolved.config.scheduler

@@ -14,7 +14,7 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import Program, ProgramSet
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.memory.capacity import bytes_on_device
-from jaxllm.executor.program_table import ENCODE, HEAR
+from jaxllm.executor.program_table import ENCODE, HEAR, HEAR_ROWS
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 
@@ -49,9 +49,10 @@ def _ask_compiler(resolved: ResolvedConfig, programs: ProgramSet[DeviceState]) -
     """Of the largest step, or of the largest image where that needs more: one follows the other."""
     bucket = programs.buckets.largest
     found = _bytes_of(programs.step(bucket), resolved, programs, f"a step of {bucket}", "max_num_batched_tokens")
-    if resolved.model.sound is not None:
-        hear = programs.others[HEAR.name]
-        return max(found, _bytes_of(hear, resolved, programs, "a window of sound", "sound_windows"))
+    for record in (HEAR, HEAR_ROWS):
+        if record.name in programs.others:
+            hear = programs.others[record.name]
+            return max(found, _bytes_of(hear, resolved, programs, "a window of sound", "max_num_batched_tokens"))
     if not resolved.sees_images:
         return found
     assert resolved.model.tower is not None

@@ -9,8 +9,9 @@ import numpy.typing as npt
 from jaxllm.errors import RequestError
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.media_targets import BlendedRows
-from jaxllm.executor.program_table import ENCODE, HEAR
+from jaxllm.executor.program_table import ENCODE, HEAR, HEAR_ROWS
 from jaxllm.models.towers.plan import TowerPlan
+from jaxllm.models.towers.sound import SoundPlan, positions_of
 from jaxllm.requests.media import FIELD, ImageCrop, MediaItem
 
 Int32Array = npt.NDArray[np.int32]
@@ -81,6 +82,22 @@ class SoundCalls:
         assert item.features is not None
         self._calls.call(HEAR, np.ascontiguousarray(item.features, np.float32), np.int32(self.page_of(place)))
         return int(item.features.shape[1])
+
+
+class SoundRowCalls:
+    """Encodes windows of sound that become rows in place of tokens, each alone."""
+
+    def __init__(self, calls: DeviceCalls, plan: SoundPlan) -> None:
+        self._calls, self._plan = calls, plan
+
+    def encode(self, item: MediaItem, rows: Int32Array) -> Iterator[int]:
+        """Encode a window, whose rows go to `rows` int32 [num_kept] of the pool, and give its number of frames."""
+        features, places = item.features, np.full(self._plan.num_keys // 2, -1, np.int32)
+        assert features is not None
+        places[: len(rows)] = rows
+        count = np.int32(positions_of(item.num_frames))
+        self._calls.call(HEAR_ROWS, np.ascontiguousarray(features, np.float32), count, places)
+        yield int(features.shape[1])
 
 
 @lru_cache(maxsize=64)

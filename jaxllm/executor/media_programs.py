@@ -1,4 +1,4 @@
-"""The programs that turn a crop of an image into rows of the pool, and a window of sound into pages of the cache.
+"""The programs that turn a crop of an image into rows of the pool, and a window of sound into those, or into pages.
 
 Axis letters: E rows of the pool, P patches, B bytes of a patch, R rows, D hidden size times the parts of a row.
 """
@@ -13,6 +13,7 @@ from flax import nnx
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.models.towers.crop import Crop
+from jaxllm.models.towers.sound import SoundRows, SoundTower
 from jaxllm.requests.media import MOST_SOURCES
 
 
@@ -75,7 +76,25 @@ def hear_body(context: ProgramContext[DeviceState]) -> ProgramBody:
     ) -> tuple[jax.Array, ...]:
         """The pools of pages with the window of `features` float32 [B, F] from `first_page` int32 [] on."""
         tower = nnx.merge(context.graph, parameters).sound
-        assert tower is not None
+        assert isinstance(tower, SoundTower)
         return (tower(features, pages[0], first_page),)
 
     return ProgramBody(hear, (context.host((plan.num_bins, plan.num_frames), np.float32), context.host()))
+
+
+def hear_rows_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """Writes the rows of a window of sound that stand in place of tokens."""
+    plan = context.sound
+    assert plan is not None
+
+    def hear_rows(
+        parameters: Any, pool: jax.Array, features: jax.Array, num_positions: jax.Array, rows: jax.Array
+    ) -> jax.Array:
+        """The pool [E, D] with the rows of a window at `rows` int32 [R], but for those at -1; see `SoundRows`."""
+        tower = nnx.merge(context.graph, parameters).sound
+        assert isinstance(tower, SoundRows)
+        outside = jnp.where(rows < 0, pool.shape[0], rows)
+        return pool.at[outside].set(tower(features, num_positions).astype(pool.dtype), mode="drop")
+
+    window = context.host((plan.num_bins, plan.num_frames), np.float32)
+    return ProgramBody(hear_rows, (window, context.host(), context.host((plan.num_keys // 2,))))

@@ -25,7 +25,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program, program_from_leaves
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
-from jaxllm.executor.media_programs import encode_body, encode_sizes, hear_body
+from jaxllm.executor.media_programs import encode_body, encode_sizes, hear_body, hear_rows_body
 from jaxllm.executor.sampler.constrained import sample_constrained_body
 from jaxllm.executor.sampler.listed import listed_logprobs_body
 from jaxllm.executor.sampler.logprobs import Logprobs
@@ -276,7 +276,14 @@ HEAR: Final = ProgramRecord(
     hear_body,
     reads=(PARAMETERS,),
     updates=(PAGES,),
-    is_present=lambda context: context.sound is not None,
+    is_present=lambda context: context.sound is not None and context.sound.token_id is None,
+)
+HEAR_ROWS: Final = ProgramRecord(
+    "hear_rows",
+    hear_rows_body,
+    reads=(PARAMETERS,),
+    updates=(MEDIA,),
+    is_present=lambda context: context.sound is not None and context.sound.token_id is not None,
 )
 SAMPLE_PROCESSED: Final = ProgramRecord(
     "sample_processed",
@@ -315,6 +322,7 @@ PROGRAMS: Final = (
     SET_EMBEDDINGS,
     ENCODE,
     HEAR,
+    HEAR_ROWS,
     SAMPLE_PROCESSED,
     ROW_LOGITS,
     SAMPLE_FROM_HOST,

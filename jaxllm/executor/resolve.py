@@ -117,7 +117,7 @@ def resolve_config(
         drafter=drafter,
         drafter_folder=drafter_folder,
     )
-    if has_images or model.sound is not None:
+    if has_images or model.has_cross_attention:
         resolved = (
             with_images(resolved) if has_images else with_sound(resolved, runner, stages, is_multihost=processes > 1)
         )
@@ -186,8 +186,9 @@ def _adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
 
 
 def _takes_images(config: EngineConfig, model: ModelConfig) -> bool:
-    """Whether requests may have images: the model sees them, and the engine is not of the language model alone."""
-    if model.tower is None or config.images.language_model_only:
+    """Whether requests may have images, or sound in place of tokens, and the engine is not of text alone."""
+    hears = model.sound is not None and not model.has_cross_attention
+    if (model.tower is None and not hears) or config.images.language_model_only:
         return False
     stages = config.parallel.pipeline_parallel_size
     if stages > 1:

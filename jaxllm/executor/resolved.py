@@ -70,13 +70,13 @@ class ResolvedConfig:
     """Rows of images that the devices hold; 0 where requests may have no images."""
 
     sound_windows: int = 0
-    """Windows of sound whose keys and values the devices hold; 0 where the model does not hear."""
+    """Windows of sound whose keys and values the devices hold; 0 where the model has no cross attention."""
 
     @property
     def pages_per_window(self) -> int:
-        """Pages of the KV cache that a window of sound takes; 0 where the model does not hear."""
+        """Pages of the KV cache that a window of sound takes; 0 where the model has no cross attention."""
         sound = self.model.sound
-        return 0 if sound is None else -(-sound.num_keys // self.page_size)
+        return 0 if sound is None or sound.token_id is not None else -(-sound.num_keys // self.page_size)
 
     @property
     def window_pages(self) -> int:

@@ -28,3 +28,11 @@ def with_sound(resolved: ResolvedConfig, runner: str, stages: int, *, is_multiho
         # What its texts go on with has rules.
         processors=(*resolved.processors, TranscriptionRules),
     )
+
+
+def with_sound_rows(resolved: ResolvedConfig, rows: int) -> ResolvedConfig:
+    """The configuration with room for so many rows of sound. Raises `ConfigError` for options of images."""
+    patches = resolved.config.images.max_image_patches
+    if patches is not None:
+        raise ConfigError(f"max_image_patches={patches}: {resolved.model.architecture} sees no images; omit it")
+    return replace(resolved, media_rows=rows)

@@ -74,7 +74,8 @@ class Arrangement:
 class MediaItem:
     """An image: its crops, the rows of them that the engine keeps, and the sha256 of what these are made of.
 
-    Or a window of sound: its log-mel `features` float32 [bins, frames], which the engine keeps as one, see `SoundPlan`.
+    Or a window of sound: its log-mel `features` float32 [bins, frames], of which the first `num_frames` are sound, see
+    `SoundPlan`. The engine keeps its rows, or, with cross attention, all as one.
     """
 
     digest: bytes
@@ -82,6 +83,7 @@ class MediaItem:
     num_kept: int
     arrangement: Arrangement | None = None
     features: npt.NDArray[np.float32] | None = None
+    num_frames: int = 0
 
     @classmethod
     def of(cls, crops: tuple[ImageCrop, ...], patches_per_row: int) -> Self:
@@ -101,11 +103,12 @@ class MediaItem:
         return cls(digest.digest(), crops, len(arrangement.kept), arrangement)
 
     @classmethod
-    def of_sound(cls, features: npt.NDArray[np.float32]) -> Self:
-        """A window of sound."""
-        digest = sha256(np.array(features.shape, np.int64).tobytes())
+    def of_sound(cls, features: npt.NDArray[np.float32], num_frames: int | None = None, num_rows: int = 1) -> Self:
+        """A window of sound that becomes so many rows; all of its frames are sound unless `num_frames` are fewer."""
+        count = features.shape[1] if num_frames is None else num_frames
+        digest = sha256(np.array([*features.shape, count], np.int64).tobytes())
         digest.update(np.ascontiguousarray(features).data)
-        return cls(digest.digest(), (), 1, features=features)
+        return cls(digest.digest(), (), num_rows, features=features, num_frames=count)
 
     @property
     def num_rows(self) -> int:
@@ -145,6 +148,8 @@ class PromptMedia:
         places = np.flatnonzero(token_ids == token_id).astype(np.int32)
         total = sum(item.num_rows for item in items)
         if len(places) != total:
+            if any(item.features is not None for item in items):
+                raise RequestError(f"the prompt has {len(places)} sound tokens, but its sound takes {total}", FIELD)
             raise RequestError(
                 f"the prompt has {len(places)} image tokens, but its {len(items)} images take {total}", FIELD
             )

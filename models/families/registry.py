@@ -233,6 +233,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "PaliGemmaForConditionalGeneration": _Known("gemma_images.PALIGEMMA"),
     "Qwen2ForProcessRewardModel": _Known("qwen2.PROCESS_REWARD"),
     "Qwen2ForRewardModel": _Known("qwen2.REWARD"),
+    "Qwen2AudioForConditionalGeneration": _Known("qwen2_audio"),
     "Qwen2VLForConditionalGeneration": _Known("qwen_vl.QWEN2"),
     "Qwen2_5_VLForConditionalGeneration": _Known("qwen_vl.QWEN2_5"),
     "Qwen3VLForConditionalGeneration": _Known("qwen_vl.QWEN3_DENSE"),

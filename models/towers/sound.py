@@ -1,6 +1,7 @@
-"""The tower of a model that hears: from log-mel features of a window to keys and values for cross attention.
+"""The towers of models that hear: from log-mel features of a window to keys and values for cross attention, or to rows.
 
-Axis letters: B mel bins, F frames, P positions, which are half as many, V hidden size of the tower.
+Axis letters: B mel bins, F frames, P positions, which are half as many, V hidden size of the tower, R rows, D hidden
+size of the language model.
 """
 
 from dataclasses import dataclass
@@ -36,17 +37,29 @@ TAPS = 3
 class SoundPlan(VisionLayerPlan):
     """A transformer over the log-mel features of a window of sound, as Whisper has it (arXiv 2212.04356).
 
-    `num_bins` features of each of twice as many frames as there are positions, `num_keys`.
+    `num_bins` features of each of twice as many frames as there are positions, `num_keys`. With a `token_id`, the means
+    of two positions each are rows that stand in place of that token, as in Qwen2-Audio (arXiv 2407.10759); without one,
+    layers of the decoder have cross attention to all positions.
     """
 
     num_layers: int
     num_bins: int
     num_keys: int
+    token_id: int | None = None
 
     @property
     def num_frames(self) -> int:
         """Frames of a window."""
         return 2 * self.num_keys
+
+    def rows_of(self, num_frames: int) -> int:
+        """Rows of a window of which so many frames are sound."""
+        return positions_of(num_frames) // 2
+
+
+def positions_of(num_frames: int) -> int:
+    """Positions of so many frames."""
+    return (num_frames + 1) // 2
 
 
 class SoundEncoder(nnx.Module):
@@ -63,15 +76,40 @@ class SoundEncoder(nnx.Module):
         self.layers = RepeatedLayers(lambda: VisionLayer(plan, options, dtype), plan.num_layers, options)
         self.norm = make_norm(plan.norm, size, dtype=dtype, options=options)
 
-    def __call__(self, features: jax.Array) -> jax.Array:
-        """Hidden states [P, V] of the log-mel features float32 [B, F] of a window."""
+    def __call__(self, features: jax.Array, num_positions: jax.Array | None = None) -> jax.Array:
+        """Hidden states [P, V] of the log-mel features float32 [B, F] of a window, or [P / 2, V] where it has rows.
+
+        Only the first `num_positions` int32 [] see one another, and mean something; by default all.
+        """
         plan = self.plan
+        count = jnp.int32(plan.num_keys) if num_positions is None else num_positions
         activation = ACTIVATIONS[plan.activation]
         x = activation(self.first(neighbours(features.T.astype(self.dtype), 1), ALL_ROWS))
         x = activation(self.second(neighbours(x, 2), ALL_ROWS))
         x = x + self.positions(jnp.arange(plan.num_keys, dtype=jnp.int32))
-        whole = SeenCrop(as_one_text(jnp.int32(plan.num_keys), plan.num_keys))
-        return self.norm(self.layers.run(lambda layer, number, x: layer(x, whole), x))
+        seen = SeenCrop(as_one_text(count, plan.num_keys))
+        x = self.layers.run(lambda layer, number, x: layer(x, seen), x)
+        if plan.token_id is not None:
+            pairs = x[: plan.num_keys // 2 * 2].reshape(-1, 2, plan.hidden_size)
+            x = pairs.astype(jnp.float32).mean(axis=1).astype(x.dtype)
+        return self.norm(x)
+
+
+class SoundRows(nnx.Module):
+    """The encoder, and a product that makes rows in place of tokens of what it gives."""
+
+    def __init__(self, config: "ModelConfig", options: ForwardOptions, dtype: jnp.dtype) -> None:
+        plan, size = config.sound, config.hidden_size
+        assert plan is not None
+        self.plan, self.encoder = plan, SoundEncoder(plan, options, dtype)
+        self.projector = Linear(plan.hidden_size, size, bias=True, dtype=dtype, axes=(None, None), options=options)
+
+    def __call__(self, features: jax.Array, num_positions: jax.Array) -> jax.Array:
+        """Rows [R, D] of the log-mel features float32 [B, F] of a window.
+
+        The first `num_positions` int32 [] are sound.
+        """
+        return self.projector(self.encoder(features, num_positions), ALL_ROWS)
 
 
 class SoundTower(nnx.Module):

@@ -10,11 +10,11 @@ from jaxllm.serving.telemetry.metrics import Metrics
 
 
 class RequestMedia:
-    """`images` is None where the model takes none, `sound` where it does not hear."""
+    """`images` is None where the model takes none, `sound` where it makes no text of it."""
 
     def __init__(self, options: ServerOptions, llm: AsyncLLM, metrics: Metrics) -> None:
         """Raises `ConfigError` for options that name what is not there."""
         taken: Any = getattr(llm.inputs, "images", None)
-        hears = llm.info.sound is not None
+        hears = llm.info.transcribes
         self.images = None if taken is None else RequestImages(options, taken, llm.run_text, metrics)
         self.sound = RequestSound.of(options, llm.info, llm.tokenizer, llm.run_text) if hears else None

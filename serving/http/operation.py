@@ -111,9 +111,7 @@ def _require_runner(handler: Handler, runner: Runner) -> Handler:
 
     async def check(request: Request) -> Response:
         info = server_of(request).llm.info
-        found: Runner = (
-            "pooling" if info.pooling is not None else "transcribe" if info.sound is not None else "generate"
-        )
+        found: Runner = "pooling" if info.pooling is not None else "transcribe" if info.transcribes else "generate"
         if found != runner:
             raise wrong_runner(request.url.path, info.model, found, runner)
         return await handler(request)

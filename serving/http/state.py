@@ -92,7 +92,7 @@ class ServerState:
         )
 
     def _media(self) -> "tuple[RequestImages | None, RequestSound | None]":
-        if getattr(self.llm.inputs, "images", None) is None and self.llm.info.sound is None:
+        if getattr(self.llm.inputs, "images", None) is None and not self.llm.info.transcribes:
             return None, None
         # Most models take neither: starts are faster without the import.
         from jaxllm.serving.http.media import RequestMedia

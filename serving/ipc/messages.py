@@ -109,8 +109,8 @@ class Embeds(msgspec.Struct):
 class Media(msgspec.Struct):
     """See `PromptMedia`. An image that occurs several times travels once.
 
-    `images` are digest, rows that are kept, their arrangement, for each crop height, width and patches, and features of
-    sound; `order` are indexes of them.
+    `images` are digest, rows that are kept, their arrangement, for each crop height, width and patches, features of
+    sound, and how many frames of these are sound; `order` are indexes of them.
     """
 
     images: list[
@@ -120,6 +120,7 @@ class Media(msgspec.Struct):
             tuple[np.ndarray, np.ndarray, np.ndarray | None] | None,
             list[tuple[int, int, Weight]],
             Weight | None,
+            int,
         ]
     ]
     order: list[int]
@@ -139,6 +140,7 @@ class Media(msgspec.Struct):
                 _arrangement(item),
                 [_crop(crop) for crop in item.crops],
                 None if item.features is None else Weight.of("", item.features),
+                item.num_frames,
             )
             for item in distinct.values()
         ]
@@ -154,8 +156,9 @@ class Media(msgspec.Struct):
                 num_kept,
                 None if arrangement is None else Arrangement(*arrangement),
                 None if features is None else features.array(),
+                num_frames,
             )
-            for digest, num_kept, arrangement, crops, features in self.images
+            for digest, num_kept, arrangement, crops, features, num_frames in self.images
         ]
         return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys, self.spans)
 

@@ -1,5 +1,6 @@
-"""Images as people give them with a prompt, and as they are when they are made ready for the engine."""
+"""Images and sound as people give them with a prompt, and as they are when they are made ready for the engine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ from jaxllm.errors import RequestError, quoted
 from jaxllm.models.towers.patches import Pixels
 from jaxllm.requests.media import FIELD, MediaItem
 from jaxllm.serving.media.pictures import pixels_of
+from jaxllm.serving.text.prompt_sound import SoundWindow, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +29,11 @@ def images_of(given: Any) -> list[Pixels | PreparedImage]:
         return []
     several = images if isinstance(images, (list, tuple)) else [images]
     return [each if isinstance(each, PreparedImage) else pixels_of(each) for each in several]
+
+
+def sound_of(given: Mapping[str, Any]) -> list[SoundWindow]:
+    """The windows in {"audio": one or a list}. Raises `RequestError` for anything else."""
+    if len(given) > 1:
+        raise RequestError(f"{FIELD}: 'audio' cannot be combined with {', '.join(set(given) - {'audio'})}", FIELD)
+    windows = given["audio"]
+    return [window_of(each) for each in (windows if isinstance(windows, list) else [windows])]

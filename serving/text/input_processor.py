@@ -12,12 +12,13 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.media import FIELD as MEDIA
-from jaxllm.requests.media import MediaItem, PromptMedia
+from jaxllm.requests.media import PromptMedia
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.adapters import adapter_of_each
 from jaxllm.serving.text.length import SHORT
+from jaxllm.serving.text.prompt_sound import with_sound
 from jaxllm.serving.text.prompts import (
     IntArray,
     ParsedPrompt,
@@ -198,8 +199,8 @@ class InputProcessor:
         if prompt.items:
             assert self.images is not None
             media = self.images.media(prompt, token_ids)
-        elif prompt.sound is not None:
-            media = PromptMedia.of_sound(MediaItem.of_sound(prompt.sound))
+        elif prompt.sound:
+            media, token_ids = self._sound(prompt, token_ids)
         self._limits.check_media(media)
         for child in children:
             child.prompt_token_ids, child.media = token_ids, media
@@ -223,6 +224,15 @@ class InputProcessor:
                 "truncate_prompt_tokens",
             )
         self.images.place(prompt)
+
+    def _sound(self, prompt: ParsedPrompt, token_ids: IntArray) -> tuple[PromptMedia, IntArray]:
+        """The sound of a prompt, and its tokens with all that stand for rows of it."""
+        engine = self._limits.engine
+        if engine is None or engine.sound is None:
+            raise RequestError("this model takes no sound", MEDIA)
+        media, token_ids = with_sound(prompt.sound, token_ids, engine.sound, engine.block_size)
+        self._limits.check_prompt(token_ids)
+        return media, token_ids
 
     def _embeds(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptEmbeds | None:
         """The embeddings of a prompt, as far as they are not cut off."""

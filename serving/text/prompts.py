@@ -18,6 +18,7 @@ from jaxllm.serving.text.tokenizer import check_text
 if TYPE_CHECKING:
     from jaxllm.models.towers.patches import Pixels
     from jaxllm.serving.text.given_images import PreparedImage
+    from jaxllm.serving.text.prompt_sound import SoundWindow
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or one of the dictionaries below."""
@@ -33,7 +34,8 @@ class TextPrompt(TypedDict):
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
     """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. The text has a marker for each. Or
-    {"audio": log-mel features float32 [bins, frames] of a window}, for a model that hears."""
+    {"audio": one window of sound or a list}: log-mel features float32 [bins, frames], or these and how many of the
+    frames are sound."""
     mm_processor_kwargs: NotRequired[dict[str, Any]]
     """Fields of the image processor, for these images."""
 
@@ -96,8 +98,8 @@ class ParsedPrompt:
     """Fields of the image processor, for the images that are not processed."""
     items: tuple[MediaItem, ...] = ()
     """What the engine takes of them."""
-    sound: npt.NDArray[np.float32] | None = None
-    """Log-mel features of the window of sound that it is about."""
+    sound: "Sequence[SoundWindow]" = ()
+    """The windows of sound that it is about."""
 
     def cut(self, token_ids: Any, most: int) -> Any:
         """At most so many tokens (1 at least) of the end that stays."""
@@ -154,23 +156,13 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
 def _take_media(given: Any, prompt: ParsedPrompt) -> None:
     if prompt.embeds is not None:
         raise RequestError(f"{MEDIA} cannot be combined with {FIELD}", MEDIA)
-    if isinstance(given, Mapping) and "audio" in given:
-        prompt.sound = _features(given)
-        return
     # Most prompts have none: starts are faster without the import.
-    from jaxllm.serving.text.given_images import images_of
+    from jaxllm.serving.text.given_images import images_of, sound_of
 
-    prompt.images = images_of(given)
-
-
-def _features(given: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-    """The log-mel features in {"audio": features}. Raises `RequestError` for anything else."""
-    if len(given) > 1:
-        raise RequestError(f"{MEDIA}: 'audio' cannot be combined with {', '.join(set(given) - {'audio'})}", MEDIA)
-    features = given["audio"]
-    if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
-        raise RequestError(f"{MEDIA}: 'audio' must be log-mel features, a NumPy array float32 [bins, frames]", MEDIA)
-    return features
+    if isinstance(given, Mapping) and "audio" in given:
+        prompt.sound = sound_of(given)
+    else:
+        prompt.images = images_of(given)
 
 
 def checked_kwargs(given: Any) -> Mapping[str, Any] | None:

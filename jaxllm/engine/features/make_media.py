@@ -18,6 +18,6 @@ def media_of(
     num_pages: int,
 ) -> EncodedMedia:
     """For an engine of this configuration, whose scheduler hands out `num_pages` of each data shard."""
-    if resolved.model.sound is not None:
+    if resolved.model.has_cross_attention:
         return SoundRequests.of(resolved, runner, scheduler, faults, num_pages)
     return MediaRequests.of(resolved, runner, scheduler, faults)

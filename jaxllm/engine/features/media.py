@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxllm.engine.features.encoded_media import EncodedMedia
 from jaxllm.engine.features.faults import Faults
-from jaxllm.executor.media_calls import MediaCalls
+from jaxllm.executor.media_calls import MediaCalls, SoundRowCalls
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.media.grid_positions import grid_offsets
@@ -27,7 +27,7 @@ class MediaRequests(EncodedMedia):
         self,
         faults: Faults,
         pool: MediaPool,
-        calls: MediaCalls,
+        calls: MediaCalls | SoundRowCalls,
         scheduler: "Scheduler | ShardedScheduler",
         *,
         patches_per_step: int,
@@ -50,12 +50,14 @@ class MediaRequests(EncodedMedia):
     def of(
         cls, resolved: ResolvedConfig, runner: Runner, scheduler: "Scheduler | ShardedScheduler", faults: Faults
     ) -> Self:
-        """For an engine of this configuration, whose model sees images."""
-        tower = resolved.model.tower
-        assert tower is not None
-        pool, calls = MediaPool(resolved.media_rows), MediaCalls(runner.calls, tower)
+        """For an engine of this configuration, whose model sees images, or hears as if these were images."""
+        pool, patches = MediaPool(resolved.media_rows), resolved.max_num_batched_tokens
+        tower, sound = resolved.model.tower, resolved.model.sound
+        if tower is None:
+            assert sound is not None
+            return cls(faults, pool, SoundRowCalls(runner.calls, sound), scheduler, patches_per_step=patches)
         merge = tower.merge if resolved.model.has_grid_positions else None
-        return cls(faults, pool, calls, scheduler, patches_per_step=resolved.max_num_batched_tokens, grid_merge=merge)
+        return cls(faults, pool, MediaCalls(runner.calls, tower), scheduler, patches_per_step=patches, grid_merge=merge)
 
     def encode(self, item: MediaItem) -> Iterator[int]:
         """See `EncodedMedia`."""

@@ -50,7 +50,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         shards=resolved.data_shards,
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
         sees_images=resolved.sees_images,
-        hears=resolved.model.sound is not None,
+        hears=resolved.model.has_cross_attention,
         has_grid_positions=resolved.sees_images and resolved.model.has_grid_positions,
         sees_spans=resolved.sees_spans,
         adapters=resolved.adapters,
@@ -72,7 +72,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         handover=Handover(resolved.mesh, resolved.model.hidden_size, jnp.dtype(resolved.dtype)),
         stage=stage,
         tower=resolved.model.tower if resolved.sees_images else None,
-        sound=resolved.model.sound,
+        sound=resolved.model.sound if resolved.sees_images or resolved.model.has_cross_attention else None,
         **_adapters(resolved),
         processors=processors,
         has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),
@@ -148,8 +148,8 @@ def _media_pool(resolved: ResolvedConfig) -> Any:
     """Rows of images, where the engine takes some."""
     if not resolved.sees_images:
         return None
-    assert resolved.model.tower is not None
-    size = resolved.model.tower.row_parts * resolved.model.hidden_size
+    tower = resolved.model.tower
+    size = (1 if tower is None else tower.row_parts) * resolved.model.hidden_size
     return _array(resolved.mesh, (resolved.media_rows, size), jnp.dtype(resolved.dtype))
 
 

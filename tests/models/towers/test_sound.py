@@ -18,6 +18,7 @@ from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.towers.sound import SoundTower
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from tests.e2e.sound.hearing import expected_logits, reference_in, save_small_model
 from tests.e2e.sound.windows import window
@@ -65,7 +66,7 @@ def test_logits(folder: Path, reference: Any, stack: Literal["loop", "scan"], at
 
 def with_windows(model: CausalLM, seeds: tuple[int, ...]) -> tuple[Cache, list[int]]:
     """A cache with these windows after four pages, and the first page of each."""
-    assert model.sound is not None
+    assert isinstance(model.sound, SoundTower)
     each = -(-model.sound.plan.num_keys // PAGE_SIZE)
     implementation, depth = model.options.attention, model.cache.depth
     shape = kv_shape(
