@@ -130,3 +130,18 @@ def test_images_arrive_as_they_are_arranged(weights: np.ndarray | None) -> None:
     np.testing.assert_array_equal(found.order, sent.order)
     np.testing.assert_array_equal(found.weights, sent.weights)
     assert arrived.items[1].arrangement is None
+
+
+def test_sound_arrives() -> None:
+    features = np.arange(12, dtype=np.float32).reshape(3, 4)
+    whole = PromptMedia.of_sound(MediaItem.of_sound(features))
+    rows = PromptMedia.of((MediaItem.of_sound(features, 3, 2),), np.array([7, 7], np.int32), 7, 4)
+    for media, frames in ((whole, 4), (rows, 3)):
+        arrived = there_and_back(Media.of(media), Media)[0].media()
+        (item,), (sent,) = arrived.items, media.items
+        np.testing.assert_array_equal(item.features, features)
+        assert (item.digest, item.num_kept, item.num_frames) == (sent.digest, sent.num_kept, frames)
+        assert arrived.page_keys == media.page_keys
+        assert arrived.places.tolist() == media.places.tolist()
+    assert whole.page_key(0) != rows.page_key(0)
+    assert whole.page_key(1) == b""
