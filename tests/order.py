@@ -41,6 +41,7 @@ LONG = (
     "pallas_kernels/paged_attention/test_paged_attention.py",
     "e2e/test_same_tokens.py",
     "models/test_stack.py",
+    "e2e/sound/test_transcriptions.py",
     "serving/server/test_server.py",
     "e2e/test_cache_groups.py",
     "e2e/images/test_families.py",

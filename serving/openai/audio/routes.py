@@ -1,5 +1,6 @@
 """Transcriptions and translations: sound in, text out."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, closing
@@ -7,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing, closing
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.errors import QueueFullError, QuotaError
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.connection.connections import upload_of
 from jaxllm.serving.http.errors import HttpError
@@ -16,6 +18,7 @@ from jaxllm.serving.http.sound import RequestSound
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.http.stream import unless_gone
 from jaxllm.serving.http.submission import submit
+from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.media.audio.resample import Samples
 from jaxllm.serving.openai.audio.answers import answer
 from jaxllm.serving.openai.audio.form import read_form, wanted_of
@@ -26,6 +29,9 @@ from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.transcription.model import Task
 from jaxllm.serving.transcription.transcriber import AT_A_TIME, Heard
+
+_LONGEST_WAIT = 5.0
+"""Seconds until a window is offered to the engine again."""
 
 
 async def create_transcription(request: Request) -> Response:
@@ -101,16 +107,30 @@ class Listener:
         self, prompt: list[int], features: Samples, params: SamplingParams
     ) -> AsyncGenerator[Heard, None]:
         """See `Hear`. Raises `RequestError`, `QueueFullError`, `QuotaError` and `EngineError`."""
-        name = f"{self._name}-{next(self._numbers)}"
-        about: Prompt = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": features}}
-        requests = await self._server.llm.prepare([about], params, [name], stream=self._stream)
-        (results,) = submit(self._request, self._server, requests)
-        self._asked += requests
-        self._request.scope[ENGINE_REQUESTS] = self._asked
-        with closing(results):
+        with closing(await self._submitted(prompt, features, params)) as results:
+            for child in results.request.children:
+                # The engine has it now, and what is logged in the end must not keep it.
+                child.media = None
             async for output in results:
                 for each in output.outputs:
                     scores = [
                         {token: found.logprob for token, found in choices.items()} for choices in each.logprobs or ()
                     ]
                     yield Heard(each.token_ids, scores)
+
+    async def _submitted(self, prompt: list[int], features: Samples, params: SamplingParams) -> OutputStream:
+        """The results of a request to the engine. Where the first is taken, others wait until they are."""
+        about: Prompt = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": features}}
+        while True:
+            name = f"{self._name}-{next(self._numbers)}"
+            requests = await self._server.llm.prepare([about], params, [name], stream=self._stream)
+            try:
+                (results,) = submit(self._request, self._server, requests)
+            except (QueueFullError, QuotaError) as error:
+                if not (self._asked and self._server.accepting):
+                    raise
+                await asyncio.sleep(min(error.retry_after, _LONGEST_WAIT))
+            else:
+                self._asked += requests
+                self._request.scope[ENGINE_REQUESTS] = self._asked
+                return results

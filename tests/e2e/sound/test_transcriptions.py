@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,27 @@ def test_parameters_change_the_text(client: openai.OpenAI) -> None:
     assert len({greedy, *drawn}) == 3
     assert ask(prompt="The cat <|endoftext|> and ελληνικά") != greedy
     assert len(ask(extra_body={"max_completion_tokens": 5})) < len(greedy)
+
+
+def test_who_leaves_is_not_listened_to_any_longer(server: ServerProcess) -> None:
+    url, form = f"{server.url}/v1/audio/transcriptions", {"language": "en", "stream": "true", "model": "hearing"}
+
+    def tokens_of(read: Callable[[httpx.Response], object]) -> int:
+        before, files = generated(server), {"file": ("sound", file_of(long_sound()))}
+        with httpx.stream("POST", url, files=files, data=form, timeout=60) as response:
+            read(response)
+        time.sleep(2)
+        return generated(server) - before
+
+    assert 0 < tokens_of(lambda response: next(response.iter_lines())) < tokens_of(httpx.Response.read)
+
+
+def generated(server: ServerProcess) -> int:
+    """Tokens that the server has written."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = re.search(r"^jaxllm:generation_tokens_total{.*} (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
 
 
 HOSTILE = {

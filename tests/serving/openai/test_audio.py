@@ -1,12 +1,18 @@
 """Transcriptions as OpenAI's interface has them: fields and formats."""
 
 import json
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 from openai.types.audio import transcription_create_params, translation_create_params
 
+from jaxllm.errors import QueueFullError, QuotaError
 from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.serving.http.identity import Identity
+from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
+from jaxllm.serving.openai.audio import routes
 from jaxllm.serving.openai.audio.answers import answer, token_usage
 from jaxllm.serving.openai.audio.form import wanted_of
 from jaxllm.serving.openai.protocol.audio import ResponseFormat, TranscriptionRequest, TranslationRequest
@@ -88,3 +94,58 @@ def test_what_fields_mean() -> None:
     assert (params.temperature, params.seed, params.max_tokens) == (0.5, 3, 9)
     plain = wanted_of(TranscriptionRequest(), model(6), "transcribe")
     assert (plain.before, plain.params.temperature, plain.params.max_tokens) == ("", 0.0, None)
+
+
+class Results:
+    """What the engine answers about one window."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.closed = False
+
+    async def __aiter__(self) -> Any:
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-1.0)}])])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_windows_wait_where_the_first_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sound on its way, no window may fail because others of the same owner run."""
+    answers: list[Any] = [None, QuotaError("busy", 0.01), QueueFullError("full", 0.01), None]
+    made = []
+
+    async def prepare(prompts: list[Any], params: Any, names: list[str], *, stream: bool) -> list[Any]:
+        assert stream
+        assert prompts[0]["multi_modal_data"]["audio"] is features
+        return [SimpleNamespace(name=names[0], children=[SimpleNamespace(media="features")])]
+
+    def submit(request: Any, server: Any, requests: list[Any]) -> list[Any]:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+        made.append(Results(requests[0]))
+        return made[-1:]
+
+    monkeypatch.setattr(routes, "submit", submit)
+    features = np.zeros((2, 3), np.float32)
+    server: Any = SimpleNamespace(llm=SimpleNamespace(prepare=prepare), accepting=True)
+    identity = Identity("transcription-1", ["transcription-1-abcdef12"], 0, "m")
+
+    async def ask(listener: routes.Listener) -> list[Any]:
+        return [each async for each in listener([1], features, SamplingParams())]
+
+    http: Any = SimpleNamespace(scope={})
+    listener = routes.Listener(http, server, identity, stream=True)
+    for _ in range(2):
+        (heard,) = await ask(listener)
+        assert (heard.token_ids, heard.logprobs) == ([5], [{5: -1.0}])
+    assert answers == []
+    assert all(each.closed and each.request.children[0].media is None for each in made)
+    assert len(http.scope[ENGINE_REQUESTS]) == 2
+    # Where nothing is taken, or the server shuts down, the client is told.
+    for other in (routes.Listener(http, server, identity, stream=True), listener):
+        answers.append(QueueFullError("full", 0.01))
+        with pytest.raises(QueueFullError):
+            await ask(other)
+        server.accepting = False
