@@ -34,7 +34,10 @@ def taken_layers(file: ConfigFile, key: str, num_layers: int, default: int) -> t
     numbers = file.integers(key) if isinstance(given, list) else [file.integer(key, default, minimum=-num_layers - 1)]
     found = tuple(number if number >= 0 else num_layers + 1 + number for number in numbers)
     if not found or not all(0 <= number <= num_layers for number in found) or max(found) == 0:
-        raise file.wrong(key, f"numbers from {-num_layers - 1} to {num_layers}, those of a layer's output")
+        lowest = -num_layers - 1
+        raise file.wrong(
+            key, f"numbers from {lowest} to {num_layers}, not only 0 or {lowest}, which is the first layer's input"
+        )
     return found
 
 

@@ -496,6 +496,9 @@ SIZES = {"image_size": 28, "patch_size": 14}
 QWEN_VISION = {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 GLM_VISION = {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "image_size": 28}
 OTHER_VISION = {
+    # They take the states before the last layer.
+    "llava": {**VISION, **SIZES, "num_hidden_layers": 2},
+    "llava_next": {**VISION, **SIZES, "num_hidden_layers": 2},
     "gemma4": {**VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 14},
     "glm46v": {**GLM_VISION, "model_type": "glm4v_vision"},
     "glm4v": GLM_VISION,
