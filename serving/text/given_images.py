@@ -23,7 +23,11 @@ def images_of(given: Any) -> list[Pixels | PreparedImage]:
     """The images in vLLM's `multi_modal_data`: {"image": one or a list}. Raises `RequestError`."""
     if not isinstance(given, dict) or set(given) - {"image"}:
         kinds = ", ".join(map(quoted, given)) if isinstance(given, dict) else type(given).__name__
-        raise RequestError(f"{FIELD}: expected {{'image': one image or a list}}, got {kinds}", FIELD)
+        raise RequestError(
+            f"{FIELD}: expected {{'image': one image or a list}} or {{'audio': one window of sound or a list}}, "
+            f"got {kinds}",
+            FIELD,
+        )
     images = given.get("image")
     if images is None:
         return []

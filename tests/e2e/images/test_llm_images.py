@@ -50,6 +50,9 @@ def test_an_array_and_token_ids(llm: LLM, reference: Reference) -> None:
     assert ask(llm, prompt) == wanted
 
 
+SILENCE = np.zeros((80, 3000), np.float32)
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -57,7 +60,9 @@ def test_an_array_and_token_ids(llm: LLM, reference: Reference) -> None:
         ({"prompt": "<image><image>"}, r"has 2 places for images"),
         ({"prompt": "<image>", "multi_modal_data": {"image": "cat.png"}}, "expected an image of Pillow"),
         ({"prompt": "<image>", "multi_modal_data": {"image": np.zeros((2, 2, 4), np.uint8)}}, r"shape \[2, 2, 4\]"),
-        ({"prompt": "<image>", "multi_modal_data": {"audio": b""}}, "expected {'image'"),
+        ({"prompt": "<image>", "multi_modal_data": {"video": b""}}, "expected {'image'.* or {'audio'"),
+        ({"prompt": "<image>", "multi_modal_data": {"audio": b""}}, "'audio' must be log-mel features"),
+        ({"prompt": "<image>", "multi_modal_data": {"audio": SILENCE}}, "this model takes no sound"),
     ],
 )
 def test_wrong_prompts(llm: LLM, prompt: dict[str, Any], message: str) -> None:
