@@ -177,7 +177,7 @@ class AsyncLLM(AsyncControl):
                 RequestLimits.of(info),
                 info.eos_token_ids,
                 self._forms,
-                loading.prompt_images(info, self.tokenizer, None),
+                *loading.prompt_media(info, self.tokenizer, None),
             )
             # Starting it takes some of the processor, which others need more until the first requests are served.
             self._canary_start = self._loop.call_later(CANARY_SECONDS, self.run_text, self._forms.start)

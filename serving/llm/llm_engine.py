@@ -22,7 +22,7 @@ from jaxllm.serving.llm.loading import (
     find_tokenizer,
     form_checker,
     load_tokenizer,
-    prompt_images,
+    prompt_media,
 )
 from jaxllm.serving.llm.weights import control_of, sleep
 from jaxllm.serving.llm.worker import call, worker_of
@@ -317,8 +317,8 @@ def open_engine(
 
                 return PoolingLLMEngine(engine, tokenizer)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
-            images = prompt_images(info, tokenizer, media or MediaOptions())
-            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms, images)
+            makers = prompt_media(info, tokenizer, media or MediaOptions())
+            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms, *makers)
             defaults = default_params(config.model, Path(info.model_folder))
             metrics = _metrics(info) if measure else None
             return LLMEngine(engine, tokenizer, inputs, defaults, metrics, config.output.stream_interval, media)

@@ -24,6 +24,7 @@ from jaxllm.structured.backend import Vocabulary
 
 if TYPE_CHECKING:
     from jaxllm.serving.text.prompt_images import PromptImages
+    from jaxllm.serving.text.sound_samples import SampledSound
     from jaxllm.structured.grammar_sandbox.checker import CanaryChecker
 
 _NAMES = {
@@ -36,17 +37,20 @@ _NAMES = {
 }
 
 
-def prompt_images(info: EngineInfo, tokenizer: Tokenizer | None, options: MediaOptions | None) -> "PromptImages | None":
-    """How the model takes images, or None where it takes none.
+def prompt_media(
+    info: EngineInfo, tokenizer: Tokenizer | None, options: MediaOptions | None
+) -> "tuple[PromptImages | None, SampledSound | None]":
+    """How the model takes images and samples of sound, each None where it takes none.
 
     Raises `ConfigError` for what is wrong with the options' mm_processor_kwargs.
     """
-    if info.images is None:
-        return None
-    # Most models take none: starts are faster without the import.
-    from jaxllm.serving.text.prompt_images import PromptImages
+    if info.images is None and info.sound is None:
+        return None, None
+    # Most models take neither: starts are faster without the import.
+    from jaxllm.serving.text.prompt_media import PromptMediaMakers
 
-    return PromptImages.of(info, tokenizer, options)
+    makers = PromptMediaMakers(info, tokenizer, options)
+    return makers.images, makers.sound
 
 
 def default_params(options: ModelOptions, folder: Path) -> SamplingParams:

@@ -18,7 +18,7 @@ from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.adapters import adapter_of_each
 from jaxllm.serving.text.length import SHORT
-from jaxllm.serving.text.prompt_sound import with_sound
+from jaxllm.serving.text.prompt_sound import SoundSamples, SoundWindow, with_sound
 from jaxllm.serving.text.prompts import (
     IntArray,
     ParsedPrompt,
@@ -35,6 +35,7 @@ from jaxllm.structured.checking import DirectChecker, FormChecker
 if TYPE_CHECKING:
     from jaxllm.serving.tenancy.quotas import Reservation
     from jaxllm.serving.text.prompt_images import PromptImages
+    from jaxllm.serving.text.sound_samples import SampledSound
 
 
 @dataclass(slots=True)
@@ -82,17 +83,19 @@ class InputProcessor:
         eos_token_ids: Sequence[int] = (),
         forms: FormChecker | None = None,
         images: "PromptImages | None" = None,
+        samples: "SampledSound | None" = None,
     ) -> None:
         """`limits` are the engine's. `eos_token_ids` are the model's own; the tokenizer's end token is added.
 
         `forms` looks at grammars; otherwise that is done in this process. `images` is how the model takes images, if it
-        does.
+        does, and `samples` how it takes samples of sound.
 
         Without a tokenizer, prompts must be token ids and no text is produced.
         """
         self._tokenizer = tokenizer
         self._limits = limits
         self.images = images
+        self._samples = samples
         self._forms: FormChecker = forms or DirectChecker(limits.structured_outputs_backend)
         eos = dict.fromkeys(eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -230,9 +233,17 @@ class InputProcessor:
         engine = self._limits.engine
         if engine is None or engine.sound is None:
             raise RequestError("this model takes no sound", MEDIA)
-        media, token_ids = with_sound(prompt.sound, token_ids, engine.sound, engine.block_size)
+        windows = [self._window(each) for each in prompt.sound]
+        media, token_ids = with_sound(windows, token_ids, engine.sound, engine.block_size)
         self._limits.check_prompt(token_ids)
         return media, token_ids
+
+    def _window(self, given: "SoundWindow | SoundSamples") -> SoundWindow:
+        if isinstance(given, SoundWindow):
+            return given
+        if self._samples is None:
+            raise RequestError("this model takes no samples of sound", MEDIA)
+        return self._samples.window(given)
 
     def _embeds(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptEmbeds | None:
         """The embeddings of a prompt, as far as they are not cut off."""

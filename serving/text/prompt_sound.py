@@ -20,11 +20,29 @@ class SoundWindow:
     num_frames: int
 
 
-def window_of(given: Any) -> SoundWindow:
-    """A window as people give it: features, or these and a number of frames. Raises `RequestError`."""
+@dataclass(frozen=True, slots=True)
+class SoundSamples:
+    """Samples float32 [samples] of one channel, so many per second."""
+
+    samples: npt.NDArray[np.float32]
+    rate: int
+
+
+def window_of(given: Any) -> SoundWindow | SoundSamples:
+    """A window as people give it: features, or these and a number of frames, or samples and their rate.
+
+    Raises `RequestError`.
+    """
     features, count = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    is_one_channel = isinstance(features, np.ndarray) and features.ndim == 1 and features.dtype.kind == "f"
+    if is_one_channel and isinstance(count, (int, float)) and count % 1 == 0:
+        return SoundSamples(features.astype(np.float32, copy=False), int(count))
     if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
-        raise RequestError(f"{FIELD}: 'audio' must be log-mel features, a NumPy array float32 [bins, frames]", FIELD)
+        raise RequestError(
+            f"{FIELD}: 'audio' must be log-mel features, a NumPy array float32 [bins, frames], or one channel and its "
+            "rate, (floats [samples], samples per second)",
+            FIELD,
+        )
     if count is None:
         count = features.shape[1]
     if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= features.shape[1]:

@@ -11,8 +11,7 @@ from jaxllm.errors import ConfigError, RequestError, nearest, quoted
 from jaxllm.requests.transcription_rules import MOST_SUPPRESSED, NAME, Rules, Timestamps
 from jaxllm.serving.media.audio.mel import MelFeatures
 from jaxllm.serving.media.audio.resample import RATE
-from jaxllm.serving.media.checkpoint import IMAGES as FEATURES
-from jaxllm.serving.media.checkpoint import PROCESSOR, read_object
+from jaxllm.serving.media.checkpoint import read_object
 from jaxllm.serving.transcription.languages import NAMES, code_of
 
 GENERATION: Final = "generation_config.json"
@@ -64,11 +63,7 @@ class TranscriptionModel:
 
         Raises `ConfigError` for a missing or malformed file, missing tokens, and what is not supported.
         """
-        nested = read_object(folder / PROCESSOR).get("feature_extractor")
-        source, fields = (PROCESSOR, nested) if isinstance(nested, Mapping) else (FEATURES, {})
-        fields = fields or read_object(folder / FEATURES)
-        if not fields:
-            raise ConfigError(f"{folder} has no {FEATURES}: it does not say how sound is to be processed")
+        features = MelFeatures.read(folder)
         for name in (_START, _END):
             if name not in token_ids:
                 raise ConfigError(f"the tokenizer in {folder} has no token {name}")
@@ -78,7 +73,7 @@ class TranscriptionModel:
         # Tokenizers of models for English alone have these tokens, too.
         many = bool(languages and tasks) if said.is_multilingual is None else said.is_multilingual
         return cls(
-            features=MelFeatures.of({key: value for key, value in fields.items() if key != "processor_class"}, source),
+            features=features,
             start=token_ids[_START],
             end=token_ids[_END],
             before=token_ids.get(_BEFORE),

@@ -7,12 +7,16 @@ of about -1 to 1.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxllm.errors import ConfigError
 from jaxllm.serving.media.audio.resample import RATE, Samples
+from jaxllm.serving.media.checkpoint import IMAGES as _FILE
+from jaxllm.serving.media.checkpoint import PROCESSOR, read_object
 from jaxllm.serving.media.image_processors.settings import Settings
 
 FloatArray = NDArray[np.float64]
@@ -66,6 +70,15 @@ class MelFeatures:
         settings.number("dither", 0.0, 0.0, 0.0)
         settings.check_all_read(("feature_size", "hop_length", "n_fft", "chunk_length", "sampling_rate"))
         return found
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """From the files of a model. Raises `ConfigError`, also where they do not say how sound is processed."""
+        nested = read_object(folder / PROCESSOR).get("feature_extractor")
+        source, fields = (PROCESSOR, nested) if isinstance(nested, Mapping) else (_FILE, read_object(folder / _FILE))
+        if not fields:
+            raise ConfigError(f"{folder} has no {_FILE}: it does not say how sound is to be processed")
+        return cls.of({key: value for key, value in fields.items() if key != "processor_class"}, source)
 
     @property
     def num_samples(self) -> int:

@@ -69,6 +69,12 @@ class Resampler:
         return rest[: -(-taken * self._up // self._down) - given]
 
 
+def resampled(samples: Samples, rate: int) -> Samples:
+    """All of a sound, float32 [samples], at `RATE`."""
+    resampler = Resampler(rate)
+    return np.concatenate([resampler.push(samples), resampler.end()])
+
+
 def _taps(up: int, down: int) -> tuple[Samples, NDArray[np.int64]]:
     """The taps of each phase, float32 [phases, 2 half], and at which input sample its window begins.
 
