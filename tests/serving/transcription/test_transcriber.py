@@ -52,18 +52,22 @@ def words_of(segments: list[Spoken]) -> list[int]:
     return [int(word) for word in joined(segments).split()]
 
 
-speeches = st.lists(st.tuples(st.integers(0, 98), st.booleans()), min_size=1, max_size=120)
+speeches = st.lists(st.tuples(st.integers(0, 98), st.integers(0, 59)), min_size=1, max_size=120)
+"""Words, after each of which there is a pause if the number is small."""
 
 
 @settings(max_examples=60, deadline=None)
-@given(speeches, st.integers(1, 5), st.booleans())
-def test_no_word_is_lost_and_none_comes_twice(words: list[tuple[int, bool]], at_once: int, measures: bool) -> None:
-    spoken = [word for word, _ in words]
-    sound = speech(spoken, [pause for _, pause in words])
+@given(speeches, st.sampled_from([0, 1, 3, 10, 30]), st.integers(1, 5), st.booleans())
+def test_no_word_is_lost_and_none_comes_twice(
+    words: list[tuple[int, int]], pauses: int, at_once: int, measures: bool
+) -> None:
+    """Whether pauses are frequent, or so rare that a stretch between two is of many windows."""
+    spoken, has_pause = [word for word, _ in words], [chance < pauses for _, chance in words]
+    sound = speech(spoken, has_pause)
     listener = Listener(SECONDS, at_once=at_once)
     progress, segments = asyncio.run(heard(listener, sound, Wanted(language="en", measures=measures)))
     assert words_of(segments) == spoken
-    ends = np.cumsum([GAP, *[WORD + (PAUSE if pause else GAP) for _, pause in words]])
+    ends = np.cumsum([GAP, *[WORD + (PAUSE if pause else GAP) for pause in has_pause]])
     begin = 0
     for each in segments:
         count = len(each.text.split())
@@ -89,6 +93,17 @@ async def test_without_timestamps_and_pauses_it_is_cut_in_gaps() -> None:
     listener = Listener(SECONDS, with_times=False)
     _, segments = await heard(listener, speech(words, [False] * 60), Wanted(language="en"), with_times=False)
     assert words_of(segments) == words
+
+
+async def test_words_at_the_end_of_a_window_are_heard_again() -> None:
+    listener, words = Listener(SECONDS), list(range(90))
+    _, segments = await heard(listener, speech(words, [False] * 90), Wanted(language="en"))
+    assert words_of(segments) == words
+    # There are more windows than the sound is long.
+    assert len(listener.asked) > 90 * 0.4 / SECONDS + 1
+    starts = [each.window_start for each in segments]
+    assert starts == sorted(starts)
+    assert len(set(starts)) == len(listener.asked)
 
 
 async def test_stretches_are_heard_at_the_same_time() -> None:
