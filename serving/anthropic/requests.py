@@ -62,6 +62,8 @@ class MessagesImage(_Cached, kw_only=True):
 
     type: Literal["image"]
     source: MessagesImageSource
+    transformations: Any = None
+    """Accepted, without effect: images get the size that the model's image processor gives them."""
 
 
 _TEXT = documented(**any_of("MessagesText"))
