@@ -59,7 +59,8 @@ class RequestLimits:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
         self.check_adapter(request.lora_request)
         self.check_prompt(request.prompt_token_ids, request.prompt_embeds)
-        self.check_media(request.media)
+        if request.media is not None or (self.engine is not None and self.engine.sound is not None):
+            self.check_media(request.media)
         self.check_logprobs(request.params)
         self.check_sampling(request)
 

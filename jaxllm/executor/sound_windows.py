@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from jaxllm.errors import ConfigError
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.processors.transcription import TranscriptionRules
 
 
 def with_sound(resolved: ResolvedConfig, runner: str, stages: int, *, is_multihost: bool) -> ResolvedConfig:
@@ -22,6 +21,9 @@ def with_sound(resolved: ResolvedConfig, runner: str, stages: int, *, is_multiho
         raise ConfigError(f"language_model_only: {name} writes nothing without sound; omit it")
     if is_multihost:
         raise ConfigError(f"{name}: not supported by engines on several hosts")
+    # Other models start without the import.
+    from jaxllm.processors.transcription import TranscriptionRules
+
     return replace(
         resolved,
         sound_windows=config.sound.sound_windows or resolved.max_num_seqs,

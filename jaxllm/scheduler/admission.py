@@ -63,7 +63,7 @@ class Admission:
             if len(sequences) > min(free, self._budget - running):
                 self._room.blocked = request
                 break
-            if not self._has_first(request, budget):
+            if self._spans is not None and not self._has_first(request, budget):
                 break
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
@@ -85,7 +85,8 @@ class Admission:
                 self._running.add(each)
             admitted += sequences
             free -= len(sequences)
-            counts.append(self._first_count(request, num_cached, budget))
+            count = min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget)
+            counts.append(count if self._spans is None else self._first_count(request, num_cached, budget))
             if self._snapshots is not None:
                 self._snapshots.admitted(request, num_cached)
                 counts[-1] = int(self._snapshots.cut(np.array([slot]), np.array(counts[-1:]))[0])

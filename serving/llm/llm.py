@@ -76,6 +76,8 @@ class LLM(PoolingMethods):
         change = options.pop("hf_overrides") if callable(options.get("hf_overrides")) else None
         # vLLM's own of these names are among those without effect, for other models.
         media = {name: options.pop(name) for name in _MEDIA if name in options}
+        # vLLM's programs hand around all options, with None for those that are not given.
+        media = {name: value for name, value in media.items() if value is not None}
         known = drop_noop_options(options, OF_SCRIPTS, logger.warning)
         media |= {name: known.pop(name) for name in _MEDIA if name in known}
         if change is not None:

@@ -204,7 +204,9 @@ class InputProcessor:
             media = self.images.media(prompt, token_ids)
         elif prompt.sound:
             media, token_ids = self._sound(prompt, token_ids)
-        self._limits.check_media(media)
+        engine = self._limits.engine
+        if media is not None or (engine is not None and engine.sound is not None):
+            self._limits.check_media(media)
         for child in children:
             child.prompt_token_ids, child.media = token_ids, media
         if embeds is not None:

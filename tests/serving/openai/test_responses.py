@@ -242,7 +242,7 @@ def test_a_long_conversation_can_be_cut(client: OpenAI) -> None:
         ({"input": []}, "input"),
         ({"input": "x " * MAX_MODEL_LEN}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-         "input[0].content[0].image_url"),
+         "input[0].content[0].type"),
         ({"input": [{"role": "user", "contents": "x"}]}, "input[0].contents"),
         ({"input": [{"type": "item_reference", "id": "msg_unknown"}]}, "input[0].id"),
         ({"input": 3}, "input"),
