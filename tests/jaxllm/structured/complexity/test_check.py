@@ -69,7 +69,8 @@ def test_what_is_not_too_deep_is_compiled(canary: Canary, kinds: list[str], coun
     if Schema(schema).levels() > MAX_LEVELS:
         assert "nested too deeply" in (verdict.error or "")
     else:
-        assert verdict.error is None
+        # Of some chains almost as long as allowed, 232 times "all" or "any" in turn, llguidance itself has had enough.
+        assert verdict.error in (None, "json: schema too large")
 
 
 @given(st.lists(st.sampled_from(list(LINKS)), min_size=MAX_LEVELS, max_size=MAX_LEVELS + 200))
