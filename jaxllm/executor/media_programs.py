@@ -3,7 +3,7 @@
 Axis letters: E rows of the pool, P patches, B bytes of a patch, R rows, D hidden size times the parts of a row.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def hear_body(context: ProgramContext[DeviceState]) -> ProgramBody:
         parameters: Any, pages: tuple[jax.Array], features: jax.Array, first_page: jax.Array
     ) -> tuple[jax.Array, ...]:
         """The pools of pages with the window of `features` float32 [B, F] from `first_page` int32 [] on."""
-        tower: SoundTower = nnx.merge(context.graph, parameters).sound
+        tower = cast("SoundTower", nnx.merge(context.graph, parameters).sound)
         return (tower(features, pages[0], first_page),)
 
     return ProgramBody(hear, (context.host((plan.num_bins, plan.num_frames), np.float32), context.host()))
@@ -92,7 +92,7 @@ def hear_rows_body(context: ProgramContext[DeviceState]) -> ProgramBody:
         parameters: Any, pool: jax.Array, features: jax.Array, num_positions: jax.Array, rows: jax.Array
     ) -> jax.Array:
         """The pool [E, D] with the rows of a window at `rows` int32 [R], but for those at -1; see `SoundRows`."""
-        tower: SoundRows = nnx.merge(context.graph, parameters).sound
+        tower = cast("SoundRows", nnx.merge(context.graph, parameters).sound)
         outside = jnp.where(rows < 0, pool.shape[0], rows)
         return pool.at[outside].set(tower(features, num_positions).astype(pool.dtype), mode="drop")
 
