@@ -252,8 +252,8 @@ class ServerOptions(MediaOptions, AudioOptions):
     max_body_size: int | None = option(
         None,
         "Maximum size of a request body in bytes. Default: 32 per token of --max-model-len, and at least 4 MiB; four "
-        "times that for pooling models; with --enable-prompt-embeds, the size of the longest prompt as embeddings, "
-        "and at most 128 MiB.",
+        "times that for pooling models; room for an image of --max-image-bytes more for models that see; with "
+        "--enable-prompt-embeds, the size of the longest prompt as embeddings, and at most 128 MiB.",
         minimum=1024,
     )
     max_buffered_body_bytes: int = option(

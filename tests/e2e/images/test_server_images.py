@@ -221,3 +221,11 @@ def test_metrics_of_images(server: ServerProcess) -> None:
         seen.append(now)
     grown = [[now - before for before, now in zip(*pair, strict=True)] for pair in pairwise(seen)]
     assert grown == [[1, 0, 1, 0], [1, 1, 1, 1]]
+
+
+def test_a_large_image_in_the_body(client: openai.OpenAI) -> None:
+    """A photograph takes more bytes than a prompt."""
+    url = data_url(picture(41, 1500, 1500))
+    assert len(url) > 8 << 20
+    answer = client.chat.completions.create(model="seeing", messages=message(url, "What is this?"), max_tokens=1)
+    assert answer.choices[0].finish_reason is not None
