@@ -13,7 +13,7 @@ from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.sharding import working_sizes
-from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit
+from jaxllm.planning.memory import CompiledProgram, MemoryUse, memory_limit
 from jaxllm.planning.target import TargetDevices, find_target
 
 USUAL_TEMPORARIES = 0.02
@@ -24,7 +24,7 @@ FEWEST_TOKENS = 256
 
 
 def advise(
-    resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, largest: CompiledStep | None
+    resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, largest: CompiledProgram | None
 ) -> list[str]:
     """Single changes of options with which it would fit, the smallest first; empty when there is none.
 
@@ -33,7 +33,7 @@ def advise(
     """
     beside = usual_temporaries(memory)
     if largest is not None:
-        beside = largest.temporary_bytes + largest.code_bytes
+        beside = largest.bytes
     return [
         *_shorter(resolved, memory, beside),
         *_suggest_fewer_tokens(resolved, memory, beside),

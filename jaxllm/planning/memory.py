@@ -13,7 +13,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.compiler import compile_lowered, is_out_of_memory
 from jaxllm.executor.compile.executables import compiler_options, without_compilation_cache
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.compile.program import ProgramSet, platform_of
+from jaxllm.executor.compile.program import Program, ProgramSet, platform_of
 from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.largest_step import PROVISIONAL_PAGES
 from jaxllm.executor.memory.capacity import (
@@ -24,6 +24,7 @@ from jaxllm.executor.memory.capacity import (
     with_slots,
 )
 from jaxllm.executor.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
+from jaxllm.executor.program_table import ENCODE
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.planning.hlo import parse
 from jaxllm.planning.links import Network
@@ -32,17 +33,21 @@ from jaxllm.planning.target import TargetDevices
 
 
 @dataclass(frozen=True)
-class CompiledStep:
-    """The compiler's figures for one bucket: bytes on each device besides the arguments, and how long it took here.
+class CompiledProgram:
+    """The compiler's figures for a program: bytes on each device besides the arguments, and how long it took here.
 
     `cost` is what it takes on the chip, without kernels; None where that was not asked for.
     """
 
-    bucket: Bucket
     seconds: float
     temporary_bytes: int
     code_bytes: int
     cost: ProgramCost | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Temporaries and code together."""
+        return self.temporary_bytes + self.code_bytes
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,9 @@ class MemoryUse:
     drafts: int = 0
     """What recurrent layers keep of the drafts of all requests."""
 
-    def cache_budget(self, largest: CompiledStep | None) -> int:
+    def cache_budget(self, largest: CompiledProgram | None) -> int:
         """The memory left for KV cache and states of requests besides the largest step, negative where nothing is."""
-        beside = 0 if largest is None else largest.temporary_bytes + largest.code_bytes
+        beside = 0 if largest is None else largest.bytes
         return self.usable - self.weights - self.state - beside
 
 
@@ -136,7 +141,7 @@ def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:
 
 
 @without_compilation_cache()
-def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Network | None = None) -> CompiledStep:
+def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Network | None = None) -> CompiledProgram:
     """Compile the step of a bucket with a small KV cache, whose size changes nothing but the arguments.
 
     With the `network` of the devices it is worked out what the step costs.
@@ -145,21 +150,35 @@ def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Network | No
         CapacityError: the compiler says that the step does not fit the device.
     """
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
+    return _compile(resolved, programs, programs.step(bucket), f"a step of {bucket}", network)
+
+
+@without_compilation_cache()
+def compile_image(resolved: ResolvedConfig, patches: int, network: Network | None = None) -> CompiledProgram:
+    """Compile the program that encodes images of at most so many patches; raises as `compile_step`."""
+    programs = generation_programs(resolved, PROVISIONAL_PAGES)
+    encode = programs.others[ENCODE.sized_name(patches)]
+    return _compile(resolved, programs, encode, f"an image of {patches} patches", network)
+
+
+def _compile(
+    resolved: ResolvedConfig, programs: ProgramSet[DeviceState], program: Program, what: str, network: Network | None
+) -> CompiledProgram:
     options = compiler_options(programs, resolved.config.compile)
     start = time.perf_counter()
     try:
-        compiled = programs.step(bucket).compile(options)
+        compiled = program.compile(options)
     except JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise CapacityError(f"a step of {bucket} does not fit the device: {_first_line(error)}") from error
+        raise CapacityError(f"{what} does not fit the device: {_first_line(error)}") from error
     seconds = time.perf_counter() - start
     stats = compiled.memory_analysis()
     if stats is None:
         raise CapacityError("this backend does not report how much memory a step needs; set kv_cache_memory_bytes")
     # On CPU code counts as nothing: it lies in memory that is not the cache's.
     cost = None if network is None else program_cost(parse(compiled.as_text() or ""), network)
-    return CompiledStep(bucket, seconds, int(stats.temp_size_in_bytes), int(stats.generated_code_size_in_bytes), cost)
+    return CompiledProgram(seconds, int(stats.temp_size_in_bytes), int(stats.generated_code_size_in_bytes), cost)
 
 
 @without_compilation_cache()

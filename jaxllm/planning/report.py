@@ -1,7 +1,7 @@
 """Whether an engine fits its devices, what it takes of their memory, and how fast it may be."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -11,8 +11,9 @@ from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.executables import without_compilation_cache
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.planning.advice import advise
+from jaxllm.planning.images import ImageProgram, compile_images, image_programs
 from jaxllm.planning.links import network_of
-from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure
+from jaxllm.planning.memory import CompiledProgram, MemoryUse, compile_step, measure
 from jaxllm.planning.roofline import CONTEXT, DraftsEstimate, StepEstimate, estimate, estimate_drafts
 from jaxllm.planning.schedule import Collective
 from jaxllm.planning.staged import check_fits, combine_stages, fullest, sized
@@ -26,6 +27,7 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     """Bytes on each device. `total` is what it has, `free` what is left of it; `kv_cache` is 0 where nothing fits.
 
     `recurrent` are states of recurrent layers, of running requests and in snapshots, and inputs of drafts.
+    `temporaries` and `code` are those of the largest step, or of the largest image if it needs more.
     """
 
     total: int
@@ -104,6 +106,10 @@ class Report(msgspec.Struct, frozen=True):
     stages: list[StageReport] = []
     drafts: list[DraftsEstimate] = []
     """With speculative decoding, steps of few requests and of many; empty where the chip's figures are not known."""
+    images: list[ImageProgram] = []
+    """The programs that encode images, if the model sees some."""
+    media_tokens: int = 0
+    """Tokens of images that the devices hold."""
 
 
 @without_compilation_cache()
@@ -118,20 +124,21 @@ def make_report(
     memories = [measure(part, target) for part in resolved.stage_configs]
     buckets = Buckets(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.bucket_growth)
     wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
-    compiled: list[dict[Bucket, CompiledStep]] = [{} for _ in memories]
+    compiled: list[dict[Bucket, CompiledProgram]] = [{} for _ in memories]
+    images: dict[int, CompiledProgram] = {}
     reason = None
     try:
         # The compiler would say so too, after a while.
         check_fits(memories)
         for part, found in zip(resolved.stage_configs, compiled, strict=True):
             found.update(_compile(part, target, sorted(set(wanted), reverse=True), say))
-        pairs = zip(memories, compiled, strict=True)
-        resolved, pages = sized(
-            resolved, [max(memory.cache_budget(found[buckets.largest]), 0) for memory, found in pairs]
-        )
+        images.update(compile_images(resolved, target, all_sizes=all_buckets, say=say))
+        beside = [_largest(found[buckets.largest], images) for found in compiled]
+        pairs = zip(memories, beside, strict=True)
+        resolved, pages = sized(resolved, [max(memory.cache_budget(program), 0) for memory, program in pairs])
     except CapacityError as error:
         pages, reason = 0, str(error)
-    largest = [found.get(buckets.largest) for found in compiled]
+    largest = [_largest(found.get(buckets.largest), images) for found in compiled]
     config, parts = resolved.config, resolved.stage_configs
     memory_parts = [
         _parts(memory, step, pages, part.num_state_slots)
@@ -168,7 +175,14 @@ def make_report(
             if part.stage is not None
         ],
         drafts=_drafts(resolved, target, memories[full]),
+        images=image_programs(resolved, images),
+        media_tokens=resolved.media_rows,
     )
+
+
+def _largest(step: CompiledProgram | None, images: Mapping[int, CompiledProgram]) -> CompiledProgram | None:
+    """What needs the most memory, as an engine takes it: one follows the other."""
+    return step if step is None else max([step, *images.values()], key=lambda program: program.bytes)
 
 
 def _drafts(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse) -> list[DraftsEstimate]:
@@ -183,10 +197,10 @@ def _drafts(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse) 
 
 def _compile(
     resolved: ResolvedConfig, target: TargetDevices, buckets: list[Bucket], say: Callable[[str], None]
-) -> dict[Bucket, CompiledStep]:
+) -> dict[Bucket, CompiledProgram]:
     """Compile as the engine does. Raises `CapacityError` when one does not fit the device."""
 
-    def one(bucket: Bucket) -> CompiledStep:
+    def one(bucket: Bucket) -> CompiledProgram:
         say(f"compiling a step of {bucket}")
         return compile_step(resolved, bucket, network_of(target.chip, resolved.mesh))
 
@@ -195,7 +209,7 @@ def _compile(
         return dict(zip(buckets, pool.map(one, buckets), strict=True))
 
 
-def _parts(memory: MemoryUse, largest: CompiledStep | None, pages: int, slots: int) -> DeviceMemory:
+def _parts(memory: MemoryUse, largest: CompiledProgram | None, pages: int, slots: int) -> DeviceMemory:
     temporaries, code = (0, 0) if largest is None else (largest.temporary_bytes, largest.code_bytes)
     cache, recurrent = pages * memory.page, slots * memory.slot + memory.drafts
     taken = memory.weights + memory.state + temporaries + code + cache + recurrent
@@ -204,7 +218,7 @@ def _parts(memory: MemoryUse, largest: CompiledStep | None, pages: int, slots: i
 
 
 def _step(
-    resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, bucket: Bucket, compiled: CompiledStep | None
+    resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, bucket: Bucket, compiled: CompiledProgram | None
 ) -> Step:
     guess = estimate(resolved, target.chip, memory.weights, memory.page, bucket) if target.chip else None
     if compiled is None:
@@ -221,7 +235,7 @@ def _together(resolved: ResolvedConfig, target: TargetDevices, bucket: Bucket, s
     return Step(bucket.tokens, bucket.rows, sum(times) if times else None, found)
 
 
-def compiler_estimate(compiled: CompiledStep, guess: StepEstimate | None) -> CompilerEstimate | None:
+def compiler_estimate(compiled: CompiledProgram, guess: StepEstimate | None) -> CompilerEstimate | None:
     """Estimate for a compiled step, whose attention takes what the roofline says."""
     cost = compiled.cost
     if cost is None or guess is None:

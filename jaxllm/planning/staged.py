@@ -10,7 +10,7 @@ from jaxllm.executor.memory.capacity import count_pages, shortened, with_slots
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.planning.communication import handover_seconds
-from jaxllm.planning.memory import CompiledStep, MemoryUse, capacity_problem
+from jaxllm.planning.memory import CompiledProgram, MemoryUse, capacity_problem
 from jaxllm.planning.roofline import StepEstimate
 
 
@@ -21,7 +21,7 @@ def check_fits(memories: Sequence[MemoryUse]) -> None:
             raise CapacityError((f"stage {number}: " if len(memories) > 1 else "") + capacity_problem(memory))
 
 
-def fullest(memories: Sequence[MemoryUse], largest: Sequence[CompiledStep | None]) -> int:
+def fullest(memories: Sequence[MemoryUse], largest: Sequence[CompiledProgram | None]) -> int:
     """The number of the stage whose KV cache holds the fewest pages, besides the largest steps if all are compiled."""
     if len(memories) == 1:
         return 0

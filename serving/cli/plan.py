@@ -32,7 +32,11 @@ def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the devices, how to print, and every engine option."""
     add_target_flags(parser, "plan")
     parser.epilog = EXAMPLES
-    parser.add_argument("--all-buckets", action="store_true", help="Compile every step shape instead of two.")
+    parser.add_argument(
+        "--all-buckets",
+        action="store_true",
+        help="Compile every step shape instead of two, and every size of images instead of the largest.",
+    )
     parser.add_argument("--json", action="store_true", help="Print JSON, with sizes in bytes and times in seconds.")
     add_engine_flags_of_target(parser)
 
@@ -82,6 +86,24 @@ def _text(report: "Report") -> Iterator[str]:
     yield from _memory(report)
     yield ""
     yield from _steps(report)
+    yield from _images(report)
+
+
+def _images(report: "Report") -> Iterator[str]:
+    """The programs that encode images."""
+    if not report.images:
+        return
+    yield ""
+    yield f"images: the devices hold {report.media_tokens:,} of their tokens"
+    yield "patches up to      tokens   compiled in   temporaries     by the compiler"
+    for each in report.images:
+        line = f"  {each.patches:11,} {each.rows:11,}"
+        if each.compile_seconds is None or each.temporaries is None:
+            yield line
+            continue
+        time = "" if each.seconds is None else f"{each.seconds * 1000:13.2f} ms"
+        yield f"{line} {each.compile_seconds:11.1f} s {each.temporaries / 2**30:9.2f} GiB {time}".rstrip()
+    yield "By the compiler: XLA's own estimate of an image, without attention."
 
 
 def _memory(report: "Report") -> Iterator[str]:

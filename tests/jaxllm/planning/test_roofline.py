@@ -14,7 +14,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, summed_bytes
 from jaxllm.planning.links import sum_seconds
-from jaxllm.planning.memory import CompiledStep, MemoryUse
+from jaxllm.planning.memory import CompiledProgram, MemoryUse
 from jaxllm.planning.roofline import (
     Work,
     attention_share,
@@ -64,7 +64,7 @@ def test_stages_do_together_what_one_does(tmp_path: Path, tied: bool) -> None:
 def test_stages_are_compared_beside_the_same() -> None:
     """Where a step of one was not compiled, those of the others do not count."""
     memories = [MemoryUse(100, 90, 20, 10, 1), MemoryUse(100, 90, 30, 10, 1)]
-    large, small = (CompiledStep(Bucket(8, 8), 1.0, bytes_, 0) for bytes_ in (40, 5))
+    large, small = (CompiledProgram(1.0, bytes_, 0) for bytes_ in (40, 5))
     assert fullest(memories, [large, small]) == 0
     assert fullest(memories, [large, None]) == 1
 

@@ -1,6 +1,7 @@
 """`jaxllm plan`: what it says, here with figures made up for the compiler; slow tests compile for real chips."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning import advice, report, staged
-from jaxllm.planning.memory import CompiledStep, MemoryUse
+from jaxllm.planning.memory import CompiledProgram, MemoryUse
 from jaxllm.planning.target import TargetDevices
 from jaxllm.serving.cli import main as cli
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
@@ -38,11 +39,11 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             limit, int(limit * resolved.config.cache.gpu_memory_utilization), figures["weights"], GIB // 16, PAGE
         )
 
-    def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Any) -> CompiledStep:
+    def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Any) -> CompiledProgram:
         figures["compiled"].append(bucket.tokens)
         if figures["temporaries"] is None:
             raise CapacityError("a step does not fit the device")
-        return CompiledStep(bucket, 1.25, figures["temporaries"] * bucket.tokens // 2048, GIB // 128)
+        return CompiledProgram(1.25, figures["temporaries"] * bucket.tokens // 2048, GIB // 128)
 
     here = TargetDevices((), absent=False, chip=CHIPS["v6e"], topology="")
     monkeypatch.setattr(report, "measure", measure)
@@ -190,6 +191,33 @@ def test_this_machine_for_real(demo_folder: Path, capsys: pytest.CaptureFixture[
     assert found["kv_tokens"] == 2 * 2048, "more is of no use"
     assert [step["compile_seconds"] > 0 for step in found["steps"]] == [True, True]
     assert [step["estimate"] for step in found["steps"]] == [None, None]
+
+
+def test_images_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tower for images of any size: the largest program is compiled, or all."""
+    vision = {"embed_dim": 32, "hidden_size": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    config = {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "image_token_id": 9,
+        "vision_config": vision,
+        "text_config": {**text, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 512, **rope},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--max-image-patches", "512", "--max-num-batched-tokens", "64", "--optimization-level", "0", "--json"]
+    assert cli.main(["plan", str(tmp_path), "--device", "cpu", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["patches"], each["rows"]) for each in found["images"]] == [(256, 64), (512, 128)]
+    small, large = found["images"]
+    assert small["compile_seconds"] is None
+    assert large["compile_seconds"] > 0
+    assert 0 < large["temporaries"] <= found["memory"]["temporaries"]
+    assert cli.main(["plan", str(tmp_path), "--device", "cpu", *flags[:-1], "--all-buckets"]) == 0
+    text_of = capsys.readouterr().out
+    assert f"images: the devices hold {found['media_tokens']:,} of their tokens" in text_of
+    assert len(re.findall(r"^ +(256|512) +(64|128) +[0-9.]+ s +[0-9.]+ GiB$", text_of, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize(
