@@ -38,8 +38,8 @@ class ForwardOptions:
     have `page_size` tokens. With `native_matmul` weights are packed for the kernel of
     `pallas_kernels.linear.cpu`, where it takes them. `attention_checks` is for debugging, see
     `AttentionOptions.checks`. `moe_backend` is 'tpu' where the kernel for TPUs multiplies with experts' matrices,
-    else 'xla', and `linear_backend` likewise with quantized matrices. With `expert_parallel` each device has some of
-    the experts, otherwise a part of each.
+    else 'xla', and `linear_backend` likewise with quantized matrices; `mm_encoder_attn_backend` attends in towers.
+    With `expert_parallel` each device has some of the experts, otherwise a part of each.
     With `cache_groups` layers with different windows have page tables of their own, see `jaxllm.models.cache_plan`.
     `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
     these are not all. With `adapters` every linear layer of the model's layers has slots for adapters.
@@ -58,6 +58,7 @@ class ForwardOptions:
     attention_checks: bool = False
     moe_backend: str = "xla"
     linear_backend: str = "xla"
+    mm_encoder_attn_backend: str = "xla"
     expert_parallel: bool = False
     cache_groups: bool = False
     kv_cache: KVCacheType | None = None

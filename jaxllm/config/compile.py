@@ -81,6 +81,12 @@ class CompileOptions(Section):
         "self-test; otherwise xla. On CPU, attention_backend 'cpu' also selects jaxllm's own kernels for them.",
         hints=MOE_BACKENDS,
     )
+    mm_encoder_attn_backend: Literal["auto", "reference", "xla", "tpu"] = option(
+        "auto",
+        "Implementation of attention in the encoders of images and sound. 'auto': the 'tpu' kernel on TPU, unless it "
+        "fails its self-test; otherwise xla.",
+        hints=ATTENTION_BACKENDS,
+    )
     linear_backend: Literal["auto", "xla", "tpu"] = option(
         "auto",
         "Implementation of products with quantized matrices. 'auto': the 'tpu' kernel on TPU, unless it fails its "

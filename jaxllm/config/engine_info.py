@@ -6,8 +6,9 @@ import msgspec
 
 from jaxllm.kv.groups import CacheGroups
 
-Operation = Literal["attention", "linear", "moe", "sampling"]
-"""Operations with several implementations: attention, products with quantized matrices and experts, sampling."""
+Operation = Literal["attention", "linear", "mm_encoder_attn", "moe", "sampling"]
+"""Operations with several implementations: attention, products with quantized matrices and experts, attention in
+encoders of images and sound, sampling."""
 
 
 class KernelChoice(msgspec.Struct, frozen=True):

@@ -128,6 +128,7 @@ class ResolvedConfig:
             attention_checks=self.attention_checks,
             moe_backend=self.backend("moe"),
             linear_backend=self.backend("linear"),
+            mm_encoder_attn_backend=self.backend("mm_encoder_attn"),
             expert_parallel=self.config.parallel.enable_expert_parallel,
             # A request's page tables are the same in all stages.
             cache_groups=not (self.config.cache.disable_hybrid_kv_cache_manager or self.stages or self.stage),

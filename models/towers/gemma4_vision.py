@@ -21,10 +21,10 @@ from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import sharding
+from jaxllm.models.towers.attention import attend_segments
 from jaxllm.models.towers.crop import Crop
 from jaxllm.models.towers.plan import PixelPlan, VisionPlan
 from jaxllm.models.towers.repeated import RepeatedLayers
-from jaxllm.pallas_kernels.segment_attention.api import segment_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class _Attention(nnx.Module):
         norm = partial(make_norm, dtype=dtype, options=options)
         self.query_norm, self.key_norm = norm(plan.norm, plan.head_size), norm(plan.norm, plan.head_size)
         self.value_norm = norm(NormPlan(eps=plan.norm.eps, weight=False), plan.head_size)
-        self.head_size, self.group = plan.head_size, plan.num_heads // plan.num_kv_heads
+        self.head_size, self.group, self.options = plan.head_size, plan.num_heads // plan.num_kv_heads, options
 
     def __call__(self, x: jax.Array, crop: Crop, rotation: Rotation) -> jax.Array:
         """Map [P, V] to [P, V]."""
@@ -139,7 +139,7 @@ class _Attention(nnx.Module):
         )
         query, key = _turned(self.query_norm(query), rotation), _turned(self.key_norm(key), rotation)
         key, value = (jnp.repeat(each, self.group, axis=1) for each in (key, self.value_norm(value)))
-        attended = segment_attention(query, key, value, crop.segments, scale=1.0)
+        attended = attend_segments(query, key, value, crop.segments, self.options, scale=1.0)
         return self.output(attended.reshape(len(x), -1), crop.context)
 
 

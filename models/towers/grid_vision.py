@@ -24,11 +24,11 @@ from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.towers.attention import attend_segments
 from jaxllm.models.towers.crop import Crop
 from jaxllm.models.towers.plan import PixelPlan
 from jaxllm.models.towers.repeated import RepeatedLayers
 from jaxllm.models.towers.windows import Windows
-from jaxllm.pallas_kernels.segment_attention.api import segment_attention
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 Interpolation = Literal["corners", "centres", "cubic"]
@@ -153,7 +153,7 @@ class GridVisionAttention(nnx.Module):
         linear = partial(Linear, plan.size, plan.size, dtype=dtype, axes=(None, None), options=options)
         self.query, self.key, self.value = (linear(bias=plan.qkv_bias) for _ in range(3))
         self.output = linear(bias=plan.bias)
-        self.head_size = plan.head_size
+        self.head_size, self.options = plan.head_size, options
 
     def __call__(self, x: jax.Array, rotation: Rotation, segments: Segments, context: ForwardContext) -> jax.Array:
         """Map [P, V] to [P, V]."""
@@ -161,7 +161,7 @@ class GridVisionAttention(nnx.Module):
             project(x, context).reshape(len(x), -1, self.head_size) for project in (self.query, self.key, self.value)
         )
         query, key = rotate(query, rotation), rotate(key, rotation)
-        attended = segment_attention(query, key, value, segments, scale=self.head_size**-0.5)
+        attended = attend_segments(query, key, value, segments, self.options, scale=self.head_size**-0.5)
         return self.output(attended.reshape(x.shape), context)
 
 

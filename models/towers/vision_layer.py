@@ -20,7 +20,7 @@ from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import sharding
-from jaxllm.pallas_kernels.segment_attention.api import segment_attention
+from jaxllm.models.towers.attention import attend_segments
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
@@ -125,7 +125,7 @@ class VisionAttention(nnx.Module):
         self.output = linear(bias=plan.bias)
         norm = partial(make_norm, plan.query_key_norm, size, dtype=dtype, options=options)
         self.query_norm, self.key_norm = norm(), norm()
-        self.head_size = plan.head_size
+        self.head_size, self.options = plan.head_size, options
 
     def __call__(self, x: jax.Array, crop: SeenCrop) -> jax.Array:
         """Map [P, V] to [P, V]."""
@@ -134,7 +134,7 @@ class VisionAttention(nnx.Module):
         value = self._heads(self.value(x, crop.context))
         if crop.rotation is not None:
             query, key = rotate(query, crop.rotation), rotate(key, crop.rotation)
-        attended = segment_attention(query, key, value, crop.segments, scale=self.head_size**-0.5)
+        attended = attend_segments(query, key, value, crop.segments, self.options, scale=self.head_size**-0.5)
         return self.output(attended.reshape(x.shape), crop.context)
 
     def _heads(self, x: jax.Array) -> jax.Array:

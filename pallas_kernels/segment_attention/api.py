@@ -1,13 +1,13 @@
 """Attention of every token to all tokens of its own text, before and after it."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Protocol, cast
 
 import jax
 
-from jaxllm.pallas_kernels.segment_attention.reference import reference_segment_attention
 from jaxllm.pallas_kernels.segment_attention.relative import RelativeScores
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
-from jaxllm.pallas_kernels.segment_attention.xla import xla_segment_attention
 
 
 class SegmentAttention(Protocol):
@@ -28,11 +28,19 @@ class SegmentAttention(Protocol):
         ...
 
 
-IMPLEMENTATIONS: dict[str, SegmentAttention] = {
-    "reference": reference_segment_attention,
-    "xla": xla_segment_attention,
+IMPLEMENTATIONS: Mapping[str, tuple[str, str]] = {
+    "reference": ("reference", "reference_segment_attention"),
+    "xla": ("xla", "xla_segment_attention"),
+    "tpu": ("tpu", "tpu_segment_attention"),
 }
-"""`reference` is slow and obvious, `xla` runs everywhere. There is no kernel for TPUs or GPUs yet."""
+"""Module and function of each: `reference` is slow and obvious, `xla` runs everywhere, `tpu` has no windows and is for
+segments that are the same whatever else is computed. There is no kernel for GPUs yet."""
+
+
+def _get(implementation: str) -> SegmentAttention:
+    """An implementation by its name. Others are not imported. Raises `KeyError` where there is none."""
+    module, function = IMPLEMENTATIONS[implementation]
+    return cast(SegmentAttention, getattr(import_module(f"{__package__}.{module}"), function))
 
 
 def segment_attention(
@@ -66,4 +74,4 @@ def segment_attention(
     Raises:
         KeyError: no implementation of that name.
     """
-    return IMPLEMENTATIONS[implementation](q, k, v, segments, scale=scale, window=window, relative=relative)
+    return _get(implementation)(q, k, v, segments, scale=scale, window=window, relative=relative)

@@ -7,12 +7,13 @@ from jaxllm.config import CompileOptions
 from jaxllm.config.engine_info import KernelChoice, Operation
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.attention import ATTENTION
+from jaxllm.executor.kernels.encoders import MM_ENCODER_ATTENTION
 from jaxllm.executor.kernels.linear import LINEAR
 from jaxllm.executor.kernels.moe import MOE
 from jaxllm.executor.kernels.operation import OperationKernels, Shape, Workload
 from jaxllm.executor.kernels.sampling import SAMPLING
 
-OPERATIONS: tuple[OperationKernels[Any], ...] = (ATTENTION, LINEAR, MOE, SAMPLING)
+OPERATIONS: tuple[OperationKernels[Any], ...] = (ATTENTION, LINEAR, MM_ENCODER_ATTENTION, MOE, SAMPLING)
 
 
 def select_kernel(operation: OperationKernels[Shape], asked: str, device: Any, shape: Shape) -> str:

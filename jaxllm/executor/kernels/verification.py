@@ -3,10 +3,10 @@
 from typing import Any
 
 from jaxllm.executor.kernels.self_test import SelfTest, verify_kernel
-from jaxllm.executor.kernels.self_tests import attention, linear, moe, sampling
+from jaxllm.executor.kernels.self_tests import attention, encoders, linear, moe, sampling
 from jaxllm.executor.resolved import ResolvedConfig
 
-SELF_TESTS: tuple[SelfTest[Any], ...] = (attention.TEST, moe.TEST, linear.TEST, sampling.TEST)
+SELF_TESTS: tuple[SelfTest[Any], ...] = (attention.TEST, moe.TEST, linear.TEST, encoders.TEST, sampling.TEST)
 
 
 def verify_kernels(resolved: ResolvedConfig, *, samples: bool = True) -> ResolvedConfig:

@@ -12,7 +12,7 @@ from jaxllm.config.engine_info import KernelChoice
 from jaxllm.serving.server.routes import health
 from tests.serving.conftest import engine_info
 
-KERNELS = ("attention", "linear", "moe", "sampling")
+KERNELS = ("attention", "linear", "mm_encoder_attn", "moe", "sampling")
 
 
 async def body(**known: Any) -> Any:

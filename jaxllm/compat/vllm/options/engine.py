@@ -91,7 +91,7 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     # Images and sound
     **values(_TEXT, "allowed-local-media-path", "media-io-kwargs",
              "mm-processor-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm",
-             "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-encoder-attn-backend",
+             "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode",
              "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",
              "mm-encoder-fp8-scale-save-margin", "video-pruning-rate", "video-pruning-method", "mm-tensor-ipc",
              "mm-processor-device", "mm-ipc-gpu-memory-gb"),
