@@ -16,14 +16,17 @@ from jaxllm.pallas_kernels.segment_attention.relative import RelativeScores
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, Ref
 
-BLOCK = 512
-"""Queries, and keys, of a block."""
+BLOCK, LARGE_BLOCK = 512, 1024
+"""Queries, and keys, of a block; the larger where there is one segment, of which blocks see most as a whole."""
 
 NOTHING_SEEN = -1e20
 """The maximum before any score: above `MASKED`, so that invisible keys weigh nothing."""
 
-TWO_HEADS = 48 << 20
-"""Bytes of keys and values up to which those of two heads are in the fast memory, in place of one."""
+FAST_BYTES = 40 << 20
+"""Bytes of keys and values in the fast memory, unless those of one head are more."""
+
+_Run = tuple[jax.Array, jax.Array, jax.Array]
+"""State of an online softmax: maximum and total [Q, 1], weighted sum of values [Q, H], all float32."""
 
 
 def tpu_segment_attention(
@@ -41,89 +44,106 @@ def tpu_segment_attention(
     if window is not None or relative is not None:
         raise NotImplementedError("segment attention on TPUs has neither windows nor relative scores")
     tokens, _, size = q.shape
-    block = min(BLOCK, _up(tokens, LANES))
-    place = jnp.arange(_up(tokens, block), dtype=jnp.int32)
-    rows = jnp.pad(segments.rows, (0, len(place) - tokens))
-    is_token = place < segments.num_tokens
-    # What is beyond the tokens sees nothing.
-    low = jnp.where(is_token, segments.starts[rows], 0)
-    high = jnp.where(is_token, segments.starts[rows + 1], 0)
-    blocks = _key_blocks(low, high, block)
+    block = min(LARGE_BLOCK if len(segments.starts) == 2 else BLOCK, _up(tokens, LANES))
+    # Padding sees what the last token sees, so that a block with some of it needs no mask.
+    place = jnp.minimum(jnp.arange(_up(tokens, block), dtype=jnp.int32), jnp.maximum(segments.num_tokens - 1, 0))
+    rows = segments.rows[place]
+    ranges = jnp.stack([segments.starts[rows], segments.starts[rows + 1]], axis=1)
     queries, keys, values = (_padded(each, len(place)) for each in (q, k, v))
-    attended = _call(blocks, jnp.stack([low, high], axis=1), queries, keys, values, block, scale, interpret)
+    attended = call_kernel(key_blocks(ranges, block), ranges, queries, keys, values, scale, interpret)
     return attended[:, :tokens, :size].transpose(1, 0, 2)
 
 
-def _key_blocks(low: jax.Array, high: jax.Array, block: int) -> jax.Array:
-    """The first block of keys that each block of queries sees, and the one after the last: int32 [2, blocks]."""
-    first = jnp.where(high > 0, low, len(low)).reshape(-1, block).min(axis=1) // block
-    end = (high.reshape(-1, block).max(axis=1) + block - 1) // block
-    return jnp.stack([jnp.minimum(first, end), end])
+def key_blocks(ranges: jax.Array, block: int) -> jax.Array:
+    """Which blocks of keys each block of queries sees, that see `ranges` int32 [T, 2]: int32 [4, blocks].
+
+    The first, the one after the last, and likewise of those that all of its queries see as a whole.
+    """
+    low, high = (ranges[:, side].reshape(-1, block) for side in (0, 1))
+    first, end = low.min(axis=1) // block, -(-high.max(axis=1) // block)
+    inner, outer = -(-low.max(axis=1) // block), high.min(axis=1) // block
+    return jnp.stack([first, end, inner, jnp.maximum(inner, outer)])
 
 
-@functools.partial(jax.named_call, name="segment_attention")
-def _call(
+def call_kernel(
     blocks: jax.Array,
     ranges: jax.Array,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    block: int,
     scale: float,
-    interpret: pltpu.InterpretParams | bool,
+    interpret: pltpu.InterpretParams | bool = False,
 ) -> jax.Array:
-    """[N, T, H] of queries, keys and values [N, T, H], and of what each query sees: `ranges` int32 [T, 2]."""
+    """[N, T, H] of queries, keys and values [N, T, H]; `blocks` are `key_blocks` of the `ranges` that queries see."""
     heads, tokens, size = q.shape
-    bytes_of_head = 2 * tokens * size * k.dtype.itemsize
-    own = pl.BlockSpec((1, block, size), lambda head, number, _: (head, number, 0))
-    buffers = 2 if 2 * bytes_of_head <= TWO_HEADS else 1
+    block = tokens // blocks.shape[1]
+    together, buffers = _heads_together(heads, 2 * tokens * size * k.dtype.itemsize)
+    own = pl.BlockSpec((together, block, size), lambda head, number, _: (head, number, 0))
     whole = pl.BlockSpec(
-        (1, tokens, size), lambda head, number, _: (head, 0, 0), pipeline_mode=pl.Buffered(buffer_count=buffers)
+        (together, tokens, size), lambda head, number, _: (head, 0, 0), pipeline_mode=pl.Buffered(buffer_count=buffers)
     )
     return pl.pallas_call(
         functools.partial(_kernel, scale=scale * LOG2_E, block=block),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(heads, tokens // block),
+            grid=(heads // together, tokens // block),
             in_specs=[pl.BlockSpec((block, 2), lambda head, number, _: (number, 0)), own, whole, whole],
             out_specs=own,
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=buffers * bytes_of_head + (24 << 20),
+            vmem_limit_bytes=together * buffers * 2 * tokens * size * k.dtype.itemsize + (32 << 20),
         ),
         interpret=interpret,
+        name="segment_attention",
     )(blocks, ranges, q, k, v)
+
+
+def _heads_together(heads: int, bytes_of_head: int) -> tuple[int, int]:
+    """Heads that a program computes, and buffers for keys and values of as many: one, or two to hide the reading."""
+    for together, buffers in ((2, 2), (1, 2)):
+        if heads % together == 0 and together * buffers * bytes_of_head <= FAST_BYTES:
+            return together, buffers
+    return 1, 1
 
 
 def _kernel(
     blocks_ref: Ref, ranges_ref: Ref, q_ref: Ref, k_ref: Ref, v_ref: Ref, out_ref: Ref, *, scale: float, block: int
 ) -> None:
-    queries, number = q_ref[0], pl.program_id(1)
-    low, high = ranges_ref[:, 0:1], ranges_ref[:, 1:2]
+    heads, _, size = q_ref.shape
     # TPUs multiply float32 in one pass of bfloat16 unless they are told not to.
-    precision = jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
+    precision = jax.lax.Precision.HIGHEST if q_ref.dtype == jnp.float32 else None
     product = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
+    first, end, inner, outer = (blocks_ref[part, pl.program_id(1)] for part in range(4))
 
-    def visit(index: jax.Array, run: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        maximum, total, weighted = run
+    def visit(index: jax.Array, runs: tuple[_Run, ...], *, is_whole: bool) -> tuple[_Run, ...]:
+        """All heads, each on its own: what one waits for, another computes."""
         start = pl.multiple_of(index * block, block)
-        keys, values = (ref[0, pl.ds(start, block), :] for ref in (k_ref, v_ref))
-        scores = product(queries, keys, (((1,), (1,)), ((), ()))) * scale
-        seen = start + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        scores = jnp.where((seen >= low) & (seen < high), scores, MASKED)
+        return tuple(one(head, start, run, is_whole=is_whole) for head, run in enumerate(runs))
+
+    def one(head: int, start: jax.Array, run: _Run, *, is_whole: bool) -> _Run:
+        keys, values = (ref[head, pl.ds(start, block), :] for ref in (k_ref, v_ref))
+        scores = product(q_ref[head], keys, (((1,), (1,)), ((), ()))) * scale
+        if not is_whole:
+            seen = start + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+            scores = jnp.where((seen >= ranges_ref[:, 0:1]) & (seen < ranges_ref[:, 1:2]), scores, MASKED)
+        maximum, total, weighted = run
         highest = jnp.maximum(maximum, scores.max(axis=1, keepdims=True))
         weights, decay = jnp.exp2(scores - highest), jnp.exp2(maximum - highest)
-        total = total * decay + weights.sum(axis=1, keepdims=True)
         added = product(weights.astype(values.dtype), values, (((1,), (0,)), ((), ())))
-        return highest, total, weighted * decay + added
+        return highest, total * decay + weights.sum(axis=1, keepdims=True), weighted * decay + added
 
     column = (block, 1)
     empty = jnp.full(column, NOTHING_SEEN, jnp.float32), jnp.zeros(column, jnp.float32)
-    run = (*empty, jnp.zeros(queries.shape, jnp.float32))
-    _, total, weighted = jax.lax.fori_loop(blocks_ref[0, number], blocks_ref[1, number], visit, run)
-    out_ref[0] = (weighted / jnp.maximum(total, 1e-30)).astype(out_ref.dtype)
+    runs = tuple((*empty, jnp.zeros((block, size), jnp.float32)) for _ in range(heads))
+    whole, part = (functools.partial(visit, is_whole=each) for each in (True, False))
+    before = jnp.minimum(inner, end)
+    runs = jax.lax.fori_loop(first, before, part, runs)
+    runs = jax.lax.fori_loop(inner, outer, whole, runs)
+    runs = jax.lax.fori_loop(jnp.maximum(outer, before), end, part, runs)
+    for head, (_, total, weighted) in enumerate(runs):
+        out_ref[head] = (weighted / jnp.maximum(total, 1e-30)).astype(out_ref.dtype)
 
 
 def _padded(heads: jax.Array, tokens: int) -> jax.Array:

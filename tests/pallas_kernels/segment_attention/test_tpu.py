@@ -73,9 +73,9 @@ def test_compiles(chip: str) -> None:
     mesh = Mesh(np.array([device]), ("x",))
     whole = NamedSharding(mesh, PartitionSpec())
     shape: Any = partial(jax.ShapeDtypeStruct, sharding=whole)
-    for tokens, size in ((4096, 72), (65536, 80)):
+    for tokens, rows_of, size in ((4096, 1, 72), (65536, 1024, 80)):
         heads = shape((tokens, 16, size), jnp.bfloat16)
-        starts, rows, count = (shape(each, jnp.int32) for each in ((tokens + 1,), (tokens,), ()))
+        starts, rows, count = (shape(each, jnp.int32) for each in ((rows_of + 1,), (tokens,), ()))
         with jax.set_mesh(mesh):
             attend: Any = jax.jit(partial(tpu_segment_attention, scale=0.1))
             compiled = attend.lower(heads, heads, heads, Segments(starts, rows, count, count)).compile()
