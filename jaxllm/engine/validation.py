@@ -110,8 +110,7 @@ class RequestLimits:
                 "(media_pool_tokens); give fewer or smaller images",
                 MEDIA,
             )
-        span = longest_span(media.spans)
-        if span > images.longest_span:
+        if (span := longest_span(media.spans)) > max(images.longest_span, 0):
             what = "a prompt with images" if images.spans == "prompt" else "images without text between them"
             raise RequestError(
                 f"{what} of {span} tokens, but the engine takes {images.longest_span} at most: all are computed in one "

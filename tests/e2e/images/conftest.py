@@ -50,7 +50,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Re
 
 @pytest.fixture(scope="session")
 def server(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--max-model-len", "256")
+    quick = ("--optimization-level", "0", "--enforce-eager", "--max-num-batched-tokens", "8")
+    flags = ("--host", "127.0.0.1", "--port", "0", "--max-model-len", "256", *quick)
     log = tmp_path_factory.mktemp("server") / "log"
     with running(
         log, str(reference.folder), *flags, "--served-model-name", "seeing", "--max-images-per-prompt", "4"
