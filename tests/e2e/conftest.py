@@ -8,8 +8,23 @@ import pytest
 from transformers import AutoTokenizer
 
 from jaxllm.engine.engine import Engine
+from jaxllm.executor import resolved
 from scripts.demo_model import held_out
 from tests.e2e.driving import make_engine
+from tests.thinned import EVERY_CASE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_sizes() -> Iterator[None]:
+    """Engines of this process have steps of 1, 8 and 128 tokens and the largest, where XLA multiplies matrices.
+
+    Sizes between them are the same programs, and most of the time of an engine of a small model goes into compiling.
+    `scripts/test --all` has those that users have.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not EVERY_CASE:
+            patch.setattr(resolved, "GROWTH", 16)
+        yield
 
 
 @pytest.fixture(scope="session")
