@@ -1,14 +1,18 @@
 """Whisper gives transformers' hidden states and logits, whatever runs its layers and its attention."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 
 from jaxllm.models.batch import Batch
 from jaxllm.models.cache import Cache, make_cache
@@ -22,6 +26,8 @@ from jaxllm.models.towers.sound import SoundTower
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from tests.e2e.sound.hearing import expected_logits, reference_in, save_small_model
 from tests.e2e.sound.windows import window
+from tests.models.paged import compiled_step
+from tests.quick import QUICK
 
 PAGE_SIZE = 16
 PROMPTS = ([1, 5, 7, 9, 20, 33], [1, 8], [1, 60, 61])
@@ -39,12 +45,20 @@ def reference(folder: Path) -> Any:
     return reference_in(folder)
 
 
+def compiled(module: Any) -> Callable[..., Any]:
+    """A module as one program: operation by operation, each would be compiled alone."""
+    graph, parameters = nnx.split(module)
+    merge: Any = nnx.merge
+    return partial(jax.jit(lambda given, *inputs: merge(graph, given)(*inputs), compiler_options=QUICK), parameters)
+
+
 def test_hidden_states(folder: Path, reference: Any) -> None:
     model = load_model(Checkpoint(folder), read_config(folder), ForwardOptions(max_model_len=64), "float32")
     assert model.sound is not None
     with torch.no_grad():
         wanted = reference.model.encoder(torch.from_numpy(window(0))[None]).last_hidden_state[0].numpy()
-    np.testing.assert_allclose(model.sound.encoder(jnp.asarray(window(0))), wanted, atol=1e-4, rtol=0)
+    encode = compiled(model.sound.encoder)
+    np.testing.assert_allclose(encode(jnp.asarray(window(0))), wanted, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +69,9 @@ def test_logits(folder: Path, reference: Any, stack: Literal["loop", "scan"], at
     options = ForwardOptions(max_model_len=64, stack=stack, attention=attention, native_matmul=native)
     model = load_model(Checkpoint(folder), read_config(folder), options, "float32")
     cache, firsts = with_windows(model, (0, 1, 0))
-    hidden, _ = model(batch_of(PROMPTS, firsts), cache)
-    logits = np.asarray(model.logits(hidden))
+    parameters, step = compiled_step(model)
+    found, _ = step(parameters, batch_of(PROMPTS, firsts), cache)
+    logits = np.asarray(found)
     begin = 0
     for prompt, seed in zip(PROMPTS, (0, 1, 0), strict=True):
         own = logits[begin : begin + len(prompt)]
@@ -74,8 +89,9 @@ def with_windows(model: CausalLM, seeds: tuple[int, ...]) -> tuple[Cache, list[i
     )
     cache = make_cache(model.cache, shape, 4, "float32")
     (pages,) = cache.pages
+    hear = compiled(model.sound)
     for seed in set(seeds):
-        pages = model.sound(jnp.asarray(window(seed)), pages, jnp.int32(4 + seed * each))
+        pages = hear(jnp.asarray(window(seed)), pages, jnp.int32(4 + seed * each))
     return replace(cache, pages=(pages,)), [4 + seed * each for seed in seeds]
 
 
