@@ -16,9 +16,15 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = "Look: <image> and tell what it is."
 
 
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 8, "optimization_level": 0, "enforce_eager": True,
+}  # fmt: skip
+"""Nothing is compiled that a test does not need."""
+
+
 @pytest.fixture(scope="module")
 def llm(reference: Reference) -> Iterator[LLM]:
-    with LLM(str(reference.folder), max_model_len=256, max_num_seqs=4, optimization_level=0) as made:
+    with LLM(str(reference.folder), **OPTIONS) as made:
         yield made
 
 
@@ -72,7 +78,7 @@ def test_wrong_prompts(llm: LLM, prompt: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_without_a_tower() -> None:
-    with LLM("demo", max_model_len=64, max_num_seqs=1, optimization_level=0) as llm:  # noqa: SIM117
+    with LLM("demo", **{**OPTIONS, "max_model_len": 64}) as llm:  # noqa: SIM117
         with pytest.raises(RequestError, match="this model accepts text only"):
             llm.generate([{"prompt": "a", "multi_modal_data": {"image": picture(0)}}], GREEDY, use_tqdm=False)
 
@@ -128,24 +134,24 @@ def test_how_images_are_processed(llm: LLM) -> None:
             llm.generate([{**prompt, "mm_processor_kwargs": wrong}], GREEDY, use_tqdm=False)
 
 
-def test_where_images_of_conversations_come_from(reference: Reference, tmp_path: Path) -> None:
+def test_where_images_of_conversations_come_from(llm: LLM, reference: Reference, tmp_path: Path) -> None:
     picture(9).save(tmp_path / "cat.png")
     part = {"type": "image_url", "image_url": {"url": (tmp_path / "cat.png").as_uri()}}
     messages = [{"role": "user", "content": [part]}]
-    options: Any = {"max_model_len": 256, "max_num_seqs": 4, "optimization_level": 0}
-    whole = {"do_image_splitting": False}
+    with pytest.raises(RequestError, match="file:// URLs are not allowed"):
+        llm.chat(messages, GREEDY, use_tqdm=False)
     with LLM(
-        str(reference.folder), **options, allowed_local_media_path=str(tmp_path), mm_processor_kwargs=whole
-    ) as llm:
-        (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
-        token = llm.get_tokenizer().convert_tokens_to_ids("<image>")
+        str(reference.folder),
+        **OPTIONS,
+        allowed_local_media_path=str(tmp_path),
+        mm_processor_kwargs={"do_image_splitting": False},
+        limit_mm_per_prompt={"image": 1, "video": 0},
+    ) as other:
+        (output,) = other.chat(messages, GREEDY, use_tqdm=False)
+        token = other.get_tokenizer().convert_tokens_to_ids("<image>")
         assert list(output.prompt_token_ids or ()).count(token) == 4
-    with LLM(str(reference.folder), **options) as llm:  # noqa: SIM117
-        with pytest.raises(RequestError, match="file:// URLs are not allowed"):
-            llm.chat(messages, GREEDY, use_tqdm=False)
-    with LLM(str(reference.folder), **options, limit_mm_per_prompt={"image": 1, "video": 0}) as llm:
         two = {"prompt": "<image><image>", "multi_modal_data": {"image": [picture(1), picture(2)]}}
         with pytest.raises(RequestError, match=r"2 images: a prompt may have at most 1 \(max_images_per_prompt\)"):
-            llm.generate([two], GREEDY, use_tqdm=False)
+            other.generate([two], GREEDY, use_tqdm=False)
     with pytest.raises(ConfigError, match="max_image_bytes=0"):
-        LLM(str(reference.folder), **options, max_image_bytes=0)
+        LLM(str(reference.folder), **OPTIONS, max_image_bytes=0)

@@ -133,6 +133,7 @@ CASES = {
         gemma3_processor,
         tokens=MARKS,
         marker="<start_of_image>",
+        engine={"max_num_batched_tokens": 32},
         renamed=(OLDER, NEWER),
         spread=0.2,
     ),
