@@ -76,7 +76,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a request's window of sound is: log-mel features float32 [num_bins, num_frames].
 
-    Its rows stand in place of `token_id`, and a request has at most `most_rows`. Without a token, every request has one
+    Its rows stand in place of `token_id`, one for `frames_per_row`, and a request has at most `most_rows`. `windows`
+    says how longer sound becomes several, see `jaxllm.models.towers.sound`. Without a token, every request has one
     window.
     """
 
@@ -84,10 +85,12 @@ class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_frames: int
     token_id: int | None = None
     most_rows: int = 0
+    frames_per_row: int = 4
+    windows: Literal["one", "apart", "together"] = "one"
 
     def rows_of(self, num_frames: int) -> int:
         """Rows of a window of which so many frames are sound."""
-        return (num_frames + 1) // 4
+        return (num_frames + 1) // self.frames_per_row
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

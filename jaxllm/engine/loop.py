@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import jax
+import msgspec
 
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo, ImageInfo, PoolingInfo, SoundInfo, StageInfo
@@ -167,8 +168,12 @@ def _sound_info(resolved: ResolvedConfig) -> SoundInfo | None:
     sound = resolved.model.sound
     if sound is None or not (resolved.sees_images or resolved.model.has_cross_attention):
         return None
-    return SoundInfo(
-        num_bins=sound.num_bins, num_frames=sound.num_frames, token_id=sound.token_id, most_rows=resolved.media_rows
+    info = SoundInfo(num_bins=sound.num_bins, num_frames=sound.num_frames, most_rows=resolved.media_rows)
+    rows = sound.rows
+    if rows is None:
+        return info
+    return msgspec.structs.replace(
+        info, token_id=rows.token_id, frames_per_row=2 * rows.positions_per_row, windows=rows.windows
     )
 
 

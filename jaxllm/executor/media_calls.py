@@ -92,7 +92,7 @@ class SoundRowCalls:
 
     def encode(self, item: MediaItem, rows: Int32Array) -> Iterator[int]:
         """Encode a window, whose rows go to `rows` int32 [num_kept] of the pool, and give its number of frames."""
-        features, places = item.features, np.full(self._plan.num_keys // 2, -1, np.int32)
+        features, places = item.features, np.full(self._plan.most_rows, -1, np.int32)
         assert features is not None
         places[: len(rows)] = rows
         count = np.int32(positions_of(item.num_frames))

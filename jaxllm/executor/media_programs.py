@@ -97,4 +97,4 @@ def hear_rows_body(context: ProgramContext[DeviceState]) -> ProgramBody:
         return pool.at[outside].set(tower(features, num_positions).astype(pool.dtype), mode="drop")
 
     window = context.host((plan.num_bins, plan.num_frames), np.float32)
-    return ProgramBody(hear_rows, (window, context.host(), context.host((plan.num_keys // 2,))))
+    return ProgramBody(hear_rows, (window, context.host(), context.host((plan.most_rows,))))

@@ -8,6 +8,7 @@ from jaxllm.models.families.family import TEXT_PARTS, Family, Names
 from jaxllm.models.families.text_models import TEXT_NAMES, read_text_model
 from jaxllm.models.families.whisper import encoder_names, read_sound
 from jaxllm.models.layers.activation import read_activation
+from jaxllm.models.towers.sound import RowsPlan
 
 _AUDIO_DEFAULTS = {
     "d_model": 1280, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "encoder_layers": 32, "num_mel_bins": 128,
@@ -21,7 +22,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     sound = read_sound(audio, read_activation(audio, "activation_function", "gelu"))
     token_id = file.integer("audio_token_index", 151646, minimum=0)
     config = read_text_model(file, architecture, "qwen2")
-    return replace(config, sound=replace(sound, token_id=token_id))
+    return replace(config, sound=replace(sound, rows=RowsPlan(token_id)))
 
 
 def names_of(config: ModelConfig) -> Names:

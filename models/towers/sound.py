@@ -5,7 +5,8 @@ size of the language model.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,28 +34,54 @@ TAPS = 3
 """Frames that a convolution sees at a time."""
 
 
+Windows = Literal["one", "apart", "together"]
+"""How sound becomes windows: it must fit into one; each has features of its own, and only what is sound has rows; or
+all have features together, and rows to their ends, silence included."""
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """How positions become rows that stand in place of a token: `positions_per_row` of them, their mean or in a row.
+
+    Then come a product, or two with an `activation` between them.
+    """
+
+    token_id: int
+    windows: Windows = "one"
+    positions_per_row: int = 2
+    is_mean: bool = True
+    activation: str | None = None
+    bias: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoundPlan(VisionLayerPlan):
     """A transformer over the log-mel features of a window of sound, as Whisper has it (arXiv 2212.04356).
 
-    `num_bins` features of each of twice as many frames as there are positions, `num_keys`. With a `token_id`, the means
-    of two positions each are rows that stand in place of that token, as in Qwen2-Audio (arXiv 2407.10759); without one,
-    layers of the decoder have cross attention to all positions.
+    `num_bins` features of each of twice as many frames as there are positions, `num_keys`. With `rows`, these stand in
+    place of a token, as in Qwen2-Audio (arXiv 2407.10759); without, layers of the decoder have cross attention to all
+    positions.
     """
 
     num_layers: int
     num_bins: int
     num_keys: int
-    token_id: int | None = None
+    rows: RowsPlan | None = None
 
     @property
     def num_frames(self) -> int:
         """Frames of a window."""
         return 2 * self.num_keys
 
-    def rows_of(self, num_frames: int) -> int:
-        """Rows of a window of which so many frames are sound."""
-        return positions_of(num_frames) // 2
+    @property
+    def token_id(self) -> int | None:
+        """The token in whose place rows stand."""
+        return None if self.rows is None else self.rows.token_id
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of a window that is full of sound."""
+        return 0 if self.rows is None else self.num_keys // self.rows.positions_per_row
 
 
 def positions_of(num_frames: int) -> int:
@@ -77,7 +104,7 @@ class SoundEncoder(nnx.Module):
         self.norm = make_norm(plan.norm, size, dtype=dtype, options=options)
 
     def __call__(self, features: jax.Array, num_positions: jax.Array | None = None) -> jax.Array:
-        """Hidden states [P, V] of the log-mel features float32 [B, F] of a window, or [P / 2, V] where it has rows.
+        """Hidden states [P, V] of the log-mel features float32 [B, F] of a window, or means of several.
 
         Only the first `num_positions` int32 [] see one another, and mean something; by default all.
         """
@@ -89,27 +116,39 @@ class SoundEncoder(nnx.Module):
         x = x + self.positions(jnp.arange(plan.num_keys, dtype=jnp.int32))
         seen = SeenCrop(as_one_text(count, plan.num_keys))
         x = self.layers.run(lambda layer, number, x: layer(x, seen), x)
-        if plan.token_id is not None:
-            pairs = x[: plan.num_keys // 2 * 2].reshape(-1, 2, plan.hidden_size)
-            x = pairs.astype(jnp.float32).mean(axis=1).astype(x.dtype)
+        if plan.rows is not None and plan.rows.is_mean:
+            several = groups(x, plan.rows.positions_per_row)
+            x = several.astype(jnp.float32).mean(axis=1).astype(x.dtype)
         return self.norm(x)
 
 
 class SoundRows(nnx.Module):
-    """The encoder, and a product that makes rows in place of tokens of what it gives."""
+    """The encoder, and the products that make rows in place of tokens of what it gives."""
 
     def __init__(self, config: "ModelConfig", options: ForwardOptions, dtype: jnp.dtype) -> None:
         plan, size = config.sound, config.hidden_size
         assert plan is not None
-        self.plan, self.encoder = plan, SoundEncoder(plan, options, dtype)
-        self.projector = Linear(plan.hidden_size, size, bias=True, dtype=dtype, axes=(None, None), options=options)
+        assert plan.rows is not None
+        self.plan, self.encoder, self.rows = plan, SoundEncoder(plan, options, dtype), plan.rows
+        joined = plan.hidden_size * (1 if plan.rows.is_mean else plan.rows.positions_per_row)
+        linear = partial(Linear, bias=plan.rows.bias, dtype=dtype, axes=(None, None), options=options)
+        self.projector = linear(joined, size)
+        self.second = None if plan.rows.activation is None else linear(size, size)
 
     def __call__(self, features: jax.Array, num_positions: jax.Array) -> jax.Array:
         """Rows [R, D] of the log-mel features float32 [B, F] of a window.
 
         The first `num_positions` int32 [] are sound.
         """
-        return self.projector(self.encoder(features, num_positions), ALL_ROWS)
+        x = self.encoder(features, num_positions)
+        if not self.rows.is_mean:
+            x = groups(x, self.rows.positions_per_row)
+            x = x.reshape(len(x), -1)
+        x = self.projector(x, ALL_ROWS)
+        if self.second is None:
+            return x
+        assert self.rows.activation is not None
+        return self.second(ACTIVATIONS[self.rows.activation](x), ALL_ROWS)
 
 
 class SoundTower(nnx.Module):
@@ -171,6 +210,11 @@ class CrossKeys(nnx.Module):
             query, key, value, pages, layer, window, self.options, implementation=self.implementation
         )
         return pages
+
+
+def groups(x: jax.Array, size: int) -> jax.Array:
+    """The rows of `x` [T, C], so many at a time: [T / size, size, C], without those of a group that is not full."""
+    return x[: len(x) // size * size].reshape(-1, size, x.shape[1])
 
 
 def neighbours(x: jax.Array, stride: int) -> jax.Array:

@@ -7,11 +7,11 @@ from typing import Any
 from jaxllm.errors import RequestError
 from jaxllm.serving.llm.async_llm import RunText
 from jaxllm.serving.media.errors import MediaError
-from jaxllm.serving.media.loader import ImageSource
+from jaxllm.serving.media.source import MediaSource
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.given_images import PreparedImage
-from jaxllm.serving.text.image_parts import PlacedImage
+from jaxllm.serving.text.media_parts import PlacedMedium
 from jaxllm.serving.text.prompt_images import PromptImages
 
 AT_A_TIME = 16
@@ -32,7 +32,7 @@ class RequestImages:
         self._places = asyncio.Semaphore(AT_A_TIME)
 
     async def prepare(
-        self, sources: Sequence[PlacedImage], owner: str, kwargs: Mapping[str, Any] | None = None
+        self, sources: Sequence[PlacedMedium], owner: str, kwargs: Mapping[str, Any] | None = None
     ) -> list[PreparedImage]:
         """The images of a request, processed with its mm_processor_kwargs; in order.
 
@@ -52,17 +52,17 @@ class RequestImages:
             for task in tasks:
                 task.cancel()
             cache = self._loader.cache
-            self._metrics.set_image_cache(cache.queries, cache.hits)
+            self._metrics.set_media_cache(cache.queries, cache.hits)
 
     def write(self, prompt: str, images: Sequence[PreparedImage]) -> str:
         """The prompt with what stands for its images, in place of their markers. Raises `RequestError`."""
         return self._images.write(prompt, images)
 
-    async def _prepare(self, source: PlacedImage, owner: str, kwargs: Mapping[str, Any] | None) -> PreparedImage:
+    async def _prepare(self, source: PlacedMedium, owner: str, kwargs: Mapping[str, Any] | None) -> PreparedImage:
         where = source.where
         async with self._places:
             try:
-                loaded = await self._loader.load(ImageSource(source.url, source.uuid), kwargs, owner=owner)
+                loaded = await self._loader.load(MediaSource(source.url, source.uuid), kwargs, owner=owner)
                 return await self._run_text(self._images.prepared, loaded.image, loaded.runs)
             except MediaError as error:
                 raise type(error)(f"{where}: {error}", where) from None

@@ -105,9 +105,10 @@ def body_size(options: ServerOptions, info: EngineInfo) -> int:
         embeddings = _LEAST_BODY + info.max_model_len * info.embedding_size * 4 * 4 // 3
         return max(_BYTES_PER_TOKEN * info.max_model_len, min(_MOST_EMBEDDINGS, embeddings))
     batch = 1 if info.pooling is None else _BATCH
-    # An image may come in the body, in base64.
-    image = 0 if info.images is None else options.max_image_bytes * 4 // 3
-    return image + batch * max(_LEAST_BODY, _BYTES_PER_TOKEN * info.max_model_len)
+    # An image or sound may come in the body, in base64.
+    image = 0 if info.images is None else options.max_image_bytes
+    sound = 0 if info.sound is None or info.transcribes else options.max_audio_bytes
+    return max(image, sound) * 4 // 3 + batch * max(_LEAST_BODY, _BYTES_PER_TOKEN * info.max_model_len)
 
 
 def open_files_for(connections: int) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +10,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.serving.llm.async_llm import RunText
 from jaxllm.serving.media.audio.decoding import SoundDecoder
 from jaxllm.serving.media.audio.resample import Samples
-from jaxllm.serving.media.loader import MOST_PROCESSES
+from jaxllm.serving.media.processes import process_count
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.serving.transcription.model import TranscriptionModel
@@ -30,7 +29,7 @@ class RequestSound:
         """`run` runs what takes a while in a thread."""
         self.model = model
         self._tokenizer, self._run = tokenizer, run
-        processes = options.media_decoder_processes or min(MOST_PROCESSES, os.cpu_count() or 1)
+        processes = process_count(options.media_decoder_processes)
         self._decoder = SoundDecoder(processes, options.max_audio_seconds)
         self.places = asyncio.Semaphore(AT_A_TIME)
         """To be held for as long as the samples of a sound are."""

@@ -1,6 +1,7 @@
 """State that all routes share."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.version import __version__
 
 if TYPE_CHECKING:
-    from jaxllm.serving.http.images import RequestImages
+    from jaxllm.serving.http.media import ChatMedium
     from jaxllm.serving.http.sound import RequestSound
 
 _NO_PROCESSORS = Ignored("only logits processors read it, and this server has none (--logits-processors)", ({},))
@@ -56,10 +57,10 @@ class ServerState:
     replies: ReplyFormats = field(init=False)
     bodies: Bodies = field(init=False)
     limits: AdmissionLimits = field(init=False)
-    images: "RequestImages | None" = field(init=False)
-    """What makes images of requests ready; None where the model takes none."""
+    media: "Mapping[str, ChatMedium]" = field(init=False)
+    """What makes images and sounds of conversations ready, by the medium; only those that the model takes."""
     sound: "RequestSound | None" = field(init=False)
-    """What makes text of the sound of requests; None where the model does not hear."""
+    """What makes text of the sound of requests; None where the model is not made for that."""
     chat_template: str = field(init=False)
     """Text of the operator's chat template, or else of the model's; empty where there is none."""
 
@@ -79,7 +80,7 @@ class ServerState:
         self.bodies = Bodies(JsonLimits.of(info), fields, self._resolver())
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
-        self.images, self.sound = self._media()
+        self.media, self.sound = self._media()
         self.chat_template = "" if template is None else template.text
         render = None if template is None else template.render
         self.replies = ReplyFormats.of(options, self.chat_template, render)
@@ -91,20 +92,21 @@ class ServerState:
             options.fingerprint_mode, f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
         )
 
-    def _media(self) -> "tuple[RequestImages | None, RequestSound | None]":
-        if getattr(self.llm.inputs, "images", None) is None and not self.llm.info.transcribes:
-            return None, None
+    def _media(self) -> "tuple[Mapping[str, ChatMedium], RequestSound | None]":
+        if getattr(self.llm.inputs, "images", None) is None and self.llm.info.sound is None:
+            return {}, None
         # Most models take neither: starts are faster without the import.
         from jaxllm.serving.http.media import RequestMedia
 
         media = RequestMedia(self.options, self.llm, self.metrics)
-        return media.images, media.sound
+        return media.of_chats, media.sound
 
     def close(self) -> None:
         """End the processes that decode images and sound."""
-        for each in (self.images, self.sound):
-            if each is not None:
-                each.close()
+        for each in self.media.values():
+            each.close()
+        if self.sound is not None:
+            self.sound.close()
 
     def _resolver(self) -> ResolveModel | None:
         """Finds adapters that requests name, where the operator allows it. Raises `ConfigError`."""

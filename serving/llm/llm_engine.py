@@ -38,9 +38,9 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
+    from jaxllm.serving.llm.chat_media import ChatMedia
     from jaxllm.serving.llm.offline_metrics import Metric
     from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
-    from jaxllm.serving.media.loader import ImageLoader
     from jaxllm.serving.telemetry.metrics import Metrics
 
 
@@ -62,7 +62,7 @@ class LLMEngine(TextEngine[TextRequest]):
     ) -> None:
         """`metrics` count what is measured; without them, nothing is. Streams bring `stream_interval` tokens a time.
 
-        `media` says where images of conversations come from.
+        `media` says where images and sounds of conversations come from.
         """
         super().__init__(engine, tokenizer, OutputProcessor(tokenizer, metrics is not None, stream_interval))
         self.metrics = metrics
@@ -72,7 +72,7 @@ class LLMEngine(TextEngine[TextRequest]):
         self._refused: list[tuple[str, RequestError]] = []
         self._so_far: dict[str, Cumulative] = {}
         self._media = media or MediaOptions()
-        self._image_loader: ImageLoader | None = None
+        self._chat_media: ChatMedia | None = None
 
     @classmethod
     def from_config(
@@ -105,16 +105,18 @@ class LLMEngine(TextEngine[TextRequest]):
         """Free the engine and its device memory. Nothing can be run afterwards."""
         super().close()
         self.inputs.close()
-        if self._image_loader is not None:
-            self._image_loader.close()
+        if self._chat_media is not None:
+            self._chat_media.close()
 
     @property
-    def image_loader(self) -> "ImageLoader":
-        """What fetches and decodes images of conversations; made when it is first asked for."""
-        if self._image_loader is None:
-            assert self.inputs.images is not None
-            self._image_loader = self.inputs.images.loader(self._media)
-        return self._image_loader
+    def chat_media(self) -> "ChatMedia | None":
+        """What fetches and decodes images and sounds of conversations; None where these may have none."""
+        if self._chat_media is None and (self.inputs.images is not None or self.inputs.sound is not None):
+            # Most models take neither: starts are faster without the import.
+            from jaxllm.serving.llm.chat_media import ChatMedia
+
+            self._chat_media = ChatMedia(self.inputs, self._media)
+        return self._chat_media
 
     def add_request(
         self,

@@ -24,7 +24,7 @@ from jaxllm.structured.backend import Vocabulary
 
 if TYPE_CHECKING:
     from jaxllm.serving.text.prompt_images import PromptImages
-    from jaxllm.serving.text.sound_samples import SampledSound
+    from jaxllm.serving.text.sound_samples import PromptSound
     from jaxllm.structured.grammar_sandbox.checker import CanaryChecker
 
 _NAMES = {
@@ -39,8 +39,8 @@ _NAMES = {
 
 def prompt_media(
     info: EngineInfo, tokenizer: Tokenizer | None, options: MediaOptions | None
-) -> "tuple[PromptImages | None, SampledSound | None]":
-    """How the model takes images and samples of sound, each None where it takes none.
+) -> "tuple[PromptImages | None, PromptSound | None]":
+    """How the model takes images and sound, each None where it takes none.
 
     Raises `ConfigError` for what is wrong with the options' mm_processor_kwargs.
     """

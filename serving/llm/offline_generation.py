@@ -14,7 +14,6 @@ from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.text.chat import render_chat
-from jaxllm.serving.text.image_parts import take_images
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
@@ -166,22 +165,12 @@ class OfflineGeneration:
     def _prompt_of(
         self, conversation: Conversation, *, mm_processor_kwargs: Mapping[str, Any] | None = None, **settings: Any
     ) -> Prompt:
-        kwargs = checked_kwargs(mm_processor_kwargs)
-        if self._engine.inputs.images is None:
+        kwargs, taker = checked_kwargs(mm_processor_kwargs), self._engine.chat_media
+        if taker is None:
             return self.render_chat(conversation, **settings)
-        # Most models take none: starts are faster without the imports.
-        from jaxllm.serving.media.loader import ImageSource
-        from jaxllm.serving.media.pictures import pixels_of
-
-        prompt_images, loader = self._engine.inputs.images, self._engine.image_loader
-
-        def load(where: str, url: str) -> Any:
-            (loaded,) = loader.load_now([ImageSource(url)], kwargs)
-            return prompt_images.prepared(loaded.image, loaded.runs)
-
-        messages, images = take_images(conversation, load, lambda where, given: pixels_of(given, where))
-        text = self.render_chat(messages, with_images=True, **settings)
-        return {"prompt": text, MEDIA: {"image": images}, PROCESSOR_KWARGS: kwargs} if images else text
+        messages, taken = taker.take(conversation, kwargs)
+        text = self.render_chat(messages, media=taker.media, **settings)
+        return {"prompt": text, MEDIA: taken, PROCESSOR_KWARGS: kwargs} if taken else text
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
         """The prompt of one conversation."""

@@ -1,4 +1,4 @@
-"""Which addresses images may be fetched from."""
+"""Which addresses files may be fetched from."""
 
 import asyncio
 import ipaddress
@@ -79,9 +79,9 @@ class AddressPolicy:
         except (OSError, UnicodeError, ValueError):
             found = []
         if not found:
-            raise MediaFetchError(f"the host {host!r} of the image is not known")
+            raise MediaFetchError(f"the host {host!r} is not known")
         if not all(map(self.allows, found)):
-            raise MediaFetchError(f"the host {host!r} of the image has an address that is not public")
+            raise MediaFetchError(f"the host {host!r} has an address that is not public")
         return list(dict.fromkeys(map(str, found)))
 
 

@@ -1,4 +1,4 @@
-"""`ProcessedCache`: images that were processed before, by what is in them and how they were processed."""
+"""`ProcessedCache`: images and sounds that were processed before, by what is in them and how that was done."""
 
 import hashlib
 import json
@@ -6,36 +6,56 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from jaxllm.serving.media.image_processors.base import Bytes, ProcessedImage
 
 OVERHEAD: Final = 1024
-"""Bytes of an entry, in addition to its crops."""
+"""Bytes of an entry, in addition to its content."""
 MOST_NAMES: Final = 4
 """Names of an entry, such as digests of different files of the same image, and uuids."""
 
 
+class Processed(Protocol):
+    """What is kept; the digest is the same only for the same content processed the same way."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of the content."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+
+
+Item = TypeVar("Item", bound=Processed)
+
+
 @dataclass(frozen=True)
 class CachedImage:
-    """A processed image, and the digest that is the same only for the same pixels processed the same way."""
+    """A processed image, see `Processed`."""
 
     digest: bytes
     image: ProcessedImage
 
+    @property
+    def nbytes(self) -> int:
+        """Of its crops."""
+        return self.image.nbytes
+
 
 @dataclass
-class _Entry:
-    item: CachedImage
+class _Entry(Generic[Item]):
+    item: Item
     names: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
 
-class ProcessedCache:
-    """The least recently used images are dropped, so that all have at most so many bytes. Thread-safe.
+class ProcessedCache(Generic[Item]):
+    """The least recently used items are dropped, so that all have at most so many bytes. Thread-safe.
 
-    An image has its digest as key, and names for those who have not its pixels yet: see `name_of_file` and
+    An item has its digest as key, and names for those who have not its content yet: see `name_of_file` and
     `name_of_uuid`.
     """
 
@@ -43,20 +63,20 @@ class ProcessedCache:
         """0 bytes keep nothing."""
         self._most = most_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, _Entry[Item]] = OrderedDict()
         self._digests: dict[bytes, bytes] = {}
         self.nbytes = 0
         self.queries = 0
-        """Images asked for."""
+        """Items asked for."""
         self.hits = 0
-        """Of these, images that were there."""
+        """Of these, those that were there."""
 
     def __len__(self) -> int:
-        """Images that are kept."""
+        """Items that are kept."""
         return len(self._entries)
 
-    def find(self, *names: bytes) -> CachedImage | None:
-        """The image that has one of these names; counts as one query."""
+    def find(self, *names: bytes) -> Item | None:
+        """The item that has one of these names; counts as one query."""
         with self._lock:
             self.queries += 1
             for name in names:
@@ -67,8 +87,8 @@ class ProcessedCache:
                     return self._entries[digest].item
             return None
 
-    def get(self, digest: bytes, *names: bytes) -> CachedImage | None:
-        """The image with a digest, for which `find` knew no name yet: it gets these. Counts a hit, and no query."""
+    def get(self, digest: bytes, *names: bytes) -> Item | None:
+        """The item with a digest, for which `find` knew no name yet: it gets these. Counts a hit, and no query."""
         with self._lock:
             entry = self._entries.get(digest)
             if entry is None:
@@ -78,15 +98,15 @@ class ProcessedCache:
             self._name(entry, names)
             return entry.item
 
-    def put(self, item: CachedImage, *names: bytes) -> None:
-        """Keep an image, unless it is larger than all may be together."""
-        size = item.image.nbytes + OVERHEAD
+    def put(self, item: Item, *names: bytes) -> None:
+        """Keep an item, unless it is larger than all may be together."""
+        size = item.nbytes + OVERHEAD
         with self._lock:
             if size > self._most:
                 return
             entry = self._entries.get(item.digest)
             if entry is None:
-                entry = self._entries[item.digest] = _Entry(item)
+                entry = self._entries[item.digest] = _Entry[Item](item)
                 self.nbytes += size
             self._entries.move_to_end(item.digest)
             self._name(entry, names)
@@ -94,17 +114,17 @@ class ProcessedCache:
                 self._drop(next(iter(self._entries)))
 
     def clear(self) -> None:
-        """Forget all images, but not the counts."""
+        """Forget all items, but not the counts."""
         with self._lock:
             self._entries.clear()
             self._digests.clear()
             self.nbytes = 0
 
-    def _name(self, entry: _Entry, names: tuple[bytes, ...]) -> None:
+    def _name(self, entry: _Entry[Item], names: tuple[bytes, ...]) -> None:
         for name in names:
             former = self._digests.get(name)
             if former is not None and former != entry.item.digest:
-                # A client has given its uuid to another image.
+                # A client has given its uuid to another one.
                 del self._entries[former].names[name]
             self._digests[name] = entry.item.digest
             entry.names[name] = None
@@ -114,7 +134,7 @@ class ProcessedCache:
 
     def _drop(self, digest: bytes) -> None:
         entry = self._entries.pop(digest)
-        self.nbytes -= entry.item.image.nbytes + OVERHEAD
+        self.nbytes -= entry.item.nbytes + OVERHEAD
         for name in entry.names:
             del self._digests[name]
 
@@ -133,11 +153,11 @@ def image_digest(pixels: Bytes, options: bytes) -> bytes:
 
 
 def name_of_file(data: bytes, options: bytes) -> bytes:
-    """Of a file's bytes, so that an image that was seen before is not decoded again."""
+    """Of a file's bytes, so that what was taken before is not decoded again."""
     return hashlib.sha256(b"file" + options + hashlib.sha256(data).digest()).digest()
 
 
 def name_of_uuid(owner: str, uuid: str, options: bytes) -> bytes:
-    """Of a client's own name for an image. Owners cannot name each other's images."""
+    """Of a client's own name for an image or sound. Owners cannot name each other's."""
     parts = b"".join(hashlib.sha256(each.encode(errors="surrogatepass")).digest() for each in (owner, uuid))
     return hashlib.sha256(b"uuid" + options + parts).digest()

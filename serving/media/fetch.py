@@ -1,4 +1,4 @@
-"""`MediaFetcher`: bytes of an image from its URL, with every step bounded.
+"""`MediaFetcher`: bytes of an image or sound from its URL, with every step bounded.
 
 HTTP is httpx's: it is a dependency already, it lets a request name the address to connect to apart from the host that
 certificates are checked for, and it leaves redirects to the caller.
@@ -8,7 +8,8 @@ import asyncio
 import binascii
 import ssl
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -22,23 +23,56 @@ from jaxllm.serving.options.media import MediaOptions
 
 MOST_REDIRECTS: Final = 5
 MOST_URL: Final = 8192
-"""Characters of a URL that is not itself the image."""
+"""Characters of a URL that is not itself the file."""
 MOST_ADDRESSES: Final = 3
 """Addresses of a host that are tried."""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _PORTS: Final = {"http": 80, "https": 443}
-_HEADERS: Final = {"Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity", "User-Agent": "jaxllm"}
+_HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": "jaxllm"}
+
+
+@dataclass(frozen=True)
+class FetchedKind:
+    """What is fetched: its name in errors, the type that servers are asked for, and its limits."""
+
+    subject: str
+    media_type: str
+    most_bytes: int
+    seconds: float
+
+    @property
+    def article(self) -> str:
+        """The subject with its article."""
+        return f"an {self.subject}" if self.subject[0] in "aeiou" else f"a {self.subject}"
+
+    @classmethod
+    def of_images(cls, options: MediaOptions) -> Self:
+        """Images."""
+        return cls("image", "image/*", options.max_image_bytes, options.image_fetch_timeout)
+
+    @classmethod
+    def of_sound(cls, options: MediaOptions) -> Self:
+        """Sound."""
+        return cls("sound", "audio/*", options.max_audio_bytes, options.audio_fetch_timeout)
 
 
 class MediaFetcher:
-    """Fetches images by http, https, data and file URLs. Immutable; for any thread and event loop."""
+    """Fetches files by http, https, data and file URLs. Immutable; for any thread and event loop."""
 
     def __init__(
-        self, options: MediaOptions, *, resolver: Resolver = resolve, context: ssl.SSLContext | None = None
+        self,
+        options: MediaOptions,
+        kind: FetchedKind | None = None,
+        *,
+        resolver: Resolver = resolve,
+        context: ssl.SSLContext | None = None,
     ) -> None:
-        """`context` says which certificates are trusted; default: httpx's. Raises `ConfigError` for bad options."""
-        self._most = options.max_image_bytes
-        self._seconds = options.image_fetch_timeout
+        """`kind` is what is fetched, by default images.
+
+        `context` says which certificates are trusted; default: httpx's. Raises `ConfigError` for bad options.
+        """
+        self._kind = kind or FetchedKind.of_images(options)
+        self._most, self._seconds, self._what = self._kind.most_bytes, self._kind.seconds, self._kind.subject
         self._domains = frozenset(each.lower().rstrip(".") for each in options.allowed_media_domains)
         self._policy = AddressPolicy.read(options.allowed_media_networks)
         folder = options.allowed_local_media_path
@@ -52,18 +86,20 @@ class MediaFetcher:
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             # Long ones take milliseconds, for which others would wait.
-            return await asyncio.to_thread(read_data_url, url, self._most)
+            return await asyncio.to_thread(read_data_url, url, self._most, self._what)
         if len(url) > MOST_URL:
-            raise MediaFetchError(f"the URL of the image has {len(url)} characters; at most {MOST_URL} are allowed")
+            raise MediaFetchError(
+                f"the URL of the {self._what} has {len(url)} characters; at most {MOST_URL} are allowed"
+            )
         if scheme == "file":
             return await asyncio.to_thread(self._read_file, url)
         if scheme not in _PORTS:
-            raise MediaFetchError(f"{quoted(url)} is no URL of an image: use http, https or data")
+            raise MediaFetchError(f"{quoted(url)} is no URL of {self._kind.article}: use http, https or data")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._follow(url)
         except TimeoutError:
-            raise MediaFetchError(f"fetching the image took more than {self._seconds:g} s") from None
+            raise MediaFetchError(f"fetching the {self._what} took more than {self._seconds:g} s") from None
 
     def fetch_now(self, urls: Iterable[str]) -> list[bytes]:
         """Fetch several at once, from a thread that may have an event loop of its own. Raises the first error."""
@@ -94,21 +130,21 @@ class MediaFetcher:
                 if isinstance(found, bytes):
                     return found
                 target = self._checked(found)
-        raise MediaFetchError(f"the URL of the image redirects more than {MOST_REDIRECTS} times")
+        raise MediaFetchError(f"the URL of the {self._what} redirects more than {MOST_REDIRECTS} times")
 
     def _checked(self, url: str | httpx.URL) -> httpx.URL:
         try:
             found = httpx.URL(url)
         except (httpx.InvalidURL, ValueError, TypeError) as error:
-            raise MediaFetchError(f"the URL of the image is malformed: {shortened(error)}") from None
+            raise MediaFetchError(f"the URL of the {self._what} is malformed: {shortened(error)}") from None
         if found.scheme not in _PORTS or not found.host or len(str(found)) > MOST_URL:
-            raise MediaFetchError(f"{quoted(str(found))} is no URL of an image: use http or https")
+            raise MediaFetchError(f"{quoted(str(found))} is no URL of {self._kind.article}: use http or https")
         if found.userinfo:
-            raise MediaFetchError("the URL of the image must not contain a user name or password")
+            raise MediaFetchError(f"the URL of the {self._what} must not contain a user name or password")
         host = found.raw_host.decode("ascii").lower().rstrip(".")
         if self._domains and host not in self._domains:
             allowed = ", ".join(sorted(self._domains))
-            raise MediaFetchError(f"images are not fetched from {quoted(host)}; allowed: {shortened(allowed)}")
+            raise MediaFetchError(f"files are not fetched from {quoted(host)}; allowed: {shortened(allowed)}")
         return found
 
     async def _get(self, client: httpx.AsyncClient, url: httpx.URL) -> bytes | httpx.URL:
@@ -119,7 +155,11 @@ class MediaFetcher:
             request = client.build_request(
                 "GET",
                 url.copy_with(host=address, fragment=None),
-                headers={**_HEADERS, "Host": url.netloc.decode("ascii")},
+                headers={
+                    **_HEADERS,
+                    "Accept": f"{self._kind.media_type}, */*;q=0.5",
+                    "Host": url.netloc.decode("ascii"),
+                },
                 extensions={"sni_hostname": host},
             )
             try:
@@ -143,18 +183,18 @@ class MediaFetcher:
         location = response.headers.get("Location")
         if response.status_code in _REDIRECTS and location is not None:
             if len(location) > MOST_URL:
-                raise MediaFetchError("the URL of the image redirects to a URL that is too long")
+                raise MediaFetchError(f"the URL of the {self._what} redirects to a URL that is too long")
             try:
                 return url.join(location)
             except (httpx.InvalidURL, ValueError) as error:
-                raise MediaFetchError(f"the URL of the image redirects nowhere: {shortened(error)}") from None
+                raise MediaFetchError(f"the URL of the {self._what} redirects nowhere: {shortened(error)}") from None
         if response.status_code != 200:
-            raise MediaFetchError(f"the server of the image answers with status {response.status_code}")
+            raise MediaFetchError(f"the server of the {self._what} answers with status {response.status_code}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise MediaFetchError("the server of the image compresses it, although it was asked not to")
+            raise MediaFetchError(f"the server of the {self._what} compresses it, although it was asked not to")
         claimed = response.headers.get("Content-Length", "")
         data = bytearray()
-        too_large = MediaTooLargeError(f"the image has more than {self._most} bytes")
+        too_large = MediaTooLargeError(f"the {self._what} has more than {self._most} bytes")
         if claimed.isdecimal() and int(claimed[:20]) > self._most:
             raise too_large
         async for chunk in response.aiter_raw():
@@ -166,19 +206,19 @@ class MediaFetcher:
     def _failed(self, host: str, error: httpx.HTTPError | httpx.InvalidURL) -> MediaFetchError:
         kind = "connecting" if isinstance(error, httpx.ConnectError) else "fetching"
         reason = shortened(error) if "CERTIFICATE" in str(error).upper() else type(error).__name__
-        return MediaFetchError(f"{kind} the image from {host!r} failed: {reason}")
+        return MediaFetchError(f"{kind} the {self._what} from {host!r} failed: {reason}")
 
 
-def read_data_url(url: str, most: int) -> bytes:
+def read_data_url(url: str, most: int, what: str = "image") -> bytes:
     """The bytes in a data URL, in base64 as RFC 4648 writes it: no spaces, and padded.
 
     Raises `MediaFetchError` for another form, and `MediaTooLargeError` before anything is decoded.
     """
     head, comma, text = url[5:].partition(",")
     if not comma or head.rpartition(";")[2].strip().lower() != "base64":
-        raise MediaFetchError("a data URL must have the form data:image/png;base64,DATA")
+        raise MediaFetchError(f"a data URL must have the form data:{what}/...;base64,DATA")
     if len(text) > (most + 2) // 3 * 4:
-        raise MediaTooLargeError(f"the image has more than {most} bytes")
+        raise MediaTooLargeError(f"the {what} has more than {most} bytes")
     if text.endswith("==="):
         # Python takes any amount of padding.
         raise MediaFetchError("the data URL is not valid base64: too much padding")
@@ -187,5 +227,5 @@ def read_data_url(url: str, most: int) -> bytes:
     except ValueError as error:
         raise MediaFetchError(f"the data URL is not valid base64: {shortened(error)}") from None
     if len(data) > most:
-        raise MediaTooLargeError(f"the image has more than {most} bytes")
+        raise MediaTooLargeError(f"the {what} has more than {most} bytes")
     return data

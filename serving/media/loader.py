@@ -1,11 +1,10 @@
 """`ImageLoader`: images of requests, from their URLs to what the model sees."""
 
 import asyncio
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from jaxllm.errors import ConfigError, quoted
 from jaxllm.serving.media.blocking import run_now
@@ -20,16 +19,13 @@ from jaxllm.serving.media.cache import (
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.decode import WHITE, Color
 from jaxllm.serving.media.decoding import DecoderPool
-from jaxllm.serving.media.errors import MediaError
 from jaxllm.serving.media.fetch import MediaFetcher
 from jaxllm.serving.media.image_processors.base import Bytes, ImageLimits, ProcessedImage
 from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
 from jaxllm.serving.media.placeholders import TextRun
+from jaxllm.serving.media.processes import process_count
+from jaxllm.serving.media.source import MediaSource
 from jaxllm.serving.options.media import MediaOptions
-
-MOST_PROCESSES: Final = 8
-MOST_UUID: Final = 256
-"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +36,6 @@ class LoadedImage:
     """The same only for the same pixels, processed the same way."""
     image: ProcessedImage
     runs: tuple[TextRun, ...]
-
-
-@dataclass(frozen=True)
-class ImageSource:
-    """Where a request says that an image is: a URL, a uuid of an image that was sent before, or both."""
-
-    url: str | None
-    uuid: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raises `MediaError` for neither, and for too long a uuid."""
-        if self.url is None and self.uuid is None:
-            raise MediaError("an image needs a url, or the uuid of an image that was sent before")
-        if self.uuid is not None and not 0 < len(self.uuid) <= MOST_UUID:
-            raise MediaError(f"uuid={quoted(self.uuid)}: expected 1 to {MOST_UUID} characters", "uuid")
 
 
 class ImageLoader:
@@ -81,13 +62,13 @@ class ImageLoader:
         # Now rather than with the first image.
         model.placeholder()
         self._fetcher = fetcher or MediaFetcher(options)
-        processes = options.media_decoder_processes or min(MOST_PROCESSES, os.cpu_count() or 1)
+        processes = process_count(options.media_decoder_processes)
         self._decoders = DecoderPool(processes)
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="process-image")
-        self.cache = ProcessedCache(int(options.mm_processor_cache_gb * 2**30))
+        self.cache = ProcessedCache[CachedImage](int(options.mm_processor_cache_gb * 2**30))
 
     async def load(
-        self, source: ImageSource, kwargs: Mapping[str, Any] | None = None, *, owner: str = ""
+        self, source: MediaSource, kwargs: Mapping[str, Any] | None = None, *, owner: str = ""
     ) -> LoadedImage:
         """Load an image, processed with a request's mm_processor_kwargs.
 
@@ -99,7 +80,7 @@ class ImageLoader:
         if source.url is None:
             found = self.cache.find(*names)
             if found is None:
-                raise MediaError(f"no image with uuid={quoted(source.uuid)} is kept any more: send it again", "uuid")
+                raise source.gone
             return self._loaded(found, configured)
         # With a url, it says what the image is, and not a uuid that may be of a former one.
         data = await self._fetcher.fetch(source.url)
@@ -116,7 +97,7 @@ class ImageLoader:
         return self._loaded(found, configured)
 
     def load_now(
-        self, sources: list[ImageSource], kwargs: Mapping[str, Any] | None = None, *, owner: str = ""
+        self, sources: list[MediaSource], kwargs: Mapping[str, Any] | None = None, *, owner: str = ""
     ) -> list[LoadedImage]:
         """Load several at once, from a thread that may have an event loop of its own. Raises the first error."""
 

@@ -1,4 +1,4 @@
-"""Images below one folder of the operator's."""
+"""Images and sound below one folder of the operator's."""
 
 import os
 import stat
@@ -24,7 +24,7 @@ class LocalFolder:
         Raises `MediaFetchError` for a file outside and for what is no file, and `MediaTooLargeError`.
         """
         # Whether a file exists elsewhere is nobody's business: all of these errors are one.
-        refused = MediaFetchError("the file of the image is not below --allowed-local-media-path, or cannot be read")
+        refused = MediaFetchError("the file is not below --allowed-local-media-path, or cannot be read")
         try:
             parts = Path(path).resolve(strict=True).relative_to(self._root).parts
         except (OSError, ValueError, RuntimeError):
@@ -44,7 +44,7 @@ class LocalFolder:
         finally:
             os.close(descriptor)
         if data is None or len(data) > most:
-            raise MediaTooLargeError(f"the file of the image has more than {most} bytes")
+            raise MediaTooLargeError(f"the file has more than {most} bytes")
         return data
 
     def _open(self, parts: tuple[str, ...]) -> int:

@@ -18,6 +18,8 @@ from jaxllm.errors import QueueFullError
 from jaxllm.serving.media.errors import MediaDecodeError, MediaTooLargeError
 from jaxllm.serving.media.worker import ANSWER, DONE, TOO_LARGE, receive, receive_into
 
+MOST_PROCESSES: Final = 8
+"""Unless an option says more."""
 WALL_FACTOR: Final = 3
 """By the clock, so many times the CPU seconds: the machine may be busy."""
 MOST_MESSAGE: Final = 4096
@@ -122,6 +124,11 @@ class _Process:
         self._connection.close()
         with suppress(OSError):
             self._child.wait()
+
+
+def process_count(asked: int | None) -> int:
+    """How many processes decode: as many as an option asks for, or one per CPU, but no more than a few."""
+    return asked or min(MOST_PROCESSES, os.cpu_count() or 1)
 
 
 class ProcessPool(Generic[Scalar]):

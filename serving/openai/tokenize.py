@@ -1,7 +1,6 @@
 """Text to token ids and back."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -11,7 +10,7 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http.errors import not_enabled
 from jaxllm.serving.http.identity import model_name
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.openai.chat.prompt import prepare_images, render_whole
+from jaxllm.serving.openai.chat.prompt import Prepared, prepare_media, render_whole
 from jaxllm.serving.openai.generation.validation import check_decodable, check_encodable
 from jaxllm.serving.openai.protocol.tokenize import (
     DetokenizeRequest,
@@ -21,9 +20,6 @@ from jaxllm.serving.openai.protocol.tokenize import (
 )
 from jaxllm.serving.text.cached_tokenizer import whole_of
 
-if TYPE_CHECKING:
-    from jaxllm.serving.text.given_images import PreparedImage
-
 
 async def tokenize(request: Request) -> Response:
     """Turn a prompt or a conversation into token ids."""
@@ -32,15 +28,15 @@ async def tokenize(request: Request) -> Response:
     model_name(server, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give exactly one of prompt and messages", "prompt")
-    images = await prepare_images(request, server, body)
+    prepared = await prepare_media(request, server, body)
     run = server.run_text_of(body.chat_template)
-    return Response(await run(_tokenized, server, body, images), media_type="application/json")
+    return Response(await run(_tokenized, server, body, prepared), media_type="application/json")
 
 
-def _tokenized(server: ServerState, body: TokenizeRequest, images: "Sequence[PreparedImage]") -> bytes:
+def _tokenized(server: ServerState, body: TokenizeRequest, prepared: Prepared) -> bytes:
     """The body of the response."""
     if body.prompt is None:
-        text = render_whole(server, body, images)
+        text = render_whole(server, body, prepared)
     else:
         text = body.prompt
         check_encodable(text, "prompt", server.limits, server.tokenizer.length.longest)

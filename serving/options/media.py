@@ -1,26 +1,27 @@
-"""Options of images in requests, as in `jaxllm.config`; names are vLLM's wherever vLLM has one."""
+"""Options of images and sound in requests, as in `jaxllm.config`; names are vLLM's wherever vLLM has one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.config import Section, option
+from jaxllm.config import option
+from jaxllm.serving.options.audio import AudioOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class MediaOptions(Section):
-    """Where images come from, how large they may be, and how they are processed."""
+class MediaOptions(AudioOptions):
+    """Where images and sound come from, how large they may be, and how they are processed."""
 
     allowed_media_domains: tuple[str, ...] = option(
-        (), "Host names from which images are fetched; all others are rejected. Default: every public host."
+        (), "Host names from which images and sound are fetched; all others are rejected. Default: every public host."
     )
     allowed_media_networks: tuple[str, ...] = option(
         (),
-        "Networks with addresses that are not public from which images are fetched as well, such as 10.1.0.0/16; "
-        "'*' allows all addresses.",
+        "Networks with addresses that are not public from which images and sound are fetched as well, such as "
+        "10.1.0.0/16; '*' allows all addresses.",
     )
     allowed_local_media_path: str | None = option(
-        None, "Folder from which requests may read images by file:// URLs. Default: none may."
+        None, "Folder from which requests may read images and sound by file:// URLs. Default: none may."
     )
     image_fetch_timeout: float = option(
         5.0, "Seconds in which an image must be fetched, redirects included.", minimum=0.01, maximum=600.0
@@ -48,5 +49,8 @@ class MediaOptions(Section):
         None, "Fields of the model's image processor, as JSON, in place of those of the checkpoint."
     )
     mm_processor_cache_gb: float = option(
-        4.0, "Memory for processed images in GiB, so that they are not processed again; 0 keeps none.", minimum=0.0
+        4.0,
+        "Memory for processed images, and as much for sound, in GiB, so that these are not processed again; 0 keeps "
+        "none.",
+        minimum=0.0,
     )

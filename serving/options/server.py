@@ -10,7 +10,6 @@ from jaxllm.compat.vllm.options.environment import options_of_variables
 from jaxllm.config import option
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, engine_flags, section_flags
-from jaxllm.serving.options.audio import AudioOptions
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
 
@@ -24,7 +23,7 @@ _FORMS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions(MediaOptions, AudioOptions):
+class ServerOptions(MediaOptions):
     """The HTTP server: addresses, access, limits and logs."""
 
     host: str = option("0.0.0.0", "Address to listen on; 127.0.0.1 accepts connections from this machine only.")

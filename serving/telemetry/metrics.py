@@ -109,7 +109,7 @@ class Metrics(Collector):
         """Another API server process has taken the place of one that ended."""
         self._engines[0].counters["api_server_restarts"] += 1
 
-    def set_image_cache(self, queries: int, hits: int) -> None:
+    def set_media_cache(self, queries: int, hits: int) -> None:
         """So many images were looked up among the processed ones of this process, and so many found."""
         counters = self._engines[0].counters
         counters["mm_cache_queries"], counters["mm_cache_hits"] = queries, hits

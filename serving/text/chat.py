@@ -1,6 +1,6 @@
 """Messages to prompt text, through the tokenizer's chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     allow_special_tokens: bool = False,
-    with_images: bool = False,
+    media: Collection[str] = (),
     apply: Apply = rendering.apply,
 ) -> str:
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
@@ -33,9 +33,9 @@ def render_chat(
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
     takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages,
     tools or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode`
-    encodes it as text; with `allow_special_tokens` it is the token. `with_images` lets parts of type "image" stand for
-    an image each. `apply` renders; a `TemplateSandbox` does so for
-    templates that nobody has looked at. Raises `RequestError` for messages or a template that do not work.
+    encodes it as text; with `allow_special_tokens` it is the token. Parts whose type is one of `media`, such
+    as "image", stand for an image or a sound each. `apply` renders; a `TemplateSandbox` does so for templates that
+    nobody has looked at. Raises `RequestError` for messages or a template that do not work.
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -58,7 +58,7 @@ def render_chat(
         )
     template = tokenizer.template(chat_template, apply)
     listed = fit_tools(tools, template) if tools else None
-    normal = normalise_messages(messages, with_images=with_images)
+    normal = normalise_messages(messages, media=media)
     plain = fit_messages(normal, template, chat_template_content_format, tools=listed is not None)
     kwargs = dict(chat_template_kwargs or {})
     for name in rendering.OWN & kwargs.keys():

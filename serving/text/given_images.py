@@ -8,7 +8,7 @@ from jaxllm.errors import RequestError, quoted
 from jaxllm.models.towers.patches import Pixels
 from jaxllm.requests.media import FIELD, MediaItem
 from jaxllm.serving.media.pictures import pixels_of
-from jaxllm.serving.text.prompt_sound import SoundSamples, SoundWindow, window_of
+from jaxllm.serving.text.prompt_sound import GivenSound, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def images_of(given: Any) -> list[Pixels | PreparedImage]:
     return [each if isinstance(each, PreparedImage) else pixels_of(each) for each in several]
 
 
-def sound_of(given: Mapping[str, Any]) -> list[SoundWindow | SoundSamples]:
+def sound_of(given: Mapping[str, Any]) -> list[GivenSound]:
     """The windows in {"audio": one or a list}. Raises `RequestError` for anything else."""
     if len(given) > 1:
         raise RequestError(f"{FIELD}: 'audio' cannot be combined with {', '.join(set(given) - {'audio'})}", FIELD)

@@ -18,7 +18,6 @@ from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.adapters import adapter_of_each
 from jaxllm.serving.text.length import SHORT
-from jaxllm.serving.text.prompt_sound import SoundSamples, SoundWindow, with_sound
 from jaxllm.serving.text.prompts import (
     IntArray,
     ParsedPrompt,
@@ -35,7 +34,7 @@ from jaxllm.structured.checking import DirectChecker, FormChecker
 if TYPE_CHECKING:
     from jaxllm.serving.tenancy.quotas import Reservation
     from jaxllm.serving.text.prompt_images import PromptImages
-    from jaxllm.serving.text.sound_samples import SampledSound
+    from jaxllm.serving.text.sound_samples import PromptSound
 
 
 @dataclass(slots=True)
@@ -83,19 +82,19 @@ class InputProcessor:
         eos_token_ids: Sequence[int] = (),
         forms: FormChecker | None = None,
         images: "PromptImages | None" = None,
-        samples: "SampledSound | None" = None,
+        sound: "PromptSound | None" = None,
     ) -> None:
         """`limits` are the engine's. `eos_token_ids` are the model's own; the tokenizer's end token is added.
 
         `forms` looks at grammars; otherwise that is done in this process. `images` is how the model takes images, if it
-        does, and `samples` how it takes samples of sound.
+        does, and `sound` how it takes sound.
 
         Without a tokenizer, prompts must be token ids and no text is produced.
         """
         self._tokenizer = tokenizer
         self._limits = limits
         self.images = images
-        self._samples = samples
+        self.sound = sound
         self._forms: FormChecker = forms or DirectChecker(limits.structured_outputs_backend)
         eos = dict.fromkeys(eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -164,8 +163,11 @@ class InputProcessor:
                 if id(own) not in finished:
                     finished[id(own)] = self._finished(own)
             for index, prompt in enumerate(prompts):
+                if prompt.images or prompt.sound:
+                    self._check_media(prompt, params[index])
                 if prompt.images:
-                    self._place_images(prompt, params[index])
+                    assert self.images is not None
+                    self.images.place(prompt)
                 self._bound(prompt, params[index])
             self._encode(prompts, add_special_tokens)
             for index, name in enumerate(request_ids):
@@ -220,32 +222,24 @@ class InputProcessor:
             stops=StopAutomaton(params.stop_strings) if params.stop else None,
         )
 
-    def _place_images(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
-        if self.images is None:
+    def _check_media(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
+        if prompt.images and self.images is None:
             raise RequestError("this model accepts text only", MEDIA)
+        if prompt.sound and self.sound is None:
+            raise RequestError("this model takes no sound", MEDIA)
         if params.truncate_prompt_tokens is not None:
+            what = "images" if prompt.images else "sound"
             raise RequestError(
-                "truncate_prompt_tokens cannot be combined with images, which cannot be cut; omit it",
+                f"truncate_prompt_tokens cannot be combined with {what}, which cannot be cut; omit it",
                 "truncate_prompt_tokens",
             )
-        self.images.place(prompt)
 
     def _sound(self, prompt: ParsedPrompt, token_ids: IntArray) -> tuple[PromptMedia, IntArray]:
         """The sound of a prompt, and its tokens with all that stand for rows of it."""
-        engine = self._limits.engine
-        if engine is None or engine.sound is None:
-            raise RequestError("this model takes no sound", MEDIA)
-        windows = [self._window(each) for each in prompt.sound]
-        media, token_ids = with_sound(windows, token_ids, engine.sound, engine.block_size)
+        assert self.sound is not None
+        media, token_ids = self.sound.media(prompt.sound, token_ids)
         self._limits.check_prompt(token_ids)
         return media, token_ids
-
-    def _window(self, given: "SoundWindow | SoundSamples") -> SoundWindow:
-        if isinstance(given, SoundWindow):
-            return given
-        if self._samples is None:
-            raise RequestError("this model takes no samples of sound", MEDIA)
-        return self._samples.window(given)
 
     def _embeds(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptEmbeds | None:
         """The embeddings of a prompt, as far as they are not cut off."""

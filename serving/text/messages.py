@@ -1,7 +1,7 @@
 """Messages of conversations, checked, in the one form that is then fitted to a chat template."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxllm.errors import RequestError, quoted
@@ -15,24 +15,24 @@ _MEDIA = ("image", "audio", "video", "file", "input_image", "input_audio", "inpu
 """With these, or with what begins like one, the type of a part names something else than text."""
 
 
-IMAGE = "image"
-"""The type of parts that stand for an image in the messages that chat templates see."""
+IMAGE, AUDIO = "image", "audio"
+"""Media, and the types of parts that stand for them in the messages that chat templates see."""
 
 
-def normalise_messages(messages: Conversation, *, with_images: bool = False) -> list[dict[str, Any]]:
+def normalise_messages(messages: Conversation, *, media: Collection[str] = ()) -> list[dict[str, Any]]:
     """Messages whose content is text or a list of parts, and whose calls have objects as arguments.
 
-    The given messages are not changed. Parts of type `IMAGE` stay `with_images`. Raises `RequestError` that names the
+    The given messages are not changed. Parts whose type is one of `media` stay. Raises `RequestError` that names the
     message.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError(f"messages: expected a list of messages, got {type(messages).__name__}", "messages")
     if not messages:
         raise RequestError("messages: the list is empty", "messages")
-    return [_normalise(f"messages[{index}]", message, with_images) for index, message in enumerate(messages)]
+    return [_normalise(f"messages[{index}]", message, media) for index, message in enumerate(messages)]
 
 
-def _normalise(where: str, message: Any, with_images: bool) -> dict[str, Any]:
+def _normalise(where: str, message: Any, media: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(
             f"{where}: expected an object with role and content, got {type(message).__name__}", "messages"
@@ -43,7 +43,7 @@ def _normalise(where: str, message: Any, with_images: bool) -> dict[str, Any]:
             f"{where}: role={quoted(role)} must be a string such as 'system', 'user' or 'assistant'", "messages"
         )
     plain = dict(message)
-    plain["content"] = _content(where, message.get("content"), with_images)
+    plain["content"] = _content(where, message.get("content"), media)
     # Clients send an empty list for none, and templates ask whether there is the field.
     calls = plain.pop("tool_calls", None)
     if calls:
@@ -51,7 +51,7 @@ def _normalise(where: str, message: Any, with_images: bool) -> dict[str, Any]:
     return plain
 
 
-def _content(where: str, content: Any, with_images: bool) -> str | list[dict[str, Any]]:
+def _content(where: str, content: Any, media: Collection[str]) -> str | list[dict[str, Any]]:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -60,26 +60,29 @@ def _content(where: str, content: Any, with_images: bool) -> str | list[dict[str
         raise RequestError(
             f"{where}: content must be text or a list of parts, got {type(content).__name__}", "messages"
         )
-    return [_part(where, index, part, with_images) for index, part in enumerate(content)]
+    return [_part(where, index, part, media) for index, part in enumerate(content)]
 
 
-def _part(where: str, index: int, part: Any, with_images: bool) -> dict[str, Any]:
+def _part(where: str, index: int, part: Any, media: Collection[str]) -> dict[str, Any]:
     """A part of the content; other types than text are for the template to know."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if with_images and kind == IMAGE:
-        return {"type": IMAGE}
+    if isinstance(kind, str) and kind in media:
+        return {"type": kind}
     if not isinstance(part, Mapping) or not isinstance(kind, str) or is_media(kind):
-        raise RequestError(
-            f"{where}: content[{index}] is of type {quoted(kind)}; this model accepts text only", "messages"
-        )
+        raise RequestError(f"{where}: content[{index}] is of type {quoted(kind)}; {refusal(media)}", "messages")
     if kind not in TEXT_TYPES:
         return dict(part)
     text = part.get(kind if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise RequestError(f"{where}: content[{index}] is of type {quoted(kind)} and has no text", "messages")
     return {**{name: value for name, value in part.items() if name != "refusal"}, "type": "text", "text": text}
+
+
+def refusal(media: Collection[str]) -> str:
+    """Why a part of another type is refused, of a model that takes these media besides text."""
+    return f"this model accepts {' and '.join(['text', *sorted(media)])} only"
 
 
 def is_media(kind: str) -> bool:

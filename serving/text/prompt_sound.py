@@ -9,15 +9,8 @@ import numpy.typing as npt
 
 from jaxllm.config.engine_info import SoundInfo
 from jaxllm.errors import RequestError, quoted
-from jaxllm.requests.media import FIELD, MediaItem, PromptMedia
-
-
-@dataclass(frozen=True, slots=True)
-class SoundWindow:
-    """Log-mel features float32 [bins, frames], of which the first `num_frames` are sound."""
-
-    features: npt.NDArray[np.float32]
-    num_frames: int
+from jaxllm.requests.media import FIELD, PromptMedia
+from jaxllm.serving.media.audio.windows import PreparedSound, SoundWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +21,17 @@ class SoundSamples:
     rate: int
 
 
-def window_of(given: Any) -> SoundWindow | SoundSamples:
-    """A window as people give it: features, or these and a number of frames, or samples and their rate.
+GivenSound = SoundWindow | SoundSamples | PreparedSound
+"""A sound as prompts bring it."""
+
+
+def window_of(given: Any) -> GivenSound:
+    """A sound as people give it: features, or these and a number of frames, or samples and their rate.
 
     Raises `RequestError`.
     """
+    if isinstance(given, PreparedSound):
+        return given
     features, count = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     is_one_channel = isinstance(features, np.ndarray) and features.ndim == 1 and features.dtype.kind == "f"
     if is_one_channel and isinstance(count, (int, float)) and count % 1 == 0:
@@ -53,25 +52,21 @@ def window_of(given: Any) -> SoundWindow | SoundSamples:
 
 
 def with_sound(
-    windows: Sequence[SoundWindow], token_ids: npt.NDArray[np.integer[Any]], sound: SoundInfo, block_size: int
+    sounds: Sequence[PreparedSound], token_ids: npt.NDArray[np.integer[Any]], info: SoundInfo, block_size: int
 ) -> tuple[PromptMedia, npt.NDArray[np.int32]]:
-    """The windows of a prompt as the engine takes them, and its tokens int32 with one for each row.
+    """The sounds of a prompt as the engine takes them, and its tokens int32 with one for each row.
 
-    There may be one for each window, or all. Raises `RequestError` where there are others.
+    There may be one for each sound, or all. Raises `RequestError` where there are others.
     """
-    tokens = token_ids.astype(np.int32)
-    if sound.token_id is None:
-        items = tuple(MediaItem.of_sound(each.features, each.num_frames) for each in windows)
+    tokens, items = token_ids.astype(np.int32), tuple(item for sound in sounds for item in sound.items)
+    if info.token_id is None:
         if len(items) != 1:
             raise RequestError(f"{FIELD}: this model takes one window of sound per prompt, got {len(items)}", FIELD)
         return PromptMedia.of_sound(items[0]), tokens
-    counts = [sound.rows_of(each.num_frames) for each in windows]
-    items = tuple(
-        MediaItem.of_sound(each.features, each.num_frames, count) for each, count in zip(windows, counts, strict=True)
-    )
-    is_sound = tokens == sound.token_id
-    if is_sound.sum() == len(windows) != sum(counts):
+    counts = [sound.num_rows for sound in sounds]
+    is_sound = tokens == info.token_id
+    if is_sound.sum() == len(sounds) != sum(counts):
         repeats = np.ones(len(tokens), np.int64)
         repeats[is_sound] = counts
         tokens = np.repeat(tokens, repeats)
-    return PromptMedia.of(items, tokens, sound.token_id, block_size), tokens
+    return PromptMedia.of(items, tokens, info.token_id, block_size), tokens

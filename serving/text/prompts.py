@@ -18,7 +18,7 @@ from jaxllm.serving.text.tokenizer import check_text
 if TYPE_CHECKING:
     from jaxllm.models.towers.patches import Pixels
     from jaxllm.serving.text.given_images import PreparedImage
-    from jaxllm.serving.text.prompt_sound import SoundSamples, SoundWindow
+    from jaxllm.serving.text.prompt_sound import GivenSound
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or one of the dictionaries below."""
@@ -34,8 +34,8 @@ class TextPrompt(TypedDict):
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
     """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. The text has a marker for each. Or
-    {"audio": one window of sound or a list}: log-mel features float32 [bins, frames], or these and how many of the
-    frames are sound, or (samples, samples per second)."""
+    {"audio": one sound or a list}: (samples, samples per second), or log-mel features float32 [bins, frames] of a
+    window, or these and how many of the frames are sound."""
     mm_processor_kwargs: NotRequired[dict[str, Any]]
     """Fields of the image processor, for these images."""
 
@@ -98,8 +98,8 @@ class ParsedPrompt:
     """Fields of the image processor, for the images that are not processed."""
     items: tuple[MediaItem, ...] = ()
     """What the engine takes of them."""
-    sound: "Sequence[SoundWindow | SoundSamples]" = ()
-    """The windows of sound that it is about."""
+    sound: "Sequence[GivenSound]" = ()
+    """The sounds that it is about."""
 
     def cut(self, token_ids: Any, most: int) -> Any:
         """At most so many tokens (1 at least) of the end that stays."""

@@ -93,15 +93,25 @@ class MelFeatures:
     def __call__(self, samples: Samples) -> Samples:
         """Features float32 [num_bins, num_frames] of at most a window, float32 [samples]; silence follows it."""
         assert len(samples) <= self.num_samples
-        half = self.num_fft // 2
-        sound = np.zeros(self.num_samples, np.float64)
+        return self.together(samples)[0]
+
+    def together(self, samples: Samples) -> Samples:
+        """Features float32 [windows, num_bins, num_frames] of as many windows as hold the samples, float32 [samples].
+
+        They are computed as one sound, with silence after it: the loudest of all is what levels refer to.
+        """
+        count, half = max(1, -(-len(samples) // self.num_samples)), self.num_fft // 2
+        sound = np.zeros(count * self.num_samples, np.float32)
         sound[: len(samples)] = samples
         sound = np.pad(sound, half, mode="reflect")
-        frames = np.lib.stride_tricks.sliding_window_view(sound, self.num_fft)[:: self.hop][: self.num_frames]
-        spectra = np.fft.rfft(frames * self._window)
-        power = spectra.real**2 + spectra.imag**2
-        logs = np.log10(np.maximum(power @ self._filters, _FLOOR)).T
-        return ((np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0).astype(np.float32)
+        frames = np.lib.stride_tricks.sliding_window_view(sound, self.num_fft)[:: self.hop]
+        found = np.empty((count, self.num_bins, self.num_frames), np.float64)
+        for number in range(count):
+            # One window at a time: the frames of ten minutes would take 200 MB.
+            spectra = np.fft.rfft(frames[number * self.num_frames :][: self.num_frames] * self._window)
+            power = spectra.real**2 + spectra.imag**2
+            found[number] = np.log10(np.maximum(power @ self._filters, _FLOOR)).T
+        return ((np.maximum(found, found.max() - _RANGE) + 4.0) / 4.0).astype(np.float32)
 
 
 def mel_filters(num_fft: int, num_bins: int) -> FloatArray:

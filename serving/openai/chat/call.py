@@ -11,7 +11,7 @@ from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.submission import try_grammar
 from jaxllm.serving.openai.chat.functions import naming_functions, with_tools
 from jaxllm.serving.openai.chat.plan import ChatCall, build_request, plan_and_build
-from jaxllm.serving.openai.chat.prompt import prepare_images
+from jaxllm.serving.openai.chat.prompt import prepare_media
 from jaxllm.serving.openai.chat.tools import NO_TOOLS, ToolUse, tool_use
 from jaxllm.serving.openai.generation.parameters import naming_form
 from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
@@ -41,8 +41,8 @@ async def prepare_chat(
     use = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
     try:
         priority = _check(body, server.limits, limit, asked)
-        images = await prepare_images(request, server, body)
-        build = partial(build_request, server.llm.inputs, body, engine_ids, priority, images)
+        prepared = await prepare_media(request, server, body)
+        build = partial(build_request, server.llm.inputs, body, engine_ids, priority, prepared)
         plan, made = await server.run_text_of(body.chat_template)(plan_and_build, server, body, use, asked, build)
         if made is None:
             await try_grammar(request, server, plan.params)

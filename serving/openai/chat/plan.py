@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -10,7 +10,7 @@ from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.requests.structured_outputs import StructuredOutputsParams
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.openai.chat.prompt import last_content, render
+from jaxllm.serving.openai.chat.prompt import Prepared, last_content, render
 from jaxllm.serving.openai.chat.tools import ToolUse
 from jaxllm.serving.openai.generation.parameters import recommended_max_tokens, sampling_params
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
@@ -22,11 +22,9 @@ from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
+from jaxllm.serving.text.messages import AUDIO, IMAGE
 from jaxllm.serving.text.prompts import ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from jaxllm.serving.text.given_images import PreparedImage
 
 _ANY = {"additionalProperties": True}
 
@@ -77,14 +75,16 @@ def build_request(
     body: ChatCompletionRequest,
     engine_ids: Sequence[str],
     priority: int,
-    images: "Sequence[PreparedImage]",
+    prepared: Prepared,
     plan: ReplyPlan,
 ) -> TextRequest:
     """The request for the engine of the one id in `engine_ids`. Raises `RequestError`."""
     assert isinstance(inputs, InputProcessor)
     side = body.truncation_side or "left"
+    prompt = ParsedPrompt(plan.prompt, None, body.cache_salt, truncation_side=side)
+    prompt.images, prompt.sound = prepared.get(IMAGE, ()), prepared.get(AUDIO, ())
     (made,) = inputs.build(
-        [ParsedPrompt(plan.prompt, None, body.cache_salt, truncation_side=side, images=images)],
+        [prompt],
         [plan.params],
         engine_ids,
         [priority],
@@ -103,7 +103,7 @@ def _plan(server: ServerState, body: ChatCompletionRequest, use: ToolUse, max_to
         max_tokens=recommended_max_tokens(defaults) if max_tokens is None else max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    messages, prompt = render(server, body, sees_images=server.images is not None)
+    messages, prompt = render(server, body)
     plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
     if not body.echo:
         return plan

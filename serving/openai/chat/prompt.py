@@ -1,7 +1,7 @@
 """The prompt of a conversation: messages and tools as chat templates read them, and what the templates make of them."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 
@@ -16,23 +16,21 @@ from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.text.chat import render_chat
-from jaxllm.serving.text.image_parts import URLS, placed_images
-from jaxllm.serving.text.messages import IMAGE, TEXT_TYPES, is_media
+from jaxllm.serving.text.media_parts import FIELDS, URLS, medium_of, placed_media
+from jaxllm.serving.text.messages import TEXT_TYPES, is_media, refusal
 from jaxllm.serving.text.templates.rendering import apply
 
-if TYPE_CHECKING:
-    from jaxllm.serving.text.given_images import PreparedImage
+Prepared = Mapping[str, Sequence[Any]]
+"""The images and sounds of a request as the engine takes them, by their medium, in order."""
 
 _NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
 _WITHOUT_EFFECT = {"annotations", "images", "partial", "prefix", "refusal", "reasoning_content"}
 
 
-def render(
-    server: ServerState, body: ChatCompletionRequest | TokenizeRequest, *, sees_images: bool = False
-) -> tuple[list[dict[str, Any]], str]:
+def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> tuple[list[dict[str, Any]], str]:
     """The messages of a request as templates read them, and the prompt; for threads. Raises `RequestError`.
 
-    With `sees_images` the prompt has a marker for each image.
+    The prompt has a marker for each image and sound.
     """
     if body.chat_template is not None and not server.options.trust_request_chat_template:
         raise RequestError(
@@ -40,7 +38,7 @@ def render(
             "with --trust-request-chat-template",
             "chat_template",
         )
-    messages = conversation(body.messages or (), sees_images=sees_images)
+    messages = conversation(body.messages or (), media=server.media)
     go_on = bool(body.continue_final_message)
     prompt = render_chat(
         server.tokenizer,
@@ -52,7 +50,7 @@ def render(
         tools=tool_dictionaries(body.tools) if body.tools and _shows_tools(body, server.options) else None,
         chat_template_kwargs=_template_kwargs(body, server.options),
         allow_special_tokens=server.options.allow_special_tokens_in_content,
-        with_images=sees_images,
+        media=server.media,
         apply=apply if body.chat_template is None else server.llm.templates.apply,
     )
     return messages, prompt
@@ -63,35 +61,36 @@ def _shows_tools(body: ChatCompletionRequest | TokenizeRequest, options: ServerO
     return not (is_off and options.exclude_tools_when_tool_choice_none)
 
 
-async def prepare_images(
+async def prepare_media(
     request: Request, server: ServerState, body: ChatCompletionRequest | TokenizeRequest
-) -> "Sequence[PreparedImage]":
-    """The images of a conversation as the engine takes them; none where the model sees none. Raises `RequestError`."""
-    if server.images is None:
-        return ()
-    placed = placed_images(body.messages or ())
-    return await server.images.prepare(placed, owner_of(request).name, body.mm_processor_kwargs)
+) -> Prepared:
+    """The images and sounds of a conversation, of the media that the model takes. Raises `RequestError`."""
+    if not server.media:
+        return {}
+    placed, owner = placed_media(body.messages or ()), owner_of(request).name
+    return {
+        medium: await maker.prepare([each for each in placed if each.medium == medium], owner, body.mm_processor_kwargs)
+        for medium, maker in server.media.items()
+    }
 
 
 async def count_tokens(request: Request, server: ServerState, body: ChatCompletionRequest) -> int:
     """Tokens of a conversation as the model would read it, however many it can read. Raises `RequestError`."""
-    images = await prepare_images(request, server, body)
+    prepared = await prepare_media(request, server, body)
 
     def count() -> int:
-        prompt = render_whole(server, body, images)
+        prompt = render_whole(server, body, prepared)
         return len(server.tokenizer.encode([prompt], add_special_tokens=False)[0])
 
     return await server.run_text_of(body.chat_template)(count)
 
 
-def render_whole(
-    server: ServerState, body: ChatCompletionRequest | TokenizeRequest, images: "Sequence[PreparedImage]"
-) -> str:
-    """The prompt with what stands for its images, if it is not too long to be encoded. Raises `RequestError`."""
-    _, prompt = render(server, body, sees_images=server.images is not None)
-    if images:
-        assert server.images is not None
-        prompt = server.images.write(prompt, images)
+def render_whole(server: ServerState, body: ChatCompletionRequest | TokenizeRequest, prepared: Prepared) -> str:
+    """The prompt with what stands for its media, if it is not too long to be encoded. Raises `RequestError`."""
+    _, prompt = render(server, body)
+    for medium, each in prepared.items():
+        if each:
+            prompt = server.media[medium].write(prompt, each)
     check_encodable(prompt, "messages", server.limits, server.tokenizer.length.longest)
     return prompt
 
@@ -114,15 +113,18 @@ def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: Ser
     return kwargs
 
 
-def conversation(messages: Sequence[Message], *, sees_images: bool = False) -> list[dict[str, Any]]:
-    """The messages as dictionaries that hold only what was given, for `render_chat`. Raises `RequestError`."""
-    plain = [_plain(f"messages[{index}]", message, sees_images) for index, message in enumerate(messages)]
+def conversation(messages: Sequence[Message], *, media: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The messages as dictionaries that hold only what was given, for `render_chat`.
+
+    Of the `media` that the model takes, there is what stands for each. Raises `RequestError`.
+    """
+    plain = [_plain(f"messages[{index}]", message, media) for index, message in enumerate(messages)]
     if any(message.function_call is not None or message.role == ROLE for message in messages):
         return conversation_with_tools(plain)
     return plain
 
 
-def _plain(where: str, message: Message, sees_images: bool) -> dict[str, Any]:
+def _plain(where: str, message: Message, media: Collection[str]) -> dict[str, Any]:
     if message.content is None and message.role in _NEED_CONTENT:
         raise RequestError(
             f"{where}.content: a message with role {quoted(message.role)} needs content", f"{where}.content"
@@ -137,7 +139,7 @@ def _plain(where: str, message: Message, sees_images: bool) -> dict[str, Any]:
         plain["reasoning_content"] = plain["reasoning"]
     if isinstance(message.content, list):
         parts = enumerate(message.content)
-        plain["content"] = [_part(f"{where}.content[{index}]", part, sees_images) for index, part in parts]
+        plain["content"] = [_part(f"{where}.content[{index}]", part, media) for index, part in parts]
     if message.content is None and message.refusal is not None:
         plain["content"] = message.refusal
     if message.tool_calls is not None:
@@ -155,14 +157,16 @@ def _call(where: str, call: ToolCall) -> dict[str, Any]:
     return {**with_template_fields(call), "function": with_template_fields(call.function)}
 
 
-def _part(where: str, part: ContentPart, sees_images: bool) -> dict[str, Any]:
+def _part(where: str, part: ContentPart, media: Collection[str]) -> dict[str, Any]:
     """A part of the content. Whether the template reads one that is not text is found out with the template."""
-    if sees_images and part.type in URLS:
-        return {"type": IMAGE}
-    if part.image_url is not None and part.type not in URLS:
-        raise RequestError(f"{where}.image_url: only parts of type image_url have one", f"{where}.image_url")
+    medium = medium_of(part.type)
+    if medium in media:
+        return {"type": medium}
+    for name in FIELDS:
+        if getattr(part, name) is not None and part.type not in URLS:
+            raise RequestError(f"{where}.{name}: only parts of type {name} have one", f"{where}.{name}")
     if is_media(part.type):
-        raise RequestError(f"{where}.type={quoted(part.type)}: this model accepts text only", f"{where}.type")
+        raise RequestError(f"{where}.type={quoted(part.type)}: {refusal(media)}", f"{where}.type")
     plain = with_template_fields(part)
     plain.pop("prompt_cache_breakpoint", None)
     plain.pop("uuid", None)

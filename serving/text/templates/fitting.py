@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.serving.text.messages import IMAGE
+from jaxllm.serving.text.messages import AUDIO, IMAGE
 from jaxllm.serving.text.templates.chat_template import ChatTemplate
 from jaxllm.serving.text.templates.trials import INSTRUCTIONS, Form
 
@@ -124,7 +124,9 @@ def _known_parts(
             thoughts.append(_thought(part))
         else:
             place = f"{where}.content[{index}].type"
-            reason = "the chat template has no place for it" if kind == IMAGE else "this model accepts text only"
+            reason = (
+                "the chat template has no place for it" if kind in (IMAGE, AUDIO) else "this model accepts text only"
+            )
             raise RequestError(f"{place}={quoted(kind)}: {reason}", place)
     return known, list(filter(None, thoughts))
 

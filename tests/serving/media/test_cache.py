@@ -25,7 +25,7 @@ def item(key: int, size: int = 1000) -> CachedImage:
 
 
 def test_the_least_recently_used_goes() -> None:
-    cache = ProcessedCache(3 * (1000 + OVERHEAD))
+    cache = ProcessedCache[CachedImage](3 * (1000 + OVERHEAD))
     for key in range(3):
         cache.put(item(key), b"name%d" % key)
     assert cache.find(b"name0") is not None
@@ -46,7 +46,7 @@ def test_the_least_recently_used_goes() -> None:
     )
 )
 def test_as_a_plain_model_has_it(steps: list[tuple[str, int, list[int]]]) -> None:
-    cache, model = ProcessedCache(3 * (1000 + OVERHEAD)), OrderedDict[int, OrderedDict[int, None]]()
+    cache, model = ProcessedCache[CachedImage](3 * (1000 + OVERHEAD)), OrderedDict[int, OrderedDict[int, None]]()
 
     def rename(key: int, names: list[int]) -> None:
         for name in names:
@@ -82,7 +82,7 @@ def test_as_a_plain_model_has_it(steps: list[tuple[str, int, list[int]]]) -> Non
 
 
 def test_threads() -> None:
-    cache = ProcessedCache(5 * (1000 + OVERHEAD))
+    cache = ProcessedCache[CachedImage](5 * (1000 + OVERHEAD))
 
     def work(seed: int) -> None:
         for number in range(300):

@@ -81,7 +81,7 @@ async def test_a_running_event_loop_is_no_hindrance(server: RawServer) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/metadata", "'169.254.169.254' of the image has an address that is not public"),
+        ("/metadata", "'169.254.169.254' has an address that is not public"),
         ("/metadata/again", "not public"),
         ("/mapped", "not public"),
         ("/decimal", "not public"),
@@ -155,7 +155,7 @@ def test_names_are_resolved_once_and_the_connection_goes_there(server: RawServer
     assert f"Host: images.test:{server.port}\r\n" in server.requests[-1]
     # A redirect to the same name is resolved again, and refused.
     asked.clear()
-    with pytest.raises(MediaFetchError, match=r"'images.test' of the image has an address that is not public"):
+    with pytest.raises(MediaFetchError, match=r"'images.test' has an address that is not public"):
         MediaFetcher(options, resolver=rebinding).fetch_now([f"http://images.test:{server.port}/b"])
 
 

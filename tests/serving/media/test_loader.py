@@ -13,8 +13,9 @@ from jaxllm.errors import ConfigError, RequestError
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.errors import MediaDecodeError, MediaError, MediaFetchError, MediaTooLargeError
 from jaxllm.serving.media.image_processors.arithmetic import normalised
-from jaxllm.serving.media.loader import ImageLoader, ImageSource, background_of
+from jaxllm.serving.media.loader import ImageLoader, background_of
 from jaxllm.serving.media.placeholders import text_of
+from jaxllm.serving.media.source import MediaSource
 from jaxllm.serving.options.media import MediaOptions
 from tests.serving.media.files import encoded, png_bomb
 from tests.serving.media.hostile_server import ok, redirect, serving
@@ -60,7 +61,7 @@ async def test_from_a_url_to_what_transformers_gives(loader: ImageLoader, model:
     expected = SMOLVLM.make()(pil(PIXELS), return_row_col_info=True)
     with serving({"/a": redirect("/b"), "/b": ok(PNG)}) as server:
         urls = (f"http://127.0.0.1:{server.port}/a", data_url(PNG), f"file://{tmp_path}/x.webp")
-        found = [await loader.load(ImageSource(url)) for url in urls]
+        found = [await loader.load(MediaSource(url)) for url in urls]
     for each in found:
         plan = model.processor.normalisation
         floats = [normalised(crop, plan).transpose(2, 0, 1) for crop in each.image.crops]
@@ -73,28 +74,28 @@ async def test_from_a_url_to_what_transformers_gives(loader: ImageLoader, model:
 
 
 async def test_other_options_are_another_image(loader: ImageLoader) -> None:
-    whole = await loader.load(ImageSource(data_url(PNG)), {"do_image_splitting": False})
-    split = await loader.load(ImageSource(data_url(PNG)))
+    whole = await loader.load(MediaSource(data_url(PNG)), {"do_image_splitting": False})
+    split = await loader.load(MediaSource(data_url(PNG)))
     assert (len(whole.image.crops), len(split.image.crops)) == (1, 13)
     assert whole.digest != split.digest
     assert loader.cache.hits == 0
     with pytest.raises(RequestError, match="this server allows"):
-        await loader.load(ImageSource(data_url(PNG)), {"size": {"longest_edge": 4096}})
+        await loader.load(MediaSource(data_url(PNG)), {"size": {"longest_edge": 4096}})
 
 
 async def test_uuids_name_images_of_their_owner(loader: ImageLoader) -> None:
-    sent = await loader.load(ImageSource(data_url(PNG), "mine"), owner="a")
-    assert (await loader.load(ImageSource(None, "mine"), owner="a")).digest == sent.digest
-    for source, owner in ((ImageSource(None, "mine"), "b"), (ImageSource(None, "other"), "a")):
+    sent = await loader.load(MediaSource(data_url(PNG), "mine"), owner="a")
+    assert (await loader.load(MediaSource(None, "mine"), owner="a")).digest == sent.digest
+    for source, owner in ((MediaSource(None, "mine"), "b"), (MediaSource(None, "other"), "a")):
         with pytest.raises(MediaError, match="send it again") as error:
             await loader.load(source, owner=owner)
         assert error.value.parameter == "uuid"
     # Somebody else's image of this name changes nothing, and a new image of the owner does.
     red = data_url(encoded(Image.new("RGB", (9, 9), "red"), "PNG"))
-    await loader.load(ImageSource(red, "mine"), owner="b")
-    assert (await loader.load(ImageSource(None, "mine"), owner="a")).digest == sent.digest
-    new = await loader.load(ImageSource(red, "mine"), owner="a")
-    assert (await loader.load(ImageSource(None, "mine"), owner="a")).digest == new.digest != sent.digest
+    await loader.load(MediaSource(red, "mine"), owner="b")
+    assert (await loader.load(MediaSource(None, "mine"), owner="a")).digest == sent.digest
+    new = await loader.load(MediaSource(red, "mine"), owner="a")
+    assert (await loader.load(MediaSource(None, "mine"), owner="a")).digest == new.digest != sent.digest
 
 
 def test_one_bad_image_hurts_no_other(loader: ImageLoader) -> None:
@@ -107,14 +108,14 @@ def test_one_bad_image_hurts_no_other(loader: ImageLoader) -> None:
     }
     for url, kind in bad.items():
         with pytest.raises(kind):
-            loader.load_now([ImageSource(data_url(PNG)), ImageSource(url)])
-        assert len(loader.load_now([ImageSource(data_url(PNG))])[0].image.crops) == 13
+            loader.load_now([MediaSource(data_url(PNG)), MediaSource(url)])
+        assert len(loader.load_now([MediaSource(data_url(PNG))])[0].image.crops) == 13
 
 
 def test_sources_need_something() -> None:
     for url, uuid in ((None, None), ("data:", ""), (None, "x" * 1000)):
         with pytest.raises(MediaError):
-            ImageSource(url, uuid)
+            MediaSource(url, uuid)
 
 
 def test_options_are_checked_at_the_start(model: ImageModel) -> None:
@@ -135,6 +136,6 @@ def test_options_are_checked_at_the_start(model: ImageModel) -> None:
 async def test_transparency_shows_the_chosen_colour(model: ImageModel) -> None:
     options = MediaOptions(media_io_kwargs={"image": {"rgba_background_color": [0, 0, 255]}}, media_decoder_processes=1)
     loader = ImageLoader(model, options, model.processor.limits(PATCH), PATCH)
-    found = await loader.load(ImageSource(data_url(encoded(Image.new("RGBA", (64, 64)), "PNG"))))
+    found = await loader.load(MediaSource(data_url(encoded(Image.new("RGBA", (64, 64)), "PNG"))))
     loader.close()
     assert found.image.crops[0][0, 0].tolist() == [0, 0, 255]

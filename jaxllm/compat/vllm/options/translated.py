@@ -94,19 +94,27 @@ def _number(value: Any) -> float:
 
 
 def _limits(value: Any) -> dict[str, Any]:
-    """Images of a prompt, as a number or in an object with it as count. What else is limited has no meaning here."""
-    given = _object(value).get("image")
+    """Images and sounds of a prompt, each as a number or in an object with it as count; other limits mean nothing."""
+    images, sounds = (_limit(_object(value), name) for name in ("image", "audio"))
+    found: dict[str, Any] = {} if sounds is None else {"max_audios_per_prompt": sounds}
+    if images is not None:
+        found |= {"max_images_per_prompt": images} if images else {"language_model_only": True}
+    return found
+
+
+def _limit(limits: Mapping[str, Any], name: str) -> int | None:
+    given = limits.get(name)
     count = given.get("count") if isinstance(given, Mapping) else given
-    if count is None:
-        return {}
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise ConfigError("image: expected a number of images, or an object with it as count")
-    return {"max_images_per_prompt": count} if count else {"language_model_only": True}
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+        raise ConfigError(f"{name}: expected a number, or an object with it as count")
+    return count
 
 
 TRANSLATED: Mapping[str, Translated] = {
     "limit-mm-per-prompt": Translated(
-        "JSON of --max-images-per-prompt (image); 0 stands for --language-model-only", _limits
+        "JSON of --max-images-per-prompt (image) and --max-audios-per-prompt (audio); 0 images stand for "
+        "--language-model-only",
+        _limits,
     ),
     "structured-outputs-config": Translated(
         "JSON of --disable-any-whitespace, --disable-additional-properties, --reasoning-parser and "
