@@ -188,6 +188,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     **{use: known for name, path in _ENCODERS.items() for use, known in _encoder(name, path).items()},
     **_decoder("GPT2", "gpt2", model="LMHeadModel", head="classifier"),
     "AlbertForPreTraining": _Known("albert"),
+    "AudioFlamingo3ForConditionalGeneration": _Known("hearing.FLAMINGO"),
     "AyaVisionForConditionalGeneration": _Known("aya_vision"),
     "BaiChuanForCausalLM": _Known("baichuan.FIRST"),
     "BaichuanForCausalLM": _Known("baichuan"),
@@ -233,7 +234,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "PaliGemmaForConditionalGeneration": _Known("gemma_images.PALIGEMMA"),
     "Qwen2ForProcessRewardModel": _Known("qwen2.PROCESS_REWARD"),
     "Qwen2ForRewardModel": _Known("qwen2.REWARD"),
-    "Qwen2AudioForConditionalGeneration": _Known("qwen2_audio"),
+    "Qwen2AudioForConditionalGeneration": _Known("hearing"),
     "Qwen2VLForConditionalGeneration": _Known("qwen_vl.QWEN2"),
     "Qwen2_5_VLForConditionalGeneration": _Known("qwen_vl.QWEN2_5"),
     "Qwen3VLForConditionalGeneration": _Known("qwen_vl.QWEN3_DENSE"),
@@ -242,6 +243,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Qwen3_5MoeForConditionalGeneration": _Known("qwen3_next.QWEN3_5_MOE"),
     "RWForCausalLM": _Known("falcon"),
     "SmolVLMForConditionalGeneration": _Known("idefics3"),
+    "VoxtralForConditionalGeneration": _Known("hearing.VOXTRAL"),
     "WhisperForConditionalGeneration": _Known("whisper"),
 }
 

@@ -1,5 +1,6 @@
 """The language models of those that see: any of several families, as `text_config` says."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
@@ -41,10 +42,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 """Sizes that configurations of these parts leave out, as transformers has them."""
 
 
-def read_text_model(file: ConfigFile, architecture: str, default: str) -> ModelConfig:
+def read_text_model(
+    file: ConfigFile, architecture: str, default: str, sizes: Mapping[str, Any] | None = None
+) -> ModelConfig:
     """The configuration of the language model in that of a model that sees; `default` is the type of one without.
 
-    Raises `ModelError` for a type that is not supported here.
+    `sizes` are those that are left out, in place of the type's own. Raises `ModelError` for a type that is not
+    supported here.
     """
     text = text_part(file)
     kind = text.text("model_type", default)
@@ -54,4 +58,4 @@ def read_text_model(file: ConfigFile, architecture: str, default: str) -> ModelC
     parts = [part for part in (file, file.section("text_config")) if part is not None]
     if any(part.boolean("tie_word_embeddings", False) for part in parts):
         text = text.but(tie_word_embeddings=True)
-    return READERS[kind](text.reading(**_DEFAULTS.get(kind, {})), architecture)
+    return READERS[kind](text.reading(**(_DEFAULTS.get(kind, {}) if sizes is None else sizes)), architecture)
