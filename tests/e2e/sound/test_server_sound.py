@@ -1,0 +1,194 @@
+"""Sound in chats over HTTP: OpenAI's client sends it, and what is wrong with one is told to its sender alone."""
+
+import base64
+import io
+import re
+import threading
+import time
+import wave
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from jaxllm.serving.media.audio.resample import RATE, Samples
+from tests.e2e.images.test_hostile_images import total_memory
+from tests.e2e.sound.chatting import SECONDS, VOXTRAL, Reference, asking, filled, noise, save
+from tests.serving.media.audio.sounds import file_of, wav_that_claims
+from tests.serving.server_process import ServerProcess, running
+
+KEYS = "clients: [{name: ada, keys: [first]}, {name: bob, keys: [second]}]"
+ENOUGH = 400 << 20
+"""Bytes that files of a minute may take for a while."""
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Reference:
+    folder = tmp_path_factory.mktemp("voxtral")
+    save(VOXTRAL, folder, demo_folder)
+    (folder / "keys.yaml").write_text(KEYS)
+    return Reference(VOXTRAL, folder)
+
+
+@pytest.fixture(scope="module")
+def server(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    flags = ("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--strict-compilation")
+    flags += ("--max-model-len", "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "16")
+    flags += ("--served-model-name", "hearing", "--limit-mm-per-prompt", '{"audio": 3}', "--max-audio-seconds", "60")
+    flags += ("--api-key-file", str(reference.folder / "keys.yaml"))
+    with running(tmp_path_factory.mktemp("log") / "log", str(reference.folder), *flags) as made:
+        yield made
+        assert "Traceback" not in made.log, made.log
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="first", max_retries=0)
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def wav_of(samples: Samples) -> bytes:
+    """A file as the standard library writes it."""
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
+        file.setparams((1, 2, RATE, len(samples), "NONE", ""))
+        file.writeframes(np.round(samples * 32768).astype("<i2").tobytes())
+    return made.getvalue()
+
+
+def heard(data: bytes, form: str = "wav") -> dict[str, Any]:
+    """OpenAI's part."""
+    return {"type": "input_audio", "input_audio": {"data": base64_of(data), "format": form}}
+
+
+def ask(server: ServerProcess, *parts: Any, key: str = "first", path: str = "/v1/chat/completions") -> httpx.Response:
+    body = {"model": "hearing", "messages": [{"role": "user", "content": list(parts)}]}
+    body |= {"max_tokens": 4, "temperature": 0} if path.startswith("/v1") else {}
+    return httpx.post(f"{server.url}{path}", json=body, timeout=120, headers={"Authorization": f"Bearer {key}"})
+
+
+def test_the_openai_client(client: openai.OpenAI, server: ServerProcess, reference: Reference) -> None:
+    """Two sounds, of which one has several windows."""
+    sounds, messages = [noise(1, 0.8), noise(2, 2.3 * SECONDS)], asking(None, "And ", None, "what is this?")
+    prompt, answer = reference.answer(messages, sounds)
+    given = filled(messages, [heard(wav_of(each)) for each in sounds])
+    options: Any = {"model": "hearing", "messages": given, "temperature": 0, "max_tokens": 8}
+    options |= {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    whole: Any = client.chat.completions.create(**options)
+    assert whole.usage.prompt_tokens == len(prompt)
+    assert whole.prompt_token_ids == prompt
+    assert whole.choices[0].model_extra["token_ids"] == answer
+    chunks: Any = client.chat.completions.create(**options, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    tokenized = ask(server, *given[0]["content"], path="/tokenize")
+    assert tokenized.json()["tokens"] == prompt
+
+
+def test_kinds_of_files(server: ServerProcess) -> None:
+    counts = set()
+    for form in ("WAV", "FLAC", "MP3", "OGG"):
+        answer = ask(server, heard(file_of(noise(3, 0.9), form=form), form.lower()))
+        assert answer.status_code == 200, answer.text
+        counts.add(answer.json()["usage"]["prompt_tokens"])
+    assert len(counts) == 1
+
+
+def test_a_sound_by_the_name_it_was_given_and_no_others(server: ServerProcess) -> None:
+    url = {"url": f"data:audio/wav;base64,{base64_of(wav_of(noise(4, 0.5)))}"}
+    first = ask(server, {"type": "audio_url", "audio_url": url, "uuid": "bell"})
+    again = ask(server, {"type": "audio_url", "audio_url": None, "uuid": "bell"})
+    for answer in (first, again):
+        assert answer.status_code == 200, answer.text
+    assert again.json()["choices"] == first.json()["choices"]
+    other = ask(server, {"type": "audio_url", "audio_url": None, "uuid": "bell"}, key="second")
+    assert other.status_code == 400
+    assert "no sound with uuid='bell' is kept" in other.json()["error"]["message"]
+    # Who sends the same file finds it, and learns nothing by that but what it has.
+    assert ask(server, {"type": "audio_url", "audio_url": url}, key="second").status_code == 200
+
+
+def test_a_sound_is_decoded_and_encoded_once(server: ServerProcess) -> None:
+    def counts() -> list[float]:
+        text = httpx.get(f"{server.url}/metrics", timeout=60).text
+        names = [f"{cache}_cache_{what}_total" for cache in ("mm", "encoder") for what in ("queries", "hits")]
+        found = (re.search(rf"^jaxllm:{name}{{.*}} (.*)$", text, re.MULTILINE) for name in names)
+        return [float(each[1]) for each in found if each is not None]
+
+    part, seen = heard(wav_of(noise(5, 0.4))), [counts()]
+    for _ in range(2):
+        assert ask(server, part).status_code == 200
+        # The engine tells its counts with its next message.
+        deadline = time.monotonic() + 60
+        while (now := counts())[2] == seen[-1][2] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        seen.append(now)
+    grown = [[now - before for before, now in zip(*pair, strict=True)] for pair in pairwise(seen)]
+    assert grown == [[1, 0, 1, 0], [1, 1, 1, 1]]
+
+
+def hours_of_silence() -> dict[str, bytes]:
+    """Many hours in few bytes: told by the header, not told by it, and in a format whose header never tells."""
+    flac = file_of(np.zeros(600 * 4000, np.float32), 4000, form="FLAC")
+    # STREAMINFO has the number of samples in the last 36 bits before its digest.
+    at = flac.index(b"fLaC") + 8 + 13
+    told = flac[:at] + bytes([flac[at] & 0xF0 | 0x0F]) + b"\xff\xff\xff\xff" + flac[at + 5 :]
+    untold = flac[:at] + bytes([flac[at] & 0xF0]) + bytes(4) + flac[at + 5 :]
+    mp3 = file_of(np.zeros(60 * 8000, np.float32), 8000, form="MP3")
+    # The first frame has no sound, but how many others there are.
+    frames = mp3[mp3.index(mp3[:2], 4) :]
+    return {"told": told, "untold": untold, "mp3": frames * 60}
+
+
+def hostile(port: int) -> dict[str, dict[str, Any]]:
+    """Parts that strangers send."""
+    wav = wav_of(noise(6, 0.5))
+    urls = ("http://127.0.0.1:{}/metrics", "http://[::ffff:127.0.0.1]:{}/", "http://169.254.169.254/", "file:///etc/x")
+    others: dict[str, Any] = {
+        "no base64": {"data": "@@@", "format": "wav"}, "spaces": {"data": f" {base64_of(wav)}"},
+        "no data": {"format": "wav"}, "number": {"data": 7}, "no object": "sound",
+    }  # fmt: skip
+    files = {"endless": wav_that_claims(7200), "truncated": wav[:-100], "text": b"<html>" * 100, **hours_of_silence()}
+    return {
+        **{name: heard(data) for name, data in files.items()},
+        **{name: {"type": "input_audio", "input_audio": given} for name, given in others.items()},
+        **{url: {"type": "audio_url", "audio_url": {"url": url.format(port)}} for url in urls},
+        "in a text": {"type": "text", "text": "a", "input_audio": {"data": "AAAA"}},
+        "image": {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        "video": {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+    }
+
+
+def test_neighbours_do_not_notice_hostile_parts(server: ServerProcess) -> None:
+    before, ended, told, most = total_memory(server), threading.Event(), set[str](), [0]
+
+    def listen() -> None:
+        while not ended.is_set():
+            answer = ask(server, heard(wav_of(noise(7, 0.6))), {"type": "text", "text": "Tell a story."}, key="second")
+            told.add(answer.json()["choices"][0]["message"]["content"])
+            most[0] = max(most[0], total_memory(server))
+
+    neighbour = threading.Thread(target=listen)
+    neighbour.start()
+    try:
+        for name, part in hostile(server.port).items():
+            answer = ask(server, part)
+            assert answer.status_code == 400, (name, answer.text[:300])
+            assert answer.json()["error"]["param"].startswith("messages[0].content[0]"), (name, answer.text)
+            assert len(answer.text) < 1000, name
+        many = ask(server, *[heard(wav_of(noise(each, 0.1))) for each in range(4)])
+        assert many.status_code == 400
+        assert "4 sounds: a request may have at most 3" in many.json()["error"]["message"]
+    finally:
+        ended.set()
+        neighbour.join()
+    assert len(told) == 1
+    assert most[0] - before < ENOUGH
