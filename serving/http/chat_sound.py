@@ -1,7 +1,7 @@
 """The sounds of conversations, made ready for the engine: a bounded number at a time, whatever clients send."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from jaxllm.errors import RequestError
@@ -59,6 +59,11 @@ class ChatSound:
                 task.cancel()
             cache = self._loader.cache
             self._metrics.set_media_cache(cache.queries, cache.hits)
+
+    @property
+    def written(self) -> Callable[[int], str]:
+        """See `ChatMedium`."""
+        return self._sound.written
 
     def write(self, prompt: str, prepared: Sequence[PreparedSound]) -> str:
         """The prompt with what stands for its sounds, in place of their markers. Raises `RequestError`."""

@@ -54,6 +54,10 @@ class RequestImages:
             cache = self._loader.cache
             self._metrics.set_media_cache(cache.queries, cache.hits)
 
+    @property
+    def written(self) -> None:
+        """See `ChatMedium`: a chat template must have a place for images."""
+
     def write(self, prompt: str, images: Sequence[PreparedImage]) -> str:
         """The prompt with what stands for its images, in place of their markers. Raises `RequestError`."""
         return self._images.write(prompt, images)

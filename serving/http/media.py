@@ -1,6 +1,6 @@
 """What makes images and sound of requests ready: of servers whose model sees or hears."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxllm.serving.http.chat_sound import ChatSound
@@ -15,6 +15,10 @@ from jaxllm.serving.text.messages import AUDIO, IMAGE
 
 class ChatMedium(Protocol):
     """Makes what conversations have of one medium ready for the engine."""
+
+    @property
+    def written(self) -> Callable[[int], str] | None:
+        """What is written for the first, second, ... where a chat template has no place; None: it needs one."""
 
     async def prepare(
         self, sources: Sequence[PlacedMedium], owner: str, kwargs: Mapping[str, Any] | None = None

@@ -18,6 +18,7 @@ from jaxllm.serving.text.messages import AUDIO, IMAGE, Conversation, Message
 from jaxllm.serving.text.prompt_images import PromptImages
 from jaxllm.serving.text.prompt_sound import GivenSound, window_of
 from jaxllm.serving.text.sound_samples import PromptSound
+from jaxllm.serving.text.stand_ins import Written
 
 
 class ChatMedia:
@@ -32,6 +33,12 @@ class ChatMedia:
         sound = self._inputs.sound
         hears = sound is not None and sound.marker is not None
         return frozenset(name for name, taken in ((IMAGE, self._inputs.images is not None), (AUDIO, hears)) if taken)
+
+    @property
+    def written(self) -> Written:
+        """What is written where a chat template has no place, see `StandIns`."""
+        sound = self._inputs.sound
+        return {} if sound is None or sound.marker is None else {AUDIO: sound.written}
 
     def take(
         self, messages: Conversation, kwargs: Mapping[str, Any] | None

@@ -169,7 +169,7 @@ class OfflineGeneration:
         if taker is None:
             return self.render_chat(conversation, **settings)
         messages, taken = taker.take(conversation, kwargs)
-        text = self.render_chat(messages, media=taker.media, **settings)
+        text = self.render_chat(messages, media=taker.media, written=taker.written, **settings)
         return {"prompt": text, MEDIA: taken, PROCESSOR_KWARGS: kwargs} if taken else text
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:

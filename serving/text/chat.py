@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jaxllm.errors import ConfigError, QueueFullError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.messages import Conversation, normalise_messages
+from jaxllm.serving.text.stand_ins import StandIns, Written
 from jaxllm.serving.text.templates import rendering
 from jaxllm.serving.text.templates.chat_template import Apply
 from jaxllm.serving.text.templates.fitting import CONTENT_FORMATS, fit_messages, fit_tools
@@ -26,6 +28,7 @@ def render_chat(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     allow_special_tokens: bool = False,
     media: Collection[str] = (),
+    written: Written = MappingProxyType({}),
     apply: Apply = rendering.apply,
 ) -> str:
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
@@ -34,8 +37,8 @@ def render_chat(
     takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages,
     tools or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode`
     encodes it as text; with `allow_special_tokens` it is the token. Parts whose type is one of `media`, such
-    as "image", stand for an image or a sound each. `apply` renders; a `TemplateSandbox` does so for templates that
-    nobody has looked at. Raises `RequestError` for messages or a template that do not work.
+    as "image", stand for an image or a sound each; where the template has no place for one, what is `written` comes
+    before the text. `apply` renders; a `TemplateSandbox` does so for templates that nobody has looked at. Raises `RequestError` for messages or a template that do not work.
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -59,7 +62,10 @@ def render_chat(
     template = tokenizer.template(chat_template, apply)
     listed = fit_tools(tools, template) if tools else None
     normal = normalise_messages(messages, media=media)
-    plain = fit_messages(normal, template, chat_template_content_format, tools=listed is not None)
+    stand_ins = StandIns(written)
+    plain = fit_messages(
+        normal, template, chat_template_content_format, tools=listed is not None, word_of=stand_ins.word
+    )
     kwargs = dict(chat_template_kwargs or {})
     for name in rendering.OWN & kwargs.keys():
         raise RequestError(f"chat_template_kwargs.{name}: not a template argument", "chat_template_kwargs")
@@ -84,7 +90,7 @@ def render_chat(
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if disguise is None else disguise.reveal(reason)
         raise RequestError(f"the chat template rejects these messages: {shortened(reason)}", "messages") from error
-    return text if disguise is None else disguise.prompt(text)
+    return stand_ins.write(text if disguise is None else disguise.prompt(text), tokenizer.control)
 
 
 def load_chat_template(name: str) -> str:

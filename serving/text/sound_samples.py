@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,12 @@ from jaxllm.serving.text.prompts import IntArray
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_AROUND: Final = {
+    "<|AUDIO|>": "Audio {number}: <|audio_bos|><|AUDIO|><|audio_eos|>",
+    "[AUDIO]": "[BEGIN_AUDIO][AUDIO]",
+}
+"""What models were trained with around a marker: Qwen2-Audio and Voxtral."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ class PromptSound:
         samples = _checked(given)
         # Rounding up must not make one window two.
         return self.windows.of(resampled(samples, given.rate)[: max(1, len(samples) * RATE // given.rate)])
+
+    def written(self, number: int) -> str:
+        """What stands for the first, second, ... sound of a conversation whose template has no place for it."""
+        assert self.marker is not None
+        return _AROUND.get(self.marker, self.marker).format(number=number)
 
     def write(self, text: str, prepared: Sequence[PreparedSound]) -> str:
         """The text with a token for each row of the sounds. A `ChatPrompt`, whose own markers are meant, stays one.

@@ -51,6 +51,7 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
         chat_template_kwargs=_template_kwargs(body, server.options),
         allow_special_tokens=server.options.allow_special_tokens_in_content,
         media=server.media,
+        written={medium: maker.written for medium, maker in server.media.items() if maker.written is not None},
         apply=apply if body.chat_template is None else server.llm.templates.apply,
     )
     return messages, prompt

@@ -1,6 +1,6 @@
 """Messages and tools as a chat template takes them, so that no text vanishes and nothing is rejected without need."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,11 +17,17 @@ _FORMS = {"string": Form.TEXT, "openai": Form.PARTS}
 
 
 def fit_messages(
-    messages: list[dict[str, Any]], template: ChatTemplate, content_format: str, *, tools: bool
+    messages: list[dict[str, Any]],
+    template: ChatTemplate,
+    content_format: str,
+    *,
+    tools: bool,
+    word_of: Callable[[str], str | None] = lambda medium: None,
 ) -> list[dict[str, Any]]:
     """Messages of `normalise_messages` in the roles and forms that `template` takes, which are not changed.
 
-    `tools`: whether it gets tools. Raises `RequestError` for a part that it does not read.
+    `tools`: whether it gets tools. `word_of` gives a word for a part of a medium that it does not read, which then
+    comes before the text. Raises `RequestError` for other parts that it does not read.
     """
     fitted = []
     as_texts: set[tuple[str, bool]] = set()
@@ -31,10 +37,30 @@ def fit_messages(
         if kind in as_texts and isinstance(content, str):
             fitted.append(message)
             continue
-        fitted.append(_with_content(f"messages[{index}]", message, template, content_format, tools=tools))
+        worded = _with_words(message, template, word_of)
+        fitted.append(_with_content(f"messages[{index}]", worded, template, content_format, tools=tools))
         if fitted[-1] is message:
             as_texts.add(kind)
     return _with_instructions_first(template.trials.with_calls(fitted), template, content_format, tools=tools)
+
+
+def _with_words(
+    message: dict[str, Any], template: ChatTemplate, word_of: Callable[[str], str | None]
+) -> dict[str, Any]:
+    """The message with words in place of media that the template does not read, before all else."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    words, others = [], []
+    for part in content:
+        kind = part["type"]
+        is_unread = kind in (IMAGE, AUDIO) and not _reads(template, message["role"], kind)
+        word = word_of(kind) if is_unread else None
+        if word is None:
+            others.append(part)
+        else:
+            words.append({"type": "text", "text": word})
+    return {**message, "content": [*words, *others]} if words else message
 
 
 def _with_known_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:

@@ -112,3 +112,25 @@ def test_too_many_sounds_and_too_long_ones(llm: LLM, reference: Reference) -> No
         long = {"type": "audio", "audio": (noise(0, SECONDS + 0.1), RATE)}
         with pytest.raises(RequestError, match=r"2.1 s; this model hears one window, of at most 2 s"):
             llm.chat(filled(asking(None), [long]), PARAMS)
+
+
+def test_a_template_without_a_place_for_sound(llm: LLM, reference: Reference) -> None:
+    """What stands for a sound then comes before the text, as in vLLM."""
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    sounds = [noise(5, 0.5), noise(6, 0.4)]
+    parts = [{"type": "audio", "audio": (each, RATE)} for each in sounds]
+    token = reference.family.token
+    (answer,) = llm.chat(filled(asking(None, f"Say {token} and ", None), parts), PARAMS, chat_template=template)
+    shown = {
+        "Qwen2Audio": "Audio {}: <|audio_bos|><|AUDIO|><|audio_eos|>", "AudioFlamingo3": "<sound>",
+        "Voxtral": "[BEGIN_AUDIO][AUDIO]",
+    }[reference.family.name]  # fmt: skip
+    text = "\n".join([shown.format(1), shown.format(2), "Say @ and "])
+    _, counts = reference.family.inputs(reference._extract, sounds)
+    marker, wanted = reference.tokenizer.convert_tokens_to_ids(token), []
+    for each in reference.tokenizer(text, add_special_tokens=False)["input_ids"]:
+        wanted += [each] * counts.pop(0) if each == marker else [each]
+    assert answer.prompt_token_ids is not None
+    end = len(reference.tokenizer("Say @ and ", add_special_tokens=False)["input_ids"])
+    assert answer.prompt_token_ids[: len(wanted) - end] == wanted[:-end]
+    assert answer.prompt_token_ids.count(marker) == wanted.count(marker)

@@ -37,7 +37,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Re
 
 @pytest.fixture(scope="module")
 def server(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--strict-compilation")
+    flags = [*("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--strict-compilation")]
     flags += ("--max-model-len", "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "16")
     flags += ("--served-model-name", "hearing", "--limit-mm-per-prompt", '{"audio": 3}', "--max-audio-seconds", "60")
     flags += ("--api-key-file", str(reference.folder / "keys.yaml"))
@@ -70,7 +70,7 @@ def heard(data: bytes, form: str = "wav") -> dict[str, Any]:
 
 
 def ask(server: ServerProcess, *parts: Any, key: str = "first", path: str = "/v1/chat/completions") -> httpx.Response:
-    body = {"model": "hearing", "messages": [{"role": "user", "content": list(parts)}]}
+    body: dict[str, Any] = {"model": "hearing", "messages": [{"role": "user", "content": list(parts)}]}
     body |= {"max_tokens": 4, "temperature": 0} if path.startswith("/v1") else {}
     return httpx.post(f"{server.url}{path}", json=body, timeout=120, headers={"Authorization": f"Bearer {key}"})
 
