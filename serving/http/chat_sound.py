@@ -12,6 +12,7 @@ from jaxllm.serving.media.source import MediaSource
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.media_parts import PlacedMedium
+from jaxllm.serving.text.messages import AUDIO
 from jaxllm.serving.text.sound_samples import PromptSound
 
 AT_A_TIME = 8
@@ -59,6 +60,11 @@ class ChatSound:
                 task.cancel()
             cache = self._loader.cache
             self._metrics.set_media_cache(cache.queries, cache.hits)
+
+    @property
+    def media(self) -> frozenset[str]:
+        """See `ChatMedium`."""
+        return frozenset({AUDIO})
 
     @property
     def written(self) -> Callable[[int], str]:

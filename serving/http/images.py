@@ -12,6 +12,7 @@ from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.given_images import PreparedImage
 from jaxllm.serving.text.media_parts import PlacedMedium
+from jaxllm.serving.text.messages import IMAGE
 from jaxllm.serving.text.prompt_images import PromptImages
 
 AT_A_TIME = 16
@@ -53,6 +54,11 @@ class RequestImages:
                 task.cancel()
             cache = self._loader.cache
             self._metrics.set_media_cache(cache.queries, cache.hits)
+
+    @property
+    def media(self) -> frozenset[str]:
+        """See `ChatMedium`."""
+        return frozenset({IMAGE})
 
     @property
     def written(self) -> None:

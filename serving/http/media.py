@@ -14,7 +14,11 @@ from jaxllm.serving.text.messages import AUDIO, IMAGE
 
 
 class ChatMedium(Protocol):
-    """Makes what conversations have of one medium ready for the engine."""
+    """Makes what conversations have of one medium, or of those that are alike, ready for the engine."""
+
+    @property
+    def media(self) -> frozenset[str]:
+        """The types of parts that it takes, as chat templates see them."""
 
     @property
     def written(self) -> Callable[[int], str] | None:

@@ -1,4 +1,4 @@
-"""`MediaFetcher`: bytes of an image or sound from its URL, with every step bounded.
+"""`MediaFetcher`: bytes of an image or video from its URL, with every step bounded.
 
 HTTP is httpx's: it is a dependency already, it lets a request name the address to connect to apart from the host that
 certificates are checked for, and it leaves redirects to the caller.
@@ -8,8 +8,7 @@ import asyncio
 import binascii
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -17,13 +16,13 @@ import httpx
 from jaxllm.errors import quoted, shortened
 from jaxllm.serving.media.addresses import AddressPolicy, Resolver, resolve
 from jaxllm.serving.media.blocking import run_now
-from jaxllm.serving.media.errors import MediaFetchError, MediaTooLargeError
+from jaxllm.serving.media.errors import MediaError, MediaFetchError, MediaTooLargeError
 from jaxllm.serving.media.local_files import LocalFolder
 from jaxllm.serving.options.media import MediaOptions
 
 MOST_REDIRECTS: Final = 5
 MOST_URL: Final = 8192
-"""Characters of a URL that is not itself the file."""
+"""Characters of a URL that is not itself the image."""
 MOST_ADDRESSES: Final = 3
 """Addresses of a host that are tried."""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -31,48 +30,24 @@ _PORTS: Final = {"http": 80, "https": 443}
 _HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": "jaxllm"}
 
 
-@dataclass(frozen=True)
-class FetchedKind:
-    """What is fetched: its name in errors, the type that servers are asked for, and its limits."""
-
-    subject: str
-    media_type: str
-    most_bytes: int
-    seconds: float
-
-    @property
-    def article(self) -> str:
-        """The subject with its article."""
-        return f"an {self.subject}" if self.subject[0] in "aeiou" else f"a {self.subject}"
-
-    @classmethod
-    def of_images(cls, options: MediaOptions) -> Self:
-        """Images."""
-        return cls("image", "image/*", options.max_image_bytes, options.image_fetch_timeout)
-
-    @classmethod
-    def of_sound(cls, options: MediaOptions) -> Self:
-        """Sound."""
-        return cls("sound", "audio/*", options.max_audio_bytes, options.audio_fetch_timeout)
-
-
 class MediaFetcher:
-    """Fetches files by http, https, data and file URLs. Immutable; for any thread and event loop."""
+    """Fetches images, or videos, by http, https, data and file URLs. Immutable; for any thread and event loop."""
 
     def __init__(
         self,
         options: MediaOptions,
-        kind: FetchedKind | None = None,
         *,
         resolver: Resolver = resolve,
         context: ssl.SSLContext | None = None,
+        subject: str = "image",
     ) -> None:
-        """`kind` is what is fetched, by default images.
+        """`context` says which certificates are trusted; default: httpx's. Raises `ConfigError` for bad options.
 
-        `context` says which certificates are trusted; default: httpx's. Raises `ConfigError` for bad options.
+        `subject` is what is fetched, in errors and in the names of options.
         """
-        self._kind = kind or FetchedKind.of_images(options)
-        self._most, self._seconds, self._what = self._kind.most_bytes, self._kind.seconds, self._kind.subject
+        self._subject, self._one = subject, f"{'an' if subject[0] in 'aeiou' else 'a'} {subject}"
+        self._most: int = getattr(options, f"max_{subject}_bytes")
+        self._seconds: float = getattr(options, f"{subject}_fetch_timeout")
         self._domains = frozenset(each.lower().rstrip(".") for each in options.allowed_media_domains)
         self._policy = AddressPolicy.read(options.allowed_media_networks)
         folder = options.allowed_local_media_path
@@ -83,23 +58,30 @@ class MediaFetcher:
 
     async def fetch(self, url: str) -> bytes:
         """The bytes that a URL names. Raises `MediaFetchError` and `MediaTooLargeError`, within the timeout."""
+        try:
+            return await self._fetch(url)
+        except MediaError as error:
+            error.parameter = f"{self._subject}_url"
+            raise
+
+    async def _fetch(self, url: str) -> bytes:
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             # Long ones take milliseconds, for which others would wait.
-            return await asyncio.to_thread(read_data_url, url, self._most, self._what)
+            return await asyncio.to_thread(read_data_url, url, self._most, self._subject)
         if len(url) > MOST_URL:
             raise MediaFetchError(
-                f"the URL of the {self._what} has {len(url)} characters; at most {MOST_URL} are allowed"
+                f"the URL of the {self._subject} has {len(url)} characters; at most {MOST_URL} are allowed"
             )
         if scheme == "file":
             return await asyncio.to_thread(self._read_file, url)
         if scheme not in _PORTS:
-            raise MediaFetchError(f"{quoted(url)} is no URL of {self._kind.article}: use http, https or data")
+            raise MediaFetchError(f"{quoted(url)} is no URL of {self._one}: use http, https or data")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._follow(url)
         except TimeoutError:
-            raise MediaFetchError(f"fetching the {self._what} took more than {self._seconds:g} s") from None
+            raise MediaFetchError(f"fetching the {self._subject} took more than {self._seconds:g} s") from None
 
     def fetch_now(self, urls: Iterable[str]) -> list[bytes]:
         """Fetch several at once, from a thread that may have an event loop of its own. Raises the first error."""
@@ -130,21 +112,23 @@ class MediaFetcher:
                 if isinstance(found, bytes):
                     return found
                 target = self._checked(found)
-        raise MediaFetchError(f"the URL of the {self._what} redirects more than {MOST_REDIRECTS} times")
+        raise MediaFetchError(f"the URL of the {self._subject} redirects more than {MOST_REDIRECTS} times")
 
     def _checked(self, url: str | httpx.URL) -> httpx.URL:
         try:
             found = httpx.URL(url)
         except (httpx.InvalidURL, ValueError, TypeError) as error:
-            raise MediaFetchError(f"the URL of the {self._what} is malformed: {shortened(error)}") from None
+            raise MediaFetchError(f"the URL of the {self._subject} is malformed: {shortened(error)}") from None
         if found.scheme not in _PORTS or not found.host or len(str(found)) > MOST_URL:
-            raise MediaFetchError(f"{quoted(str(found))} is no URL of {self._kind.article}: use http or https")
+            raise MediaFetchError(f"{quoted(str(found))} is no URL of {self._one}: use http or https")
         if found.userinfo:
-            raise MediaFetchError(f"the URL of the {self._what} must not contain a user name or password")
+            raise MediaFetchError(f"the URL of the {self._subject} must not contain a user name or password")
         host = found.raw_host.decode("ascii").lower().rstrip(".")
         if self._domains and host not in self._domains:
             allowed = ", ".join(sorted(self._domains))
-            raise MediaFetchError(f"files are not fetched from {quoted(host)}; allowed: {shortened(allowed)}")
+            raise MediaFetchError(
+                f"{self._subject}s are not fetched from {quoted(host)}; allowed: {shortened(allowed)}"
+            )
         return found
 
     async def _get(self, client: httpx.AsyncClient, url: httpx.URL) -> bytes | httpx.URL:
@@ -155,11 +139,7 @@ class MediaFetcher:
             request = client.build_request(
                 "GET",
                 url.copy_with(host=address, fragment=None),
-                headers={
-                    **_HEADERS,
-                    "Accept": f"{self._kind.media_type}, */*;q=0.5",
-                    "Host": url.netloc.decode("ascii"),
-                },
+                headers={**_HEADERS, "Accept": f"{self._subject}/*, */*;q=0.5", "Host": url.netloc.decode("ascii")},
                 extensions={"sni_hostname": host},
             )
             try:
@@ -183,18 +163,18 @@ class MediaFetcher:
         location = response.headers.get("Location")
         if response.status_code in _REDIRECTS and location is not None:
             if len(location) > MOST_URL:
-                raise MediaFetchError(f"the URL of the {self._what} redirects to a URL that is too long")
+                raise MediaFetchError(f"the URL of the {self._subject} redirects to a URL that is too long")
             try:
                 return url.join(location)
             except (httpx.InvalidURL, ValueError) as error:
-                raise MediaFetchError(f"the URL of the {self._what} redirects nowhere: {shortened(error)}") from None
+                raise MediaFetchError(f"the URL of the {self._subject} redirects nowhere: {shortened(error)}") from None
         if response.status_code != 200:
-            raise MediaFetchError(f"the server of the {self._what} answers with status {response.status_code}")
+            raise MediaFetchError(f"the server of the {self._subject} answers with status {response.status_code}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise MediaFetchError(f"the server of the {self._what} compresses it, although it was asked not to")
+            raise MediaFetchError(f"the server of the {self._subject} compresses it, although it was asked not to")
         claimed = response.headers.get("Content-Length", "")
         data = bytearray()
-        too_large = MediaTooLargeError(f"the {self._what} has more than {self._most} bytes")
+        too_large = MediaTooLargeError(f"the {self._subject} has more than {self._most} bytes")
         if claimed.isdecimal() and int(claimed[:20]) > self._most:
             raise too_large
         async for chunk in response.aiter_raw():
@@ -206,19 +186,19 @@ class MediaFetcher:
     def _failed(self, host: str, error: httpx.HTTPError | httpx.InvalidURL) -> MediaFetchError:
         kind = "connecting" if isinstance(error, httpx.ConnectError) else "fetching"
         reason = shortened(error) if "CERTIFICATE" in str(error).upper() else type(error).__name__
-        return MediaFetchError(f"{kind} the {self._what} from {host!r} failed: {reason}")
+        return MediaFetchError(f"{kind} the {self._subject} from {host!r} failed: {reason}")
 
 
-def read_data_url(url: str, most: int, what: str = "image") -> bytes:
+def read_data_url(url: str, most: int, subject: str = "image") -> bytes:
     """The bytes in a data URL, in base64 as RFC 4648 writes it: no spaces, and padded.
 
     Raises `MediaFetchError` for another form, and `MediaTooLargeError` before anything is decoded.
     """
     head, comma, text = url[5:].partition(",")
     if not comma or head.rpartition(";")[2].strip().lower() != "base64":
-        raise MediaFetchError(f"a data URL must have the form data:{what}/...;base64,DATA")
+        raise MediaFetchError("a data URL must have the form data:image/png;base64,DATA")
     if len(text) > (most + 2) // 3 * 4:
-        raise MediaTooLargeError(f"the {what} has more than {most} bytes")
+        raise MediaTooLargeError(f"the {subject} has more than {most} bytes")
     if text.endswith("==="):
         # Python takes any amount of padding.
         raise MediaFetchError("the data URL is not valid base64: too much padding")
@@ -227,5 +207,5 @@ def read_data_url(url: str, most: int, what: str = "image") -> bytes:
     except ValueError as error:
         raise MediaFetchError(f"the data URL is not valid base64: {shortened(error)}") from None
     if len(data) > most:
-        raise MediaTooLargeError(f"the {what} has more than {most} bytes")
+        raise MediaTooLargeError(f"the {subject} has more than {most} bytes")
     return data

@@ -11,7 +11,7 @@ from jaxllm.serving.media.audio.resample import Samples
 from jaxllm.serving.media.audio.windows import PreparedSound, SoundWindows
 from jaxllm.serving.media.blocking import run_now
 from jaxllm.serving.media.cache import ProcessedCache, name_of_file, name_of_uuid
-from jaxllm.serving.media.fetch import FetchedKind, MediaFetcher
+from jaxllm.serving.media.fetch import MediaFetcher
 from jaxllm.serving.media.processes import process_count
 from jaxllm.serving.media.source import MediaSource
 from jaxllm.serving.options.media import MediaOptions
@@ -42,7 +42,7 @@ class SoundLoader:
     def __init__(self, windows: SoundWindows, options: MediaOptions) -> None:
         """Raises `ConfigError` for options that name what is not there."""
         self._windows = windows
-        self._fetcher = MediaFetcher(options, FetchedKind.of_sound(options))
+        self._fetcher = MediaFetcher(options, subject="audio")
         processes = process_count(options.media_decoder_processes)
         self._decoder = SoundDecoder(processes, options.max_audio_seconds)
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="process-sound")

@@ -38,7 +38,8 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
             "with --trust-request-chat-template",
             "chat_template",
         )
-    messages = conversation(body.messages or (), media=server.media)
+    media = media_of(server)
+    messages = conversation(body.messages or (), media=media)
     go_on = bool(body.continue_final_message)
     prompt = render_chat(
         server.tokenizer,
@@ -50,8 +51,8 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
         tools=tool_dictionaries(body.tools) if body.tools and _shows_tools(body, server.options) else None,
         chat_template_kwargs=_template_kwargs(body, server.options),
         allow_special_tokens=server.options.allow_special_tokens_in_content,
-        media=server.media,
-        written={medium: maker.written for medium, maker in server.media.items() if maker.written is not None},
+        media=media,
+        written={name: maker.written for name, maker in server.media.items() if maker.written is not None},
         apply=apply if body.chat_template is None else server.llm.templates.apply,
     )
     return messages, prompt
@@ -69,10 +70,16 @@ async def prepare_media(
     if not server.media:
         return {}
     placed, owner = placed_media(body.messages or ()), owner_of(request).name
+    kwargs = body.mm_processor_kwargs
     return {
-        medium: await maker.prepare([each for each in placed if each.medium == medium], owner, body.mm_processor_kwargs)
-        for medium, maker in server.media.items()
+        name: await maker.prepare([each for each in placed if each.medium in maker.media], owner, kwargs)
+        for name, maker in server.media.items()
     }
+
+
+def media_of(server: ServerState) -> frozenset[str]:
+    """The types of parts that stand for media which the model takes."""
+    return frozenset().union(*(maker.media for maker in server.media.values()))
 
 
 async def count_tokens(request: Request, server: ServerState, body: ChatCompletionRequest) -> int:
