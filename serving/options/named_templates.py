@@ -29,6 +29,7 @@ NAMED_TEMPLATES: Final[Mapping[str, str]] = {
     "stablelm": "StableLM-Tuned-Alpha",
     "starchat": "StarChat (StarCoder)",
     "vicuna": "Vicuna v1.1 to v1.5",
+    "voxtral": "Voxtral, with sound",
     "xverse": "XVERSE Chat",
     "zephyr": "Zephyr, StableLM Zephyr, TinyLlama Chat",
 }

@@ -13,6 +13,7 @@ from transformers.models.audioflamingo3.processing_audioflamingo3 import AudioFl
 from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
 
 from jaxllm.serving.media.audio.resample import RATE, Samples
+from jaxllm.serving.options.named_templates import named_template
 
 SECONDS, BINS = 2, 16
 """Of a window, which so has 100 positions; and mel bins."""
@@ -86,7 +87,7 @@ FLAMINGO = Family(
 )  # fmt: skip
 VOXTRAL = Family(
     "Voxtral", "[AUDIO]", ("[INST]", "[/INST]", "[BEGIN_AUDIO]"),
-    _PARTS % ("[INST]", "[BEGIN_AUDIO][AUDIO]", "[/INST]"), "llama", {**AUDIO_CONFIG, **SIZES}, "audio_token_id",
+    named_template("voxtral") or "", "llama", {**AUDIO_CONFIG, **SIZES}, "audio_token_id",
     _voxtral,
 )  # fmt: skip
 

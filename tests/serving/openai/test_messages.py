@@ -68,7 +68,9 @@ def test_the_operators_form_of_contents(tokenizer: Tokenizer, form: Any, prompt:
         "{% else %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
     )
     options = ServerOptions(chat_template_content_format=form)
-    server: Any = SimpleNamespace(options=options, tokenizer=tokenizer, llm=SimpleNamespace(chat_template=template))
+    server: Any = SimpleNamespace(
+        options=options, tokenizer=tokenizer, llm=SimpleNamespace(chat_template=template), media={}
+    )
     body = ChatCompletionRequest(messages=[Message(role="user", content="hi")])
     assert render(server, body)[1] == prompt
 

@@ -59,6 +59,7 @@ TALKS = {
     "stablelm": "<|USER|>Hi<|ASSISTANT|>Yes?<|USER|>Add.<|ASSISTANT|>",
     "starchat": "<|user|>\nHi<|end|>\n<|assistant|>\nYes?<|end|>\n<|user|>\nAdd.<|end|>\n<|assistant|>\n",
     "vicuna": VICUNA + "USER: Hi ASSISTANT: Yes?</s>USER: Add. ASSISTANT:",
+    "voxtral": "<s>[INST]Hi[/INST]Yes?</s>[INST]Add.[/INST]",
     "xverse": "Human: Hi\n\nAssistant: Yes?</s>Human: Add.\n\nAssistant: ",
     "zephyr": "<|user|>\nHi</s>\n<|assistant|>\nYes?</s>\n<|user|>\nAdd.</s>\n<|assistant|>\n",
 }
@@ -86,6 +87,7 @@ BRIEFS = {
     "stablelm": "<|SYSTEM|>Be brief.<|USER|>",
     "starchat": "<|system|>\nBe brief.<|end|>\n<|user|>",
     "vicuna": "Be brief. USER: Hi ",
+    "voxtral": "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi",
     "xverse": "Be brief.\n\nHuman: ",
     "zephyr": "<|system|>\nBe brief.</s>\n<|user|>",
 }
