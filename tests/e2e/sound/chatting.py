@@ -111,6 +111,11 @@ def save(family: Family, folder: Path, demo: Path) -> None:
     model.save_pretrained(folder)
 
 
+def reference_in(family: Family, folder: Path) -> Any:
+    """The model of transformers."""
+    return _class(family).from_pretrained(folder).eval()
+
+
 def _class(family: Family) -> Any:
     return getattr(transformers, f"{family.name}ForConditionalGeneration")
 
@@ -121,7 +126,7 @@ class Reference:
     def __init__(self, family: Family, folder: Path) -> None:
         self.family, self.folder = family, folder
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._model = _class(family).from_pretrained(folder).eval()
+        self._model = reference_in(family, folder)
         self._extract = WhisperFeatureExtractor.from_pretrained(folder)
 
     def answer(self, messages: Any, sounds: Sequence[Samples], count: int = 8) -> tuple[list[int], list[int]]:
