@@ -1,19 +1,20 @@
-"""Models that hear through Whisper's encoder, whose positions become rows in place of tokens of a language model.
+"""Models that hear through an encoder as Whisper's, whose positions become rows in place of a language model's tokens.
 
-Qwen2-Audio (arXiv 2407.10759), Audio Flamingo 3 (arXiv 2507.08128) and Voxtral (arXiv 2507.13264).
+Qwen2-Audio (arXiv 2407.10759), Audio Flamingo 3 (arXiv 2507.08128), Voxtral (arXiv 2507.13264) and GLM-ASR.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.tensor_source import Source, TapsAsMatrix
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.family import TEXT_PARTS, Family, Names
 from jaxllm.models.families.text_models import TEXT_NAMES, read_text_model
-from jaxllm.models.families.whisper import encoder_names, read_sound
+from jaxllm.models.families.whisper import encoder_names, read_sound, without_bias
 from jaxllm.models.layers.activation import read_activation
-from jaxllm.models.towers.sound import RowsPlan
+from jaxllm.models.towers.sound import TAPS, RowsPlan, SoundPlan
 
 _AUDIO_DEFAULTS = {
     "d_model": 1280, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "encoder_layers": 32, "num_mel_bins": 128,
@@ -30,6 +31,65 @@ _VOXTRAL_DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
     "rope_theta": 1e8, "head_dim": 128,
 }  # fmt: skip
+
+_GLM_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 59264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """How an encoder is read from `audio_config`, and its names in the checkpoint, by its hidden size."""
+
+    read: Callable[[ConfigFile], SoundPlan]
+    names: Callable[[int], Names]
+
+
+def _read_whisper(file: ConfigFile) -> SoundPlan:
+    audio = file.reading(_AUDIO_NAMES, **_AUDIO_DEFAULTS)
+    audio.ignore(
+        "model_type", "scale_embedding", "encoder_layerdrop", "layerdrop", "initializer_range", "*dropout",
+        # Of Whisper's decoder, and what follows from others.
+        "vocab_size", "head_dim", "num_key_value_heads",
+    )  # fmt: skip
+    return read_sound(audio, read_activation(audio, "activation_function", "gelu"))
+
+
+def _read_glm(file: ConfigFile) -> SoundPlan:
+    """Rotated heads in place of learned positions; silence after the sound is seen, too."""
+    audio = file.reading({**_AUDIO_NAMES, "max_source_positions": "max_position_embeddings"}, **_AUDIO_DEFAULTS)
+    audio.ignore("model_type", "initializer_range", "*dropout")
+    sound = read_sound(audio, read_activation(audio, "hidden_act", "gelu"))
+    audio.expect(num_key_value_heads=sound.num_heads, head_dim=sound.head_size)
+    rope = audio.section("rope_parameters") or ConfigFile({}, file.source)
+    rope.expect(rope_type="default")
+    share = audio.number("partial_rotary_factor", rope.number("partial_rotary_factor", 0.5))
+    size = int(sound.head_size * share)
+    if not 0 < size <= sound.head_size or size % 2:
+        raise audio.wrong("rope_parameters", "a partial_rotary_factor that rotates an even part of each head")
+    return replace(sound, sees_all=True, rotary_size=size, rope_theta=rope.number("rope_theta", 10000.0))
+
+
+def _glm_names(columns: int) -> Names:
+    layer, module = "audio_tower.layers.*", "sound.encoder.layers.*"
+    return {
+        "sound.encoder.first": Source("audio_tower.conv1", TapsAsMatrix(TAPS)),
+        "sound.encoder.second": Source("audio_tower.conv2", TapsAsMatrix(TAPS)),
+        "sound.encoder.norm": "audio_tower.norm",
+        f"{module}.attention_norm": f"{layer}.input_layernorm",
+        f"{module}.attention.query": f"{layer}.self_attn.q_proj",
+        f"{module}.attention.key": without_bias(f"{layer}.self_attn.k_proj", columns),
+        f"{module}.attention.value": f"{layer}.self_attn.v_proj",
+        f"{module}.attention.output": f"{layer}.self_attn.o_proj",
+        f"{module}.mlp_norm": f"{layer}.post_attention_layernorm",
+        f"{module}.mlp.up": f"{layer}.mlp.fc1",
+        f"{module}.mlp.down": f"{layer}.mlp.fc2",
+    }
+
+
+_WHISPER = _Encoder(_read_whisper, lambda columns: encoder_names("sound.encoder", "audio_tower", columns))
+_GLM = _Encoder(_read_glm, _glm_names)
 
 ReadRows = Callable[[ConfigFile, ModelConfig], RowsPlan]
 """Reads how positions become rows, of a model whose encoder is known already."""
@@ -51,42 +111,59 @@ def _flamingo(file: ConfigFile, config: ModelConfig) -> RowsPlan:
 
 
 def _voxtral(file: ConfigFile, config: ModelConfig) -> RowsPlan:
-    """So many positions in a row as the encoder's MLP is wider than they, and two products."""
-    sound = config.sound
-    assert sound is not None
-    if sound.intermediate_size % sound.hidden_size or sound.num_keys * sound.hidden_size % sound.intermediate_size:
-        raise file.wrong("audio_config", "an intermediate_size of whole positions, which divide those of a window")
+    """Several positions together, and two products."""
     return RowsPlan(
         file.integer("audio_token_id", minimum=0),
         windows="together",
-        positions_per_row=sound.intermediate_size // sound.hidden_size,
+        positions_per_row=_joined(file, config),
         is_mean=False,
         activation=read_activation(file, "projector_hidden_act", "gelu"),
         bias=False,
     )
 
 
+def _glm(file: ConfigFile, config: ModelConfig) -> RowsPlan:
+    """Several positions together, and two products with twice as many elements between them."""
+    if _joined(file, config) != 4:
+        raise file.wrong("audio_config", "an intermediate_size of 4 positions, which have a row")
+    return RowsPlan(
+        file.integer("audio_token_id", 59260, minimum=0),
+        windows="apart",
+        positions_per_row=4,
+        is_mean=False,
+        activation=read_activation(file, "projector_hidden_act", "gelu"),
+        inner_size=2 * config.hidden_size,
+    )
+
+
+def _joined(file: ConfigFile, config: ModelConfig) -> int:
+    """So many positions are a row as the encoder's MLP is wider than they."""
+    sound = config.sound
+    assert sound is not None
+    if sound.intermediate_size % sound.hidden_size or sound.num_keys * sound.hidden_size % sound.intermediate_size:
+        raise file.wrong("audio_config", "an intermediate_size of whole positions, which divide those of a window")
+    return sound.intermediate_size // sound.hidden_size
+
+
 def _family(
-    default: str, read_rows: ReadRows, projector: Names, text_defaults: Mapping[str, Any] | None = None
+    default: str,
+    read_rows: ReadRows,
+    projector: Names,
+    text_defaults: Mapping[str, Any] | None = None,
+    encoder: _Encoder = _WHISPER,
 ) -> Family:
     """A family whose language model is of the type `default`, unless its configuration says otherwise."""
 
     def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         """The configuration of the language model in `text_config`, and the encoder's in `audio_config`."""
-        audio = (file.section("audio_config") or ConfigFile({}, file.source)).reading(_AUDIO_NAMES, **_AUDIO_DEFAULTS)
-        audio.ignore(
-            "model_type", "scale_embedding", "encoder_layerdrop", "layerdrop", "initializer_range", "*dropout",
-            # Of Whisper's decoder, and what follows from others.
-            "vocab_size", "head_dim", "num_key_value_heads",
-        )  # fmt: skip
-        sound = read_sound(audio, read_activation(audio, "activation_function", "gelu"))
+        sound = encoder.read(file.section("audio_config") or ConfigFile({}, file.source))
         heard = replace(read_text_model(file, architecture, default, text_defaults), sound=sound)
         return replace(heard, sound=replace(sound, rows=read_rows(file, heard)))
 
     def names_of(config: ModelConfig) -> Names:
         """Names in the checkpoint."""
         assert config.sound is not None
-        return {**TEXT_NAMES, **encoder_names("sound.encoder", "audio_tower", config.sound.hidden_size), **projector}
+        return {**TEXT_NAMES, **encoder.names(config.sound.hidden_size), **projector}
 
     return Family(
         read_config,
@@ -105,3 +182,4 @@ _TWO = {"sound.projector": "multi_modal_projector.linear_1", "sound.second": "mu
 FAMILY = _family("qwen2", _qwen, {"sound.projector": "multi_modal_projector.linear"})
 FLAMINGO = _family("qwen2", _flamingo, _TWO)
 VOXTRAL = _family("llama", _voxtral, _TWO, _VOXTRAL_DEFAULTS)
+GLM_ASR = _family("llama", _glm, _TWO, _GLM_DEFAULTS, _GLM)

@@ -213,6 +213,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Glm46VForConditionalGeneration": _Known("glm4v"),
     "Glm4vForConditionalGeneration": _Known("glm4v"),
     "Glm4vMoeForConditionalGeneration": _Known("glm4v.MOE"),
+    "GlmAsrForConditionalGeneration": _Known("hearing.GLM_ASR"),
     "GotOcr2ForConditionalGeneration": _Known("got_ocr2"),
     "HF_ColBERT": _Known("colbert.BERT"),
     "Idefics2ForConditionalGeneration": _Known("idefics2"),

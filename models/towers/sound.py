@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxllm.models.forward_context import ALL_ROWS
@@ -18,6 +19,7 @@ from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import over_model, partition
 from jaxllm.models.towers.crop import as_one_text
@@ -43,7 +45,8 @@ all have features together, and rows to their ends, silence included."""
 class RowsPlan:
     """How positions become rows that stand in place of a token: `positions_per_row` of them, their mean or in a row.
 
-    Then come a product, or two with an `activation` between them.
+    Then come a product, or two with an `activation` between them, and as many elements as the language model has unless
+    `inner_size` says otherwise.
     """
 
     token_id: int
@@ -52,6 +55,7 @@ class RowsPlan:
     is_mean: bool = True
     activation: str | None = None
     bias: bool = True
+    inner_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +64,17 @@ class SoundPlan(VisionLayerPlan):
 
     `num_bins` features of each of twice as many frames as there are positions, `num_keys`. With `rows`, these stand in
     place of a token, as in Qwen2-Audio (arXiv 2407.10759); without, layers of the decoder have cross attention to all
-    positions.
+    positions. Positions are learned, or the first `rotary_size` elements of heads are rotated by them. With `sees_all`,
+    silence after the sound is seen as well.
     """
 
     num_layers: int
     num_bins: int
     num_keys: int
     rows: RowsPlan | None = None
+    rotary_size: int | None = None
+    rope_theta: float = 10000.0
+    sees_all: bool = False
 
     @property
     def num_frames(self) -> int:
@@ -90,7 +98,7 @@ def positions_of(num_frames: int) -> int:
 
 
 class SoundEncoder(nnx.Module):
-    """Two convolutions, learned positions, layers and a norm."""
+    """Two convolutions, positions, layers and a norm."""
 
     def __init__(self, plan: SoundPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.plan, self.dtype, size = plan, dtype, plan.hidden_size
@@ -99,7 +107,7 @@ class SoundEncoder(nnx.Module):
             return Linear(TAPS * channels, size, bias=True, dtype=dtype, axes=(None, None), options=options)
 
         self.first, self.second = convolution(plan.num_bins), convolution(size)
-        self.positions = Table(plan.num_keys, size, dtype, options)
+        self.positions = Table(plan.num_keys, size, dtype, options) if plan.rotary_size is None else None
         self.layers = RepeatedLayers(lambda: VisionLayer(plan, options, dtype), plan.num_layers, options)
         self.norm = make_norm(plan.norm, size, dtype=dtype, options=options)
 
@@ -109,12 +117,13 @@ class SoundEncoder(nnx.Module):
         Only the first `num_positions` int32 [] see one another, and mean something; by default all.
         """
         plan = self.plan
-        count = jnp.int32(plan.num_keys) if num_positions is None else num_positions
+        count = jnp.int32(plan.num_keys) if num_positions is None or plan.sees_all else num_positions
         activation = ACTIVATIONS[plan.activation]
         x = activation(self.first(neighbours(features.T.astype(self.dtype), 1), ALL_ROWS))
         x = activation(self.second(neighbours(x, 2), ALL_ROWS))
-        x = x + self.positions(jnp.arange(plan.num_keys, dtype=jnp.int32))
-        seen = SeenCrop(as_one_text(count, plan.num_keys))
+        if self.positions is not None:
+            x = x + self.positions(jnp.arange(plan.num_keys, dtype=jnp.int32))
+        seen = SeenCrop(as_one_text(count, plan.num_keys), rotation_of(plan))
         x = self.layers.run(lambda layer, number, x: layer(x, seen), x)
         if plan.rows is not None and plan.rows.is_mean:
             several = groups(x, plan.rows.positions_per_row)
@@ -132,8 +141,9 @@ class SoundRows(nnx.Module):
         self.plan, self.encoder, self.rows = plan, SoundEncoder(plan, options, dtype), plan.rows
         joined = plan.hidden_size * (1 if plan.rows.is_mean else plan.rows.positions_per_row)
         linear = partial(Linear, bias=plan.rows.bias, dtype=dtype, axes=(None, None), options=options)
-        self.projector = linear(joined, size)
-        self.second = None if plan.rows.activation is None else linear(size, size)
+        inner = size if plan.rows.inner_size is None else plan.rows.inner_size
+        self.projector = linear(joined, inner)
+        self.second = None if plan.rows.activation is None else linear(inner, size)
 
     def __call__(self, features: jax.Array, num_positions: jax.Array) -> jax.Array:
         """Rows [R, D] of the log-mel features float32 [B, F] of a window.
@@ -210,6 +220,15 @@ class CrossKeys(nnx.Module):
             query, key, value, pages, layer, window, self.options, implementation=self.implementation
         )
         return pages
+
+
+def rotation_of(plan: SoundPlan) -> Rotation | None:
+    """The rotations [P, pairs] of all positions; None where these are learned."""
+    if plan.rotary_size is None:
+        return None
+    frequencies = plan.rope_theta ** (-np.arange(0, plan.rotary_size, 2) / plan.rotary_size)
+    angles = np.arange(plan.num_keys)[:, None] * frequencies
+    return jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
 
 
 def groups(x: jax.Array, size: int) -> jax.Array:

@@ -133,9 +133,17 @@ class VisionAttention(nnx.Module):
         key = self._heads(self.key_norm(self.key(x, crop.context)))
         value = self._heads(self.value(x, crop.context))
         if crop.rotation is not None:
-            query, key = rotate(query, crop.rotation), rotate(key, crop.rotation)
+            query, key = rotate_first(query, crop.rotation), rotate_first(key, crop.rotation)
         attended = attend_segments(query, key, value, crop.segments, self.options, scale=self.head_size**-0.5)
         return self.output(attended.reshape(x.shape), crop.context)
 
     def _heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(len(x), -1, self.head_size)
+
+
+def rotate_first(x: jax.Array, by: Rotation) -> jax.Array:
+    """Rotate heads [P, N, H], or the first elements of each where there are fewer rotations than pairs of elements."""
+    size = 2 * by[0].shape[-1]
+    if size == x.shape[-1]:
+        return rotate(x, by)
+    return jnp.concatenate([rotate(x[..., :size], by), x[..., size:]], axis=-1)

@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 _AROUND: Final = {
     "<|AUDIO|>": "Audio {number}: <|audio_bos|><|AUDIO|><|audio_eos|>",
     "[AUDIO]": "[BEGIN_AUDIO][AUDIO]",
+    "<|pad|>": "<|begin_of_audio|><|pad|><|end_of_audio|>",
 }
-"""What models were trained with around a marker: Qwen2-Audio and Voxtral."""
+"""What models were trained with around a marker: Qwen2-Audio, Voxtral and GLM-ASR."""
 
 
 @dataclass(frozen=True)

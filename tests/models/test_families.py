@@ -589,7 +589,7 @@ def test_every_decoder_is_compared() -> None:
     compared = {transformers.AutoModelForCausalLM._model_mapping[config].__name__ for config in configs}
     compared |= {NESTED, *(model.__name__ for _, model, _ in SEEING.values())}
     compared |= {model.__name__ for _, model in RECURRENT_SEEING.values()}
-    hearing = ("AudioFlamingo3", "Qwen2Audio", "Voxtral", "Whisper")
+    hearing = ("AudioFlamingo3", "GlmAsr", "Qwen2Audio", "Voxtral", "Whisper")
     compared |= {f"{name}ForConditionalGeneration" for name in hearing}  # in tests/e2e/sound
     alike = LIKE | REFERENCES | {architecture: twin.case.name for architecture, twin in TWINS.items()}
     for architecture, family in registry.families().items():

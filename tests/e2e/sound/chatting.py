@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer, WhisperFeatureExtractor
 from transformers.models.audioflamingo3.processing_audioflamingo3 import AudioFlamingo3Processor
+from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
 from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
 
 from jaxllm.serving.media.audio.resample import RATE, Samples
@@ -63,6 +64,13 @@ def _flamingo(extract: Any, sounds: Sequence[Samples]) -> tuple[dict[str, Any], 
     return {key: made[key] for key in ("input_features", "input_features_mask")}, [len(text) for text in texts]
 
 
+def _glm(extract: Any, sounds: Sequence[Samples]) -> tuple[dict[str, Any], list[int]]:
+    processor = GlmAsrProcessor.__new__(GlmAsrProcessor)
+    processor.feature_extractor, processor.audio_token, processor.max_audio_len = extract, "x", 655
+    made, texts = processor._process_audio(list(sounds), **GlmAsrProcessor.audio_kwargs, padding="max_length")
+    return {key: made[key] for key in ("input_features", "input_features_mask")}, [len(text) for text in texts]
+
+
 def _voxtral(extract: Any, sounds: Sequence[Samples]) -> tuple[dict[str, Any], list[int]]:
     """As VoxtralProcessor does it, whose tokenizer is not a dependency: sounds are filled up to whole windows."""
     found, counts = [], []
@@ -84,6 +92,11 @@ QWEN = Family(
 FLAMINGO = Family(
     "AudioFlamingo3", "<sound>", ("<|im_start|>", "<|im_end|>"),
     _PARTS % ("<|im_start|>", "<sound>", "<|im_end|>"), "qwen2", {**AUDIO_CONFIG, **SIZES}, "audio_token_id", _flamingo,
+)  # fmt: skip
+GLM = Family(
+    "GlmAsr", "<|pad|>", ("<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>"),
+    _PARTS % ("<|user|>", "<|begin_of_audio|><|pad|><|end_of_audio|>", ""), "llama",
+    {**SIZES, "max_position_embeddings": SECONDS * 50, "num_mel_bins": BINS}, "audio_token_id", _glm,
 )  # fmt: skip
 VOXTRAL = Family(
     "Voxtral", "[AUDIO]", ("[INST]", "[/INST]", "[BEGIN_AUDIO]"),

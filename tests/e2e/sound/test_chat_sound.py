@@ -11,13 +11,17 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import RequestError
 from jaxllm.serving.media.audio.resample import RATE
-from tests.e2e.sound.chatting import FLAMINGO, QWEN, SECONDS, VOXTRAL, Reference, asking, filled, noise, save
+from tests.e2e.sound.chatting import FLAMINGO, GLM, QWEN, SECONDS, VOXTRAL, Reference, asking, filled, noise, save
 from tests.serving.media.audio.sounds import file_of
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=[QWEN, FLAMINGO, VOXTRAL], ids=lambda family: family.name)
+# A server has Voxtral in `test_server_sound.py`.
+FAMILIES = [QWEN, FLAMINGO, GLM, pytest.param(VOXTRAL, marks=pytest.mark.exhaustive)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Reference:
     folder = tmp_path_factory.mktemp(request.param.name)
     save(request.param, folder, demo_folder)
@@ -123,6 +127,7 @@ def test_a_template_without_a_place_for_sound(llm: LLM, reference: Reference) ->
     (answer,) = llm.chat(filled(asking(None, f"Say {token} and ", None), parts), PARAMS, chat_template=template)
     shown = {
         "Qwen2Audio": "Audio {}: <|audio_bos|><|AUDIO|><|audio_eos|>", "AudioFlamingo3": "<sound>",
+        "GlmAsr": "<|begin_of_audio|><|pad|><|end_of_audio|>",
         "Voxtral": "[BEGIN_AUDIO][AUDIO]",
     }[reference.family.name]  # fmt: skip
     text = "\n".join([shown.format(1), shown.format(2), "Say @ and "])

@@ -15,16 +15,20 @@ from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.sound import SoundRows, positions_of
-from tests.e2e.sound.chatting import BINS, FLAMINGO, QWEN, SECONDS, VOXTRAL, Family, reference_in, save
+from tests.e2e.sound.chatting import BINS, FLAMINGO, GLM, QWEN, SECONDS, VOXTRAL, Family, reference_in, save
 from tests.e2e.sound.windows import window
 
 FRAMES = SECONDS * 100
-MASKS = {"Qwen2Audio": "feature_attention_mask", "AudioFlamingo3": "input_features_mask"}
+MASKS = {
+    "Qwen2Audio": "feature_attention_mask",
+    "AudioFlamingo3": "input_features_mask",
+    "GlmAsr": "input_features_mask",
+}
 
 
 @pytest.mark.parametrize(
     ("family", "stack"),
-    [(QWEN, "loop"), (FLAMINGO, "loop"), (VOXTRAL, "scan")],
+    [(QWEN, "loop"), (FLAMINGO, "loop"), (VOXTRAL, "scan"), (GLM, "scan")],
     ids=lambda each: getattr(each, "name", each),
 )
 def test_rows(family: Family, stack: Literal["loop", "scan"], tmp_path: Path, demo_folder: Path) -> None:
@@ -43,7 +47,7 @@ def test_rows(family: Family, stack: Literal["loop", "scan"], tmp_path: Path, de
             else:
                 wanted = model.get_audio_features(torch.from_numpy(features)[None], **masks).pooler_output.numpy()
         rows = np.asarray(tower(jnp.asarray(features), jnp.int32(positions_of(count))))
-        assert len(wanted) == count // 4 if masks else len(rows)
+        assert len(wanted) == (count + 1) // (2 * tower.rows.positions_per_row)
         np.testing.assert_allclose(rows[: len(wanted)], wanted, atol=1e-4, rtol=0)
 
 
