@@ -22,8 +22,9 @@ def attend_segments(
 
     Towers are whole on each device of the model axis: each computes all of it.
     """
-    attend: Callable[..., jax.Array] = partial(segment_attention, scale=scale, implementation=options.mm_encoder_attn_backend)
-    if options.mesh is not None and options.mm_encoder_attn_backend == "tpu":
+    backend = options.mm_encoder_attn_backend
+    attend: Callable[..., jax.Array] = partial(segment_attention, scale=scale, implementation=backend)
+    if options.mesh is not None and backend == "tpu":
         whole = PartitionSpec()
         attend = over_model(attend, options.mesh, (whole,) * 4, whole)
     return attend(q, k, v, segments)

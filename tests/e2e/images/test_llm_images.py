@@ -17,7 +17,8 @@ PROMPT = "Look: <image> and tell what it is."
 
 
 OPTIONS: dict[str, Any] = {
-    "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 8, "optimization_level": 0, "enforce_eager": True,
+    "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 8, "optimization_level": 0,
+    "enforce_eager": True,
 }  # fmt: skip
 """Nothing is compiled that a test does not need."""
 

@@ -1,7 +1,7 @@
 """The kernel for TPUs in Pallas's interpreter against torch's attention, and compiled for chips that are not here."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def segments_of(lengths: tuple[int, ...], tokens: int, rows: int) -> Segments:
 def test_equals_torch(tokens: int, lengths: tuple[int, ...], size: int, dtype: str) -> None:
     random = np.random.default_rng(tokens)
     operands: Any = [jnp.asarray(random.normal(size=(tokens, HEADS, size)), jnp.dtype(dtype)) for _ in range(3)]
-    attend = partial(tpu_segment_attention, scale=0.25, interpret=INTERPRETED)
+    attend: Any = partial(tpu_segment_attention, scale=0.25, interpret=INTERPRETED)
     found = np.asarray(attend(*operands, segments_of(lengths, tokens, 16)), np.float32)
     assert np.isfinite(found).all()
     begin = 0
@@ -56,13 +56,13 @@ def test_equals_torch(tokens: int, lengths: tuple[int, ...], size: int, dtype: s
 
 
 def test_what_it_does_not_have() -> None:
-    operands: Any = [jnp.zeros((8, 1, 8))] * 3
+    operands, attend = [jnp.zeros((8, 1, 8))] * 3, cast(Any, tpu_segment_attention)
     whole = segments_of((8,), 8, 1)
     with pytest.raises(NotImplementedError, match="windows"):
-        tpu_segment_attention(*operands, whole, scale=1.0, window=3)
-    relative = RelativeScores(None, jnp.zeros((8, 1, 1)), lambda distance: distance)
+        attend(*operands, whole, scale=1.0, window=3)
+    relative = RelativeScores(None, jnp.zeros((8, 1, 1)), jnp.zeros(3, jnp.int32))
     with pytest.raises(NotImplementedError, match="relative"):
-        tpu_segment_attention(*operands, whole, scale=1.0, relative=relative)
+        attend(*operands, whole, scale=1.0, relative=relative)
 
 
 @pytest.mark.slow
