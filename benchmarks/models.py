@@ -23,9 +23,14 @@ from jaxllm.models.pattern import segments_of
 
 FOLDER = Path(__file__).parent / "published"
 PLANS = FOLDER / "plans" / "v6e.json"
+SEEING_PLANS = FOLDER / "plans" / "v5p.json"
+"""Of models that see images, which are planned for this chip as well."""
 PAGE = Path("docs/models.md")
 TOPOLOGIES = {1: "1x1", 4: "2x2", 8: "2x4"}
 """Of v6e, by the number of chips."""
+
+FLAGS = {"Qwen2.5-VL-7B-Instruct": ["--max-image-patches", "5476"]}
+"""Of plans, by file: images of 1036 pixels each way where they may have any size."""
 
 LONGEST = 32768
 """Requests are planned for this many tokens, or as many as the model takes."""
@@ -85,41 +90,66 @@ models that are missing have not been planned yet.
 """
 
 
+IMAGES_HEAD = """
+## Images
+
+The programs that encode images, by the same compiler: what one needs besides weights, in GiB, and
+XLA's own estimate of its time in ms, to which attention is added. That is all layers by the static
+model of its kernel (`scripts/bench tpu_segments`, [Kernels](kernels.md)). XLA's estimates of the
+same chips' steps are two to four times the roofline's. An image is encoded by the smallest program
+that holds it; the largest is in the table.
+
+| model | chip | patches up to | tokens | compiled in | temporaries | by XLA |
+|---|---|---|---|---|---|---|
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, and write the page."""
     parser = argparse.ArgumentParser(prog="scripts/bench models", description=__doc__.splitlines()[0])
     parser.add_argument("--again", metavar="NAME", nargs="*", default=[], help="Parts of names to plan again.")
     parser.add_argument("--write", action="store_true", help="Only write the page.")
     args = parser.parse_args(arguments)
-    plans: dict[str, Any] = json.loads(PLANS.read_text()) if PLANS.exists() else {}
-    for path in [] if args.write else sorted(FOLDER.glob("*.json")):
-        name = json.loads(path.read_text())["_name_or_path"]
-        if name not in plans or any(part.lower() in name.lower() for part in args.again):
-            plans[name] = plan(path)
-            print(name, plans[name], flush=True)
-            PLANS.parent.mkdir(exist_ok=True)
-            PLANS.write_text(json.dumps(plans, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(HEAD + "".join(rows(plans)))
+    found = {}
+    for chip, file in (("v6e", PLANS), ("v5p", SEEING_PLANS)):
+        plans: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        for path in [] if args.write else sorted(FOLDER.glob("*.json")):
+            name = json.loads(path.read_text())["_name_or_path"]
+            again = any(part.lower() in name.lower() for part in args.again)
+            if (name not in plans or again) and (chip == "v6e" or sees(path)):
+                plans[name] = plan(path, chip)
+                print(name, plans[name], flush=True)
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(json.dumps(plans, indent=1, sort_keys=True) + "\n")
+        found[chip] = plans
+    PAGE.write_text(HEAD + "".join(rows(found["v6e"])) + IMAGES_HEAD + "".join(image_rows(found)))
     return 0
 
 
-def plan(path: Path) -> dict[str, Any]:
+def sees(path: Path) -> bool:
+    """Whether the file has the sizes of a vision model."""
+    return len(json.loads(path.read_text()).get("vision_config", {})) > 1
+
+
+def plan(path: Path, chip: str) -> dict[str, Any]:
     """Figures of a model on the fewest chips that hold it, or why there are none."""
     found: dict[str, Any] = {}
     for chips, topology in TOPOLOGIES.items():
-        report = _report(path, chips, topology)
+        report = _report(path, chip, chips, topology if chip == "v6e" else None)
         found = {"chips": chips, "problem": report["reason"]} if not report.get("fits") else _figures(chips, report)
         if report.get("fits"):
             break
     return found
 
 
-def _report(path: Path, chips: int, topology: str) -> dict[str, Any]:
+def _report(path: Path, chip: str, chips: int, topology: str | None) -> dict[str, Any]:
     longest = _read(json.loads(path.read_text())).context_length
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(path.read_text())
-        command = ["plan", folder, "--device", "v6e", "--topology", topology, "--tensor-parallel-size", str(chips)]
-        command += ["--json", *(["--max-model-len", str(LONGEST)] if longest > LONGEST else [])]
+        command = ["plan", folder, "--device", chip, *(["--topology", topology] if topology else [])]
+        command += ["--tensor-parallel-size", str(chips), "--json"]
+        command += FLAGS.get(path.stem, [])
+        command += ["--max-model-len", str(LONGEST)] if longest > LONGEST else []
         done = subprocess.run([sys.executable, "-m", "jaxllm", *command], capture_output=True, text=True, check=False)
     if done.returncode:
         return {"fits": False, "reason": done.stderr.strip().splitlines()[-1][-200:]}
@@ -156,7 +186,7 @@ def _figures(chips: int, report: dict[str, Any]) -> dict[str, Any]:
         "compile_seconds": round(max(compiled), 1),
         "decode_ms": round(times["decode", 64] * 1000, 1),
         "prefill_ms": round(times.get(("prefill", 8192), 0) * 1000, 1) or None,
-    }
+    } | ({"images": report["images"]} if report["images"] else {})
 
 
 def rows(plans: dict[str, Any]) -> Iterator[str]:
@@ -173,6 +203,19 @@ def rows(plans: dict[str, Any]) -> Iterator[str]:
             f"| {name} | {found['chips']} | {depths[name]} | {weights:.1f} | {kv:.0f} | {found['kv_tokens']:,} | "
             f"{found['compile_seconds']:.0f} | {found['decode_ms']:.1f} | {prefill} |\n"
         )
+
+
+def image_rows(plans: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Rows of the table of images, by chip."""
+    for name in sorted(plans["v5p"], key=str.lower):
+        for chip, found in plans.items():
+            for each in found[name].get("images", []):
+                if each["compile_seconds"] is None:
+                    continue
+                yield (
+                    f"| {name} | {chip} | {each['patches']:,} | {each['rows']:,} | {each['compile_seconds']:.0f} | "
+                    f"{each['temporaries'] / 2**30:.2f} | {each['seconds'] * 1000:.1f} |\n"
+                )
 
 
 if __name__ == "__main__":
