@@ -73,7 +73,8 @@ def build(question: Question) -> "Call":
     import jax.numpy as jnp
 
     from benchmarks.tpu.kernels import Call
-    from jaxllm.pallas_kernels.segment_attention import tpu
+    from jaxllm.pallas_kernels.segment_attention.key_blocks import key_blocks
+    from jaxllm.pallas_kernels.segment_attention.tpu import call_kernel
 
     image, block = IMAGES[question.name], question.block
     tokens = -(-image.patches // block) * block
@@ -82,11 +83,11 @@ def build(question: Question) -> "Call":
     ranges = np.zeros((tokens, 2), np.int32)
     ranges[: image.patches] = np.stack([(ends - image.segments)[row], ends[row]], axis=1)
     ranges[image.patches :] = ranges[image.patches - 1]
-    blocks = np.asarray(tpu.key_blocks(jnp.asarray(ranges), block))
+    blocks = np.asarray(key_blocks(jnp.asarray(ranges), block))
     heads = jax.ShapeDtypeStruct((HEADS, tokens, 128), jnp.bfloat16)
 
     def call(blocks: Any, ranges: Any, q: Any, k: Any, v: Any) -> Any:
-        return tpu.call_kernel(blocks, ranges, q, k, v, image.head_size**-0.5)
+        return call_kernel(blocks, ranges, q, k, v, image.head_size**-0.5)
 
     return Call(call, (blocks, ranges, heads, heads, heads), (), "")
 

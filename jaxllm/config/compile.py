@@ -81,10 +81,10 @@ class CompileOptions(Section):
         "self-test; otherwise xla. On CPU, attention_backend 'cpu' also selects jaxllm's own kernels for them.",
         hints=MOE_BACKENDS,
     )
-    mm_encoder_attn_backend: Literal["auto", "reference", "xla", "tpu"] = option(
+    mm_encoder_attn_backend: Literal["auto", "reference", "xla", "tpu", "triton"] = option(
         "auto",
-        "Implementation of attention in the encoders of images and sound. 'auto': the 'tpu' kernel on TPU, unless it "
-        "fails its self-test; otherwise xla.",
+        "Implementation of attention in the encoders of images and sound. 'auto': the 'tpu' kernel on TPU, and the "
+        "'triton' kernel on GPUs from Ampere on in 16-bit types, unless they fail their self-test; otherwise xla.",
         hints=ATTENTION_BACKENDS,
     )
     linear_backend: Literal["auto", "xla", "tpu"] = option(

@@ -87,6 +87,7 @@ def resolve_config(
         page_size,
         kv_cache or KVCacheType(dtype),
         sees_spans=has_images and model.sees_spans,
+        dtype=dtype,
     )
     drafter, drafter_folder = _drafter(config, workload, dtype)
     step = usual_step_sizes(platform, runner)[0].chosen(config.scheduler)

@@ -24,7 +24,7 @@ def attend_segments(
     """
     backend = options.mm_encoder_attn_backend
     attend: Callable[..., jax.Array] = partial(segment_attention, scale=scale, implementation=backend)
-    if options.mesh is not None and backend == "tpu":
+    if options.mesh is not None and backend in ("tpu", "triton"):
         whole = PartitionSpec()
         attend = over_model(attend, options.mesh, (whole,) * 4, whole)
     return attend(q, k, v, segments)

@@ -32,9 +32,10 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, str]] = {
     "reference": ("reference", "reference_segment_attention"),
     "xla": ("xla", "xla_segment_attention"),
     "tpu": ("tpu", "tpu_segment_attention"),
+    "triton": ("triton", "triton_segment_attention"),
 }
-"""Module and function of each: `reference` is slow and obvious, `xla` runs everywhere, `tpu` has no windows and is for
-segments that are the same whatever else is computed. There is no kernel for GPUs yet."""
+"""Module and function of each: `reference` is slow and obvious, `xla` runs everywhere. The kernels for TPUs and GPUs
+have no windows, and are for segments that are the same whatever else is computed."""
 
 
 def _get(implementation: str) -> SegmentAttention:

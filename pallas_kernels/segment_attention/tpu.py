@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.pallas_kernels.segment_attention.key_blocks import key_blocks, seen_ranges
 from jaxllm.pallas_kernels.segment_attention.relative import RelativeScores
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, Ref
@@ -45,24 +46,10 @@ def tpu_segment_attention(
         raise NotImplementedError("segment attention on TPUs has neither windows nor relative scores")
     tokens, _, size = q.shape
     block = min(LARGE_BLOCK if len(segments.starts) == 2 else BLOCK, _up(tokens, LANES))
-    # Padding sees what the last token sees, so that a block with some of it needs no mask.
-    place = jnp.minimum(jnp.arange(_up(tokens, block), dtype=jnp.int32), jnp.maximum(segments.num_tokens - 1, 0))
-    rows = segments.rows[place]
-    ranges = jnp.stack([segments.starts[rows], segments.starts[rows + 1]], axis=1)
-    queries, keys, values = (_padded(each, len(place)) for each in (q, k, v))
+    ranges = seen_ranges(segments, _up(tokens, block))
+    queries, keys, values = (_padded(each, len(ranges)) for each in (q, k, v))
     attended = call_kernel(key_blocks(ranges, block), ranges, queries, keys, values, scale, interpret)
     return attended[:, :tokens, :size].transpose(1, 0, 2)
-
-
-def key_blocks(ranges: jax.Array, block: int) -> jax.Array:
-    """Which blocks of keys each block of queries sees, that see `ranges` int32 [T, 2]: int32 [4, blocks].
-
-    The first, the one after the last, and likewise of those that all of its queries see as a whole.
-    """
-    low, high = (ranges[:, side].reshape(-1, block) for side in (0, 1))
-    first, end = low.min(axis=1) // block, -(-high.max(axis=1) // block)
-    inner, outer = -(-low.max(axis=1) // block), high.min(axis=1) // block
-    return jnp.stack([first, end, inner, jnp.maximum(inner, outer)])
 
 
 def call_kernel(

@@ -1,12 +1,22 @@
 """Which implementation attends in the encoders of images and sound."""
 
-from jaxllm.executor.kernels.operation import Kernel, OperationKernels
-from jaxllm.models.config import ModelConfig
+from typing import Any
 
-MM_ENCODER_ATTENTION = OperationKernels[ModelConfig](
+from jaxllm.executor.kernels.operation import Kernel, OperationKernels, Workload
+from jaxllm.pallas_kernels.paged_attention.triton.options import HALF_TYPES, problem_of
+
+
+def _triton_refusal(device: Any, workload: Workload) -> str | None:
+    # Products of float32 as such need more registers than there are.
+    if workload.dtype not in HALF_TYPES:
+        return f"needs {' or '.join(HALF_TYPES)}, not {workload.dtype}"
+    return problem_of(device)
+
+
+MM_ENCODER_ATTENTION = OperationKernels[Workload](
     "mm_encoder_attn",
-    kernels=(Kernel("tpu", platform="tpu"),),
-    shape_of=lambda workload: workload.model,
-    is_used=lambda model: model.tower is not None or model.sound is not None,
+    kernels=(Kernel("tpu", platform="tpu"), Kernel("triton", platform="gpu", refusal=_triton_refusal)),
+    shape_of=lambda workload: workload,
+    is_used=lambda workload: workload.model.tower is not None or workload.model.sound is not None,
 )
 """The declaration of an operation's kernels: see `jaxllm.executor.kernels.select`."""

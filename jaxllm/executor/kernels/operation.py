@@ -23,6 +23,8 @@ class Workload:
     kv_cache: KVCacheType
     sees_spans: bool = False
     """Whether tokens may see later ones, see `ResolvedConfig.sees_spans`."""
+    dtype: str = "bfloat16"
+    """Type of activations."""
 
 
 @dataclass(frozen=True)

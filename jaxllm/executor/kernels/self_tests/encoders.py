@@ -57,7 +57,7 @@ def _find_problem(case: SegmentCase, resolved: ResolvedConfig, run: Callable[...
 TEST = SelfTest(
     "mm_encoder_attn",
     title="attention in encoders by",
-    kernels=("tpu",),
+    kernels=("tpu", "triton"),
     cases=_cases,
     find_problem=_find_problem,
     run=_run,

@@ -1,7 +1,7 @@
-"""The kernel for TPUs in Pallas's interpreter against torch's attention, and compiled for chips that are not here."""
+"""The kernels in Pallas's interpreters against torch's attention; that for TPUs is compiled for absent chips."""
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.pallas_kernels.segment_attention.relative import RelativeScores
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pallas_kernels.segment_attention.tpu import tpu_segment_attention
+from jaxllm.pallas_kernels.segment_attention.triton import triton_segment_attention
 from jaxllm.planning.target import find_target
 
 HEADS = 2
-INTERPRETED = pltpu.InterpretParams(uninitialized_memory="nan")
+KERNELS: dict[str, Any] = {
+    "tpu": partial(tpu_segment_attention, interpret=pltpu.InterpretParams(uninitialized_memory="nan")),
+    "triton": partial(triton_segment_attention, interpret=True),
+}
 
 
 def segments_of(lengths: tuple[int, ...], tokens: int, rows: int) -> Segments:
@@ -39,11 +43,11 @@ def segments_of(lengths: tuple[int, ...], tokens: int, rows: int) -> Segments:
     ],
     ids=["one block", "blocks", "windows", "small", "nothing"],
 )
-def test_equals_torch(tokens: int, lengths: tuple[int, ...], size: int, dtype: str) -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_equals_torch(kernel: str, tokens: int, lengths: tuple[int, ...], size: int, dtype: str) -> None:
     random = np.random.default_rng(tokens)
     operands: Any = [jnp.asarray(random.normal(size=(tokens, HEADS, size)), jnp.dtype(dtype)) for _ in range(3)]
-    attend: Any = partial(tpu_segment_attention, scale=0.25, interpret=INTERPRETED)
-    found = np.asarray(attend(*operands, segments_of(lengths, tokens, 16)), np.float32)
+    found = np.asarray(KERNELS[kernel](*operands, segments_of(lengths, tokens, 16), scale=0.25), np.float32)
     assert np.isfinite(found).all()
     begin = 0
     for length in lengths:
@@ -55,8 +59,9 @@ def test_equals_torch(tokens: int, lengths: tuple[int, ...], size: int, dtype: s
         begin += length
 
 
-def test_what_it_does_not_have() -> None:
-    operands, attend = [jnp.zeros((8, 1, 8))] * 3, cast(Any, tpu_segment_attention)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_they_do_not_have(kernel: str) -> None:
+    operands, attend = [jnp.zeros((8, 1, 8))] * 3, KERNELS[kernel]
     whole = segments_of((8,), 8, 1)
     with pytest.raises(NotImplementedError, match="windows"):
         attend(*operands, whole, scale=1.0, window=3)
