@@ -10,7 +10,6 @@ from jaxllm.serving.http.body.base import Body, Ignored, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import MOST_PARTS, NonEmpty, at_most
 
 _NO_FILES = "parts with files are not supported; images have an image_url"
-_NO_SOUND = "sound is not supported"
 _NO_PROGRAMS = "only the model itself calls functions"
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -20,7 +19,7 @@ class InputPart(TemplateBody, kw_only=True):
     """A part of the content of a message or of a function's result; chat templates see other fields, too."""
 
     type: str
-    """Which part this is: input_text or input_image, or output_text or refusal (of an assistant)."""
+    """Which part this is: input_text, input_image or input_audio, or output_text or refusal (of an assistant)."""
     text: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -35,11 +34,12 @@ class InputPart(TemplateBody, kw_only=True):
     """Of type input_image: the URL of an image, https or data."""
     detail: str | None = None
     """Accepted, without effect: images have the size that the model's image processor gives them."""
+    input_audio: Any = None
+    """Of type input_audio: an object with a file of sound in base64 as data."""
     file_id: Annotated[Any, Refused(_NO_FILES)] = None
     file_data: Annotated[Any, Refused(_NO_FILES)] = None
     file_url: Annotated[Any, Refused(_NO_FILES)] = None
     filename: Annotated[Any, Refused(_NO_FILES)] = None
-    input_audio: Annotated[Any, Refused(_NO_SOUND)] = None
 
 
 class MessageItem(TemplateBody, kw_only=True):

@@ -42,9 +42,12 @@ _UNFINISHED = ("in_progress", "incomplete")
 _PARTS = {
     "system": ("input_text",),
     "developer": ("input_text",),
-    "user": ("input_text", "input_image"),
+    "user": ("input_text", "input_image", "input_audio"),
     "assistant": ("output_text", "input_text", "refusal"),
 }
+
+_MEDIA = {"input_image": "image_url", "input_audio": "input_audio"}
+"""Parts that are no text, and the field that has what they are."""
 
 
 class NamedFunction(Body, kw_only=True):
@@ -119,7 +122,7 @@ class ItemMessages:
     def _append(self, message: Message, origin: str) -> None:
         here, there = f"messages[{len(self.messages)}].content", "output" if message.role == "tool" else "content"
         for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.image_url is not None:
+            if part.image_url is not None or part.input_audio is not None:
                 self.images[f"{here}[{index}]"] = f"{origin}.{there}[{index}]"
         self.messages.append(message)
         self.origins.append(origin)
@@ -136,8 +139,8 @@ def _content(
         if part.type not in allowed:
             expected = " or ".join(map(repr, allowed))
             raise RequestError(f"{place}.type={quoted(part.type)}: expected a part of type {expected}", f"{place}.type")
-        if part.type == "input_image":
-            parts.append(_image_part(part, place))
+        if part.type in _MEDIA:
+            parts.append(_media_part(part, place, _MEDIA[part.type]))
             continue
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
@@ -147,10 +150,11 @@ def _content(
     return parts
 
 
-def _image_part(part: InputPart, place: str) -> ContentPart:
-    if part.image_url is None:
-        raise RequestError(f"{place}.image_url: this field is required", f"{place}.image_url")
-    return ContentPart(type=part.type, image_url=part.image_url)
+def _media_part(part: InputPart, place: str, field: str) -> ContentPart:
+    given = getattr(part, field)
+    if given is None:
+        raise RequestError(f"{place}.{field}: this field is required", f"{place}.{field}")
+    return ContentPart(type=part.type, **{field: given})
 
 
 def chat_request(body: ResponsesRequest, chat: ItemMessages) -> ChatCompletionRequest:

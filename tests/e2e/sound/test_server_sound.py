@@ -93,6 +93,23 @@ def test_the_openai_client(client: openai.OpenAI, server: ServerProcess, referen
     assert tokenized.json()["tokens"] == prompt
 
 
+def test_responses(client: openai.OpenAI, server: ServerProcess, reference: Reference) -> None:
+    sound, asked = noise(8, 0.6), asking(None, "What is this?")
+    prompt, answer = reference.answer(asked, [sound])
+    content: Any = [heard(wav_of(sound)), {"type": "input_text", "text": "What is this?"}]
+    given: Any = [{"role": "user", "content": content}]
+    found = client.responses.create(
+        model="hearing", input=given, temperature=0, max_output_tokens=8, extra_body={"ignore_eos": True}
+    )
+    assert found.usage is not None
+    assert found.usage.input_tokens == len(prompt)
+    assert found.output_text == reference.tokenizer.decode(answer, skip_special_tokens=True)
+    content[0]["input_audio"]["data"] = "@@@"
+    with pytest.raises(openai.BadRequestError, match="not valid base64") as told:
+        client.responses.create(model="hearing", input=given)
+    assert told.value.param == "input[0].content[0]"
+
+
 def test_kinds_of_files(server: ServerProcess) -> None:
     counts = set()
     for form in ("WAV", "FLAC", "MP3", "OGG"):
