@@ -42,6 +42,8 @@ LONG = (
     "e2e/test_same_tokens.py",
     "models/test_stack.py",
     "e2e/sound/test_transcriptions.py",
+    "e2e/sound/test_chat_sound.py",
+    "e2e/sound/test_server_sound.py",
     "serving/server/test_server.py",
     "e2e/test_cache_groups.py",
     "e2e/images/test_families.py",
