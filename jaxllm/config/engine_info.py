@@ -53,7 +53,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` each way, and becomes `first_rows`
     besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With `has_grid_positions`
     the rows of an image must stand next to each other. `spans` says which tokens of a prompt see one another, see
-    `jaxllm.requests.spans`, and `longest_span` how many at most.
+    `jaxllm.requests.spans`, and `longest_span` how many at most. A patch of a video has `frames`; its rows may have a
+    token of their own, and a second of it takes `tokens_per_second` positions, see `TowerPlan`.
     """
 
     patch_size: int
@@ -67,6 +68,14 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     spans: Literal["images", "prompt"] | None = None
     longest_span: int = 0
     crop_rows: int | None = None
+    frames: int = 1
+    video_token_id: int | None = None
+    tokens_per_second: int | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens that stand where rows go."""
+        return (self.token_id,) if self.video_token_id is None else (self.token_id, self.video_token_id)
 
     def rows_of(self, num_patches: int) -> int:
         """Rows that a crop of so many patches becomes."""

@@ -161,6 +161,9 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         spans=tower.spans,
         longest_span=resolved.longest_span,
         crop_rows=tower.crop_rows,
+        frames=tower.frames,
+        video_token_id=tower.video_token_id,
+        tokens_per_second=tower.tokens_per_second,
     )
 
 

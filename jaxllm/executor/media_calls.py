@@ -57,6 +57,9 @@ class MediaCalls:
         count = len(crop.patches)
         size = next(each for each in self._plan.sizes if each >= count)
         patches, places = crop.patches, patch_places(crop.height, crop.width, self._plan.merge)
+        if patches.shape[1] < self._plan.patch_bytes:
+            # An image, which fills all frames of its patches.
+            patches = np.tile(patches, (1, self._plan.patch_bytes // patches.shape[1]))
         if count < size:
             padding = ((0, size - count), (0, 0))
             patches, places = np.pad(patches, padding), np.pad(places, padding)

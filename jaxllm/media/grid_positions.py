@@ -1,7 +1,8 @@
 """Where the rows of images are in the positions by which a model rotates (M-RoPE, arXiv 2409.12191).
 
 Text counts on by one. All rows of an image have its beginning as their time, and their place in its grid as height and
-width. What follows an image counts on from its longer side.
+width. Those of a video have a time for each of its crops. What follows counts on from the longer side, also where a
+video's times go further: so does `generate` of transformers 5.24.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ Int32Array = npt.NDArray[np.int32]
 def grid_offsets(media: PromptMedia, merge: int) -> tuple[Int32Array, int]:
     """Positions of a prompt less places, int32 [3, media.end], and what that is for all tokens after the last image.
 
-    A row is a square of `merge` patches each way. The rows of an image stand next to each other.
+    A row is a square of `merge` patches each way. The rows of an image or video stand next to each other.
     """
     offsets = np.zeros((3, media.end), np.int32)
     shift = begin = row = 0
@@ -24,17 +25,18 @@ def grid_offsets(media: PromptMedia, merge: int) -> tuple[Int32Array, int]:
         height, width = grid_of(item, merge)
         offsets[:, begin:first] = shift
         place = np.arange(item.num_rows, dtype=np.int32)
-        offsets[0, first:end] = shift - place
-        offsets[1, first:end] = shift - place + place // width
-        offsets[2, first:end] = shift - place + place % width
+        inside, times = place % (height * width), np.array(item.times or (0,), np.int32)
+        offsets[0, first:end] = shift - place + times[place // (height * width)]
+        offsets[1, first:end] = shift - place + inside // width
+        offsets[2, first:end] = shift - place + inside % width
         shift += max(height, width) - item.num_rows
         begin, row = end, row + item.num_rows
     return offsets, shift
 
 
 def grid_of(item: MediaItem, merge: int) -> tuple[int, int]:
-    """Rows of an image each way, of one that is a single crop."""
-    (crop,) = item.crops
+    """Rows each way of an image that is a single crop, or of a video's crops."""
+    crop = item.crops[0]
     return crop.height // merge, crop.width // merge
 
 

@@ -76,6 +76,8 @@ class MediaItem:
 
     Or a window of sound: its log-mel `features` float32 [bins, frames], of which the first `num_frames` are sound, see
     `SoundPlan`. The engine keeps its rows, or, with cross attention, all as one.
+
+    Or a video, with a crop for each patch in time: `times` has the position in time of each, from the first on.
     """
 
     digest: bytes
@@ -84,6 +86,7 @@ class MediaItem:
     arrangement: Arrangement | None = None
     features: npt.NDArray[np.float32] | None = None
     num_frames: int = 0
+    times: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, crops: tuple[ImageCrop, ...], patches_per_row: int) -> Self:
@@ -91,16 +94,28 @@ class MediaItem:
         return cls.with_rows(crops, sum(len(crop.patches) for crop in crops) // patches_per_row)
 
     @classmethod
-    def with_rows(cls, crops: tuple[ImageCrop, ...], num_rows: int, arrangement: Arrangement | None = None) -> Self:
-        """An image of crops that become so many rows. The prompt has them as in `arrangement`, or once and in order."""
+    def with_rows(
+        cls,
+        crops: tuple[ImageCrop, ...],
+        num_rows: int,
+        arrangement: Arrangement | None = None,
+        times: tuple[int, ...] = (),
+    ) -> Self:
+        """An image of crops that become so many rows. The prompt has them as in `arrangement`, or once and in order.
+
+        Or a video, with the `times` of its crops.
+        """
         digest = sha256()
         for crop in crops:
             digest.update(np.array([crop.height, crop.width], np.int64).tobytes())
             digest.update(np.ascontiguousarray(crop.patches).data)
+        if times:
+            # A crop begins with its height: nothing else begins so.
+            digest.update(np.array([-2, *times], np.int64).data)
         if arrangement is None:
-            return cls(digest.digest(), crops, num_rows)
+            return cls(digest.digest(), crops, num_rows, times=times)
         arrangement.update(digest)
-        return cls(digest.digest(), crops, len(arrangement.kept), arrangement)
+        return cls(digest.digest(), crops, len(arrangement.kept), arrangement, times=times)
 
     @classmethod
     def of_sound(cls, features: npt.NDArray[np.float32], num_frames: int | None = None, num_rows: int = 1) -> Self:
@@ -135,17 +150,17 @@ class PromptMedia:
         cls,
         items: tuple[MediaItem, ...],
         token_ids: np.ndarray,
-        token_id: int,
+        token_id: int | tuple[int, ...],
         block_size: int,
         spans: SpanKind | None = None,
     ) -> Self:
-        """Images for the places of `token_id` in a prompt, int32 [length], in pages of so many tokens.
+        """Images for the places of `token_id`, or of several, in a prompt, int32 [length], in pages of so many tokens.
 
         `spans` says which tokens see one another.
 
         Raises `RequestError` where there are more places than rows, or fewer.
         """
-        places = np.flatnonzero(token_ids == token_id).astype(np.int32)
+        places = np.flatnonzero(np.isin(token_ids, token_id)).astype(np.int32)
         total = sum(item.num_rows for item in items)
         if len(places) != total:
             if any(item.features is not None for item in items):

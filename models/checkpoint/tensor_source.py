@@ -216,9 +216,9 @@ class ConvolutionAsMatrix:
 
 @dataclass(frozen=True)
 class FramesAsMatrix:
-    """A convolution over patches of several frames, (out, channels, frames, height, width), for an image.
+    """A convolution over patches of several frames, (out, channels, frames, height, width), as a matrix.
 
-    All frames are the image then, so that their weights add up. Otherwise like `ConvolutionAsMatrix`.
+    Frames come first, channels last. Otherwise like `ConvolutionAsMatrix`.
     """
 
     frames: int = 2
@@ -228,15 +228,12 @@ class FramesAsMatrix:
         """Shape of the convolution."""
         if len(wanted) == 1:
             return wanted
-        side = isqrt(wanted[1] // self.channels)
+        side = isqrt(wanted[1] // self.channels // self.frames)
         return (wanted[0], self.channels, self.frames, side, side)
 
     def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
-        """A copy where channels come last; sums are computed in float32."""
-        if len(wanted) == 1:
-            return tensor
-        summed = tensor.astype(np.float32).sum(axis=2)
-        return np.ascontiguousarray(summed.transpose(0, 2, 3, 1)).reshape(wanted).astype(tensor.dtype)
+        """A copy in that order."""
+        return tensor if len(wanted) == 1 else np.ascontiguousarray(tensor.transpose(0, 2, 3, 4, 1)).reshape(wanted)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ PIXELS = PixelPlan((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258,
 """Those of CLIP, which the image processors have by default."""
 LAYER = NormPlan(kind="layer", eps=1e-6, bias=True)
 WITHOUT_EFFECT = ("model_type", "initializer_range", "in_chans", "spatial_patch_size", "tokens_per_second")
-"""Names of code before transformers' for what is there under another name, and the times of videos."""
+"""Names of code before transformers' for what is there under another name, and times where videos need none."""
 VISUAL = "model.visual"
 
 
@@ -52,14 +52,21 @@ def check_output(file: ConfigFile, vision: ConfigFile, key: str, default: int) -
 
 
 def tower_of(
-    file: ConfigFile, plan: GridVisionPlan, merger: ProjectorPlan, token_id: int, row_parts: int = 1
+    file: ConfigFile,
+    plan: GridVisionPlan,
+    merger: ProjectorPlan,
+    token_id: int,
+    row_parts: int = 1,
+    video_token_id: int | None = None,
 ) -> TowerPlan:
-    """The tower of these, whose token has the id `token_id` unless the file says otherwise."""
+    """The tower of these, whose tokens have these ids unless the file says otherwise; without one, videos have none."""
     return TowerPlan(
         vision=plan,
         projector=merger,
         merge=plan.merge,
         token_id=file.integer("image_token_id", token_id, minimum=0),
+        video_token_id=None if video_token_id is None else file.integer("video_token_id", video_token_id, minimum=0),
+        frames=plan.frames,
         pixels=PIXELS,
         row_parts=row_parts,
     )

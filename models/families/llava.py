@@ -74,7 +74,9 @@ def read_one_vision(file: ConfigFile, architecture: str) -> ModelConfig:
         vision_config=_ONE_VISION_DEFAULTS, text_config={"model_type": "qwen2"}, image_token_index=151646,
         vision_feature_layer=-1, vision_feature_select_strategy="full",
     )  # fmt: skip
-    tower = replace(read_tower(file, SIGLIP), has_sums=True)
+    key = "video_token_id" if file.has("video_token_id") else "video_token_index"
+    video_token_id = file.integer(key, 151647, minimum=0)
+    tower = replace(read_tower(file, SIGLIP), has_sums=True, video_token_id=video_token_id)
     return _with_lines(replace(read_text_model(file, architecture, "qwen2"), tower=tower), file)
 
 

@@ -1,6 +1,7 @@
 """Reading the configurations of Qwen's towers, and the names of their tensors."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
@@ -35,7 +36,7 @@ def read_qwen2_tower(file: ConfigFile) -> TowerPlan:
         activation=read_activation(vision, "hidden_act", "quick_gelu"),
     )
     check_output(file, vision, "hidden_size", 3584)
-    return tower_of(file, plan, MergerPlan(norm=LAYER), 151_655)
+    return tower_of(file, plan, MergerPlan(norm=LAYER), 151_655, video_token_id=151_656)
 
 
 def read_qwen2_5_tower(file: ConfigFile) -> TowerPlan:
@@ -57,7 +58,8 @@ def read_qwen2_5_tower(file: ConfigFile) -> TowerPlan:
         full_layers=tuple(full),
     )
     check_output(file, vision, "out_hidden_size", 3584)
-    return tower_of(file, plan, MergerPlan(norm=RMS), 151_655)
+    tower = tower_of(file, plan, MergerPlan(norm=RMS), 151_655, video_token_id=151_656)
+    return replace(tower, tokens_per_second=vision.integer("tokens_per_second", 4))
 
 
 def read_qwen3_tower(file: ConfigFile, taps: tuple[int, ...] = (8, 16, 24), token_id: int = 151_655) -> TowerPlan:
@@ -83,7 +85,9 @@ def read_qwen3_tower(file: ConfigFile, taps: tuple[int, ...] = (8, 16, 24), toke
     if sorted(set(taps)) != list(taps) or any(not 0 <= tap < plan.num_layers for tap in taps):
         raise vision.wrong("deepstack_visual_indexes", f"ascending numbers below depth={plan.num_layers}")
     check_output(file, vision, "out_hidden_size", 3584)
-    return tower_of(file, plan, MergerPlan(norm=LAYER, taps=len(taps)), token_id, row_parts=1 + len(taps))
+    merger = MergerPlan(norm=LAYER, taps=len(taps))
+    # All of these have the token of videos next.
+    return tower_of(file, plan, merger, token_id, row_parts=1 + len(taps), video_token_id=token_id + 1)
 
 
 RENAMED: Mapping[str, str] = {"model.language_model.": "model.", "visual.": f"{VISUAL}."}

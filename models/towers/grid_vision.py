@@ -92,7 +92,7 @@ class GridVision(nnx.Module):
 
     def __init__(self, plan: GridVisionPlan, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.plan, self.pixels, self.dtype = plan, pixels, dtype
-        inputs = plan.patch_size**2 * plan.channels
+        inputs = plan.frames * plan.patch_size**2 * plan.channels
         self.patches = Linear(inputs, plan.size, bias=plan.patch_bias, dtype=dtype, axes=(None, None), options=options)
         self.patch_norm = make_norm(plan.patch_norm, plan.size, dtype=dtype, options=options)
         self.last_norm = make_norm(plan.last_norm, plan.size, dtype=dtype, options=options)

@@ -119,14 +119,20 @@ class TowerPlan:
     """The token whose inputs of the layers rows of images have, where layers have some (`TokenInputsPlan`)."""
     most_rows_field: str | None = None
     """The image processor's field of the most rows of an image, where that decides about `sizes`."""
+    video_token_id: int | None = None
+    """The token that stands where a row of a video goes, where that is another one."""
+    frames: int = 1
+    """Frames of a video that a patch spans; an image fills all of them."""
+    tokens_per_second: int | None = None
+    """Positions in time that a second of a video takes; None: each patch in time takes one."""
     spans: Literal["images", "prompt"] | None = None
     """The tokens that see one another in layers with `AttentionPlan.sees_spans`: those of neighbouring rows, or all of
     a prompt with images."""
 
     @property
     def patch_bytes(self) -> int:
-        """Bytes of a patch: height, width and channels."""
-        return self.vision.patch_size**2 * self.vision.channels
+        """Bytes of a patch: frames, height, width and channels."""
+        return self.frames * self.vision.patch_size**2 * self.vision.channels
 
     @property
     def patches_per_row(self) -> int:

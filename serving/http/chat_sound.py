@@ -37,16 +37,21 @@ class ChatSound:
         return None if loader is None else cls(options, sound, loader, metrics)
 
     async def prepare(
-        self, sources: Sequence[PlacedMedium], owner: str, kwargs: Mapping[str, Any] | None = None
+        self,
+        sources: Sequence[PlacedMedium],
+        owner: str,
+        kwargs: Mapping[str, Any] | None = None,
+        io_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PreparedSound]:
-        """The sounds of a request, in order; no mm_processor_kwargs are known.
+        """The sounds of a request, in order; neither mm_processor_kwargs nor media_io_kwargs are known.
 
         Raises `RequestError` that names the place, and `QueueFullError`; then nothing more is fetched.
         """
         if not sources:
             return []
-        if kwargs:
-            raise RequestError("mm_processor_kwargs: sound is processed in one way; omit it", "mm_processor_kwargs")
+        for name, given in (("mm_processor_kwargs", kwargs), ("media_io_kwargs", io_kwargs)):
+            if given:
+                raise RequestError(f"{name}: sound is processed in one way; omit it", name)
         if len(sources) > self._most:
             raise RequestError(
                 f"{len(sources)} sounds: a request may have at most {self._most} (--max-audios-per-prompt)",

@@ -1,4 +1,4 @@
-"""The images of requests, made ready for the engine: a bounded number at a time, whatever clients ask for."""
+"""The images and videos of requests, made ready for the engine: a bounded number at a time."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.given_images import PreparedImage
 from jaxllm.serving.text.media_parts import PlacedMedium
-from jaxllm.serving.text.messages import IMAGE
-from jaxllm.serving.text.prompt_images import PromptImages
+from jaxllm.serving.text.messages import IMAGE, VIDEO
+from jaxllm.serving.text.prompt_images import NO_VIDEOS, PromptImages, check_count, most_of
 
 AT_A_TIME = 16
-"""Images of all requests that are fetched, decoded or processed."""
+"""Images and videos of all requests that are fetched, decoded or processed."""
 
 
 class RequestImages:
@@ -28,25 +28,26 @@ class RequestImages:
     def __init__(self, options: MediaOptions, images: PromptImages, run_text: RunText, metrics: Metrics) -> None:
         """`run_text` runs what takes long in a thread. Raises `ConfigError` for options that name what is not there."""
         self._metrics = metrics
-        self._images, self._run_text, self._most = images, run_text, options.max_images_per_prompt
+        self._images, self._run_text, self._most = images, run_text, most_of(options)
         self._loader = images.loader(options)
+        self._videos = images.video_loader(options, self._loader.cache)
         self._places = asyncio.Semaphore(AT_A_TIME)
 
     async def prepare(
-        self, sources: Sequence[PlacedMedium], owner: str, kwargs: Mapping[str, Any] | None = None
+        self,
+        sources: Sequence[PlacedMedium],
+        owner: str,
+        kwargs: Mapping[str, Any] | None = None,
+        io_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PreparedImage]:
-        """The images of a request, processed with its mm_processor_kwargs; in order.
+        """The images and videos of a request, with its mm_processor_kwargs and media_io_kwargs; in order.
 
         Raises `RequestError` that names the place, and `QueueFullError`; then nothing more is fetched.
         """
         if not sources:
             return []
-        if len(sources) > self._most:
-            raise RequestError(
-                f"{len(sources)} images: a request may have at most {self._most} (--max-images-per-prompt)",
-                sources[self._most].where,
-            )
-        tasks = [asyncio.ensure_future(self._prepare(source, owner, kwargs)) for source in sources]
+        check_count([source.medium for source in sources], self._most, [source.where for source in sources])
+        tasks = [asyncio.ensure_future(self._prepare(source, owner, kwargs, io_kwargs)) for source in sources]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -58,29 +59,42 @@ class RequestImages:
     @property
     def media(self) -> frozenset[str]:
         """See `ChatMedium`."""
-        return frozenset({IMAGE})
+        return frozenset({IMAGE, VIDEO})
 
     @property
     def written(self) -> None:
-        """See `ChatMedium`: a chat template must have a place for images."""
+        """See `ChatMedium`: a chat template must have a place for images and videos."""
 
     def write(self, prompt: str, images: Sequence[PreparedImage]) -> str:
         """The prompt with what stands for its images, in place of their markers. Raises `RequestError`."""
         return self._images.write(prompt, images)
 
-    async def _prepare(self, source: PlacedMedium, owner: str, kwargs: Mapping[str, Any] | None) -> PreparedImage:
-        where = source.where
+    async def _prepare(
+        self,
+        source: PlacedMedium,
+        owner: str,
+        kwargs: Mapping[str, Any] | None,
+        io_kwargs: Mapping[str, Any] | None,
+    ) -> PreparedImage:
+        where, named = source.where, MediaSource(source.url, source.uuid, source.medium)
         async with self._places:
             try:
-                loaded = await self._loader.load(MediaSource(source.url, source.uuid), kwargs, owner=owner)
+                if source.medium == VIDEO:
+                    if self._videos is None or self._images.videos is None:
+                        raise RequestError(NO_VIDEOS)
+                    video = await self._videos.load(named, kwargs, io_kwargs, owner=owner)
+                    return await self._run_text(self._images.videos.prepared, video)
+                loaded = await self._loader.load(named, kwargs, owner=owner)
                 return await self._run_text(self._images.prepared, loaded.image, loaded.runs)
             except MediaError as error:
                 raise type(error)(f"{where}: {error}", where) from None
             except RequestError as error:
-                if error.parameter == "mm_processor_kwargs":
+                if error.parameter in ("mm_processor_kwargs", "media_io_kwargs"):
                     raise
                 raise RequestError(f"{where}: {error}", where) from None
 
     def close(self) -> None:
         """End the processes that decode."""
         self._loader.close()
+        if self._videos is not None:
+            self._videos.close()

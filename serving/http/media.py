@@ -25,9 +25,13 @@ class ChatMedium(Protocol):
         """What is written for the first, second, ... where a chat template has no place; None: it needs one."""
 
     async def prepare(
-        self, sources: Sequence[PlacedMedium], owner: str, kwargs: Mapping[str, Any] | None = None
+        self,
+        sources: Sequence[PlacedMedium],
+        owner: str,
+        kwargs: Mapping[str, Any] | None = None,
+        io_kwargs: Mapping[str, Any] | None = None,
     ) -> Sequence[Any]:
-        """What a request has of it, processed with its mm_processor_kwargs; in order.
+        """What a request has of it, processed with its mm_processor_kwargs and media_io_kwargs; in order.
 
         Raises `RequestError` that names the place, and `QueueFullError`.
         """

@@ -110,7 +110,7 @@ class Media(msgspec.Struct):
     """See `PromptMedia`. An image that occurs several times travels once.
 
     `images` are digest, rows that are kept, their arrangement, for each crop height, width and patches, features of
-    sound, and how many frames of these are sound; `order` are indexes of them.
+    sound, how many frames of these are sound, and a video's times; `order` are indexes of them.
     """
 
     images: list[
@@ -121,6 +121,7 @@ class Media(msgspec.Struct):
             list[tuple[int, int, Weight]],
             Weight | None,
             int,
+            tuple[int, ...],
         ]
     ]
     order: list[int]
@@ -141,6 +142,7 @@ class Media(msgspec.Struct):
                 [_crop(crop) for crop in item.crops],
                 None if item.features is None else Weight.of("", item.features),
                 item.num_frames,
+                item.times,
             )
             for item in distinct.values()
         ]
@@ -157,8 +159,9 @@ class Media(msgspec.Struct):
                 None if arrangement is None else Arrangement(*arrangement),
                 None if features is None else features.array(),
                 num_frames,
+                times,
             )
-            for digest, num_kept, arrangement, crops, features, num_frames in self.images
+            for digest, num_kept, arrangement, crops, features, num_frames, times in self.images
         ]
         return PromptMedia(tuple(images[number] for number in self.order), self.places, self.page_keys, self.spans)
 

@@ -1,4 +1,4 @@
-"""Images and sounds of conversations in scripts: where they come from, and how they are made ready for the engine."""
+"""Images, videos and sounds of conversations in scripts: loaded, and made ready for the engine."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -11,11 +11,13 @@ from jaxllm.serving.media.audio.loader import SoundLoader
 from jaxllm.serving.media.loader import ImageLoader
 from jaxllm.serving.media.pictures import pixels_of
 from jaxllm.serving.media.source import MediaSource
+from jaxllm.serving.media.video.frames import VideoFrames, videos_of
+from jaxllm.serving.media.video.loader import VideoLoader
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.media_parts import Loaders, take_media
-from jaxllm.serving.text.messages import AUDIO, IMAGE, Conversation, Message
-from jaxllm.serving.text.prompt_images import PromptImages
+from jaxllm.serving.text.messages import AUDIO, IMAGE, VIDEO, Conversation, Message
+from jaxllm.serving.text.prompt_images import NO_VIDEOS, PromptImages
 from jaxllm.serving.text.prompt_sound import GivenSound, window_of
 from jaxllm.serving.text.sound_samples import PromptSound
 from jaxllm.serving.text.stand_ins import Written
@@ -32,7 +34,8 @@ class ChatMedia:
         """Those that conversations may have."""
         sound = self._inputs.sound
         hears = sound is not None and sound.marker is not None
-        return frozenset(name for name, taken in ((IMAGE, self._inputs.images is not None), (AUDIO, hears)) if taken)
+        sees = self._inputs.images is not None
+        return frozenset(name for name, taken in ((IMAGE, sees), (VIDEO, sees), (AUDIO, hears)) if taken)
 
     @property
     def written(self) -> Written:
@@ -48,7 +51,7 @@ class ChatMedia:
         images, sound = self._inputs.images, self._inputs.sound
         if IMAGE in self.media:
             assert images is not None
-            loaders[IMAGE] = self._of_images(images, kwargs)
+            loaders |= {IMAGE: self._of_images(images, kwargs), VIDEO: self._of_videos(images, kwargs)}
         if AUDIO in self.media:
             assert sound is not None
             loaders[AUDIO] = Loaders(self._sound_by_url, lambda where, given: _prepared(sound, where, given))
@@ -61,6 +64,14 @@ class ChatMedia:
 
         return Loaders(by_url, lambda where, given: pixels_of(given, where))
 
+    def _of_videos(self, images: PromptImages, kwargs: Mapping[str, Any] | None) -> Loaders:
+        def by_url(where: str, url: str) -> Any:
+            if self._videos is None or images.videos is None:
+                raise RequestError(f"{where}: {NO_VIDEOS}", where)
+            return images.videos.prepared(self._videos.load_now(MediaSource(url, subject=VIDEO), kwargs))
+
+        return Loaders(by_url, _one_video)
+
     def _sound_by_url(self, where: str, url: str) -> Any:
         if self._sounds is None:
             raise RequestError(f"{where}: the model's files do not say how sound is processed", where)
@@ -72,16 +83,29 @@ class ChatMedia:
         return self._inputs.images.loader(self._options)
 
     @cached_property
+    def _videos(self) -> VideoLoader | None:
+        assert self._inputs.images is not None
+        return self._inputs.images.video_loader(self._options, self._images.cache)
+
+    @cached_property
     def _sounds(self) -> SoundLoader | None:
         assert self._inputs.sound is not None
         return self._inputs.sound.loader(self._options)
 
     def close(self) -> None:
         """End the processes that decode."""
-        for name in ("_images", "_sounds"):
+        for name in ("_images", "_videos", "_sounds"):
             made = self.__dict__.get(name)
             if made is not None:
                 made.close()
+
+
+def _one_video(where: str, given: Any) -> VideoFrames:
+    """A video that is given itself. Raises `RequestError`."""
+    found = videos_of(given, where)
+    if len(found) != 1:
+        raise RequestError(f"{where}: expected one video, got {len(found)}", where)
+    return found[0]
 
 
 def _prepared(sound: PromptSound, where: str, given: Any) -> Any:

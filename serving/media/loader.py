@@ -132,8 +132,12 @@ class ImageLoader:
 def background_of(kwargs: Mapping[str, Any] | None) -> Color:
     """The colour that transparency shows, from --media-io-kwargs. Raises `ConfigError` for anything else in there."""
     image = (kwargs or {}).get("image", {})
-    if set(kwargs or {}) - {"image"} or not isinstance(image, Mapping) or set(image) - {"rgba_background_color"}:
-        raise ConfigError(f'media_io_kwargs={quoted(kwargs)}: only {{"image": {{"rgba_background_color"}}}} is known')
+    known = {"image", "video"}
+    if set(kwargs or {}) - known or not isinstance(image, Mapping) or set(image) - {"rgba_background_color"}:
+        raise ConfigError(
+            f'media_io_kwargs={quoted(kwargs)}: only {{"image": {{"rgba_background_color"}}, "video": {{"num_frames", '
+            '"fps"}} is known'
+        )
     color = image.get("rgba_background_color", WHITE)
     try:
         red, green, blue = color

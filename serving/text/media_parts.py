@@ -1,10 +1,10 @@
-"""Images and sound in the messages of a conversation, told from their texts."""
+"""Images, videos and sound in the messages of a conversation, told from their texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.serving.text.messages import AUDIO, IMAGE, Conversation, Message
+from jaxllm.serving.text.messages import AUDIO, IMAGE, VIDEO, Conversation, Message
 
 
 class _Given(NamedTuple):
@@ -17,18 +17,27 @@ class _Given(NamedTuple):
 URLS = {
     "image_url": _Given(IMAGE, "image_url"),
     "input_image": _Given(IMAGE, "image_url"),
+    "video_url": _Given(VIDEO, "video_url"),
     "audio_url": _Given(AUDIO, "audio_url"),
     "input_audio": _Given(AUDIO, "input_audio"),
 }
 """Types of parts that have a URL, or the file itself. Here alone a type chooses its medium."""
-OBJECTS = {"image_pil": _Given(IMAGE, "image_pil"), "image": _Given(IMAGE, "image"), "audio": _Given(AUDIO, "audio")}
+OBJECTS = {
+    "image_pil": _Given(IMAGE, "image_pil"),
+    "image": _Given(IMAGE, "image"),
+    "video": _Given(VIDEO, "video"),
+    "audio": _Given(AUDIO, "audio"),
+}
 """Types of parts that have an object of Python."""
 FIELDS = frozenset(given.field for given in URLS.values())
 """Fields that only parts of these types have."""
 
 
 class PlacedMedium(NamedTuple):
-    """An image or sound in a request: where it stands, its URL, and a name that the client gives it; one is there."""
+    """An image, video or sound in a request: where it stands, its URL, and a name that the client gives it.
+
+    One of both is there.
+    """
 
     where: str
     url: str | None

@@ -15,8 +15,9 @@ _MEDIA = ("image", "audio", "video", "file", "input_image", "input_audio", "inpu
 """With these, or with what begins like one, the type of a part names something else than text."""
 
 
-IMAGE, AUDIO = "image", "audio"
+IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 """Media, and the types of parts that stand for them in the messages that chat templates see."""
+MEDIA = (IMAGE, VIDEO, AUDIO)
 
 
 def normalise_messages(messages: Conversation, *, media: Collection[str] = ()) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
-"""Images of prompts: made ready for the engine, and text put in their places.
+"""Images and videos of prompts: made ready for the engine, and text put in their places.
 
 A prompt has a marker for each image, which its chat template or its author writes. The tokens that stand for the rows
 of the image, and those around them, take the marker's place.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from jaxllm.config.engine_info import EngineInfo, ImageInfo
 from jaxllm.errors import ConfigError, RequestError, quoted
 from jaxllm.models.towers.patches import Pixels, cut_patches
 from jaxllm.requests.media import FIELD, Arrangement, ImageCrop, MediaItem, PromptMedia
+from jaxllm.serving.media.cache import CachedImage, ProcessedCache
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
@@ -27,13 +29,20 @@ from jaxllm.serving.media.placeholders import (
     features_of,
     text_of,
 )
+from jaxllm.serving.media.video.checkpoint import VideoModel
+from jaxllm.serving.media.video.frames import VideoFrames
+from jaxllm.serving.media.video.loader import VideoLoader
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.control_tokens import ChatPrompt
-from jaxllm.serving.text.given_images import PreparedImage
+from jaxllm.serving.text.given_images import PreparedImage, medium_of
+from jaxllm.serving.text.messages import IMAGE, MEDIA, VIDEO
+from jaxllm.serving.text.prompt_videos import PromptVideos
 from jaxllm.serving.text.prompts import IntArray, ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+NO_VIDEOS = "this model takes no videos"
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,10 @@ class PromptImages:
     info: ImageInfo
     block_size: int
     tokenizer: Tokenizer
-    most_images: int | None
-    """Images in a prompt; None: whoever prepares them has the limit."""
+    most: Mapping[str, int] | None
+    """Images and videos in a prompt, by the medium; None: whoever prepares them has the limits."""
+    videos: PromptVideos | None = None
+    """How it takes videos, if it does."""
 
     @classmethod
     def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, options: MediaOptions | None) -> Self | None:
@@ -69,8 +80,10 @@ class PromptImages:
             return None
         if options is not None and options.mm_processor_kwargs:
             model = ImageModel.read(folder, options.mm_processor_kwargs)
-        most = None if options is None else options.max_images_per_prompt
-        return cls(folder, model, model.placeholder(), info.images, info.block_size, tokenizer, most)
+        most = None if options is None else most_of(options)
+        kwargs = None if options is None else options.mm_processor_kwargs
+        videos = PromptVideos.of(folder, model, info.images, tokenizer, kwargs)
+        return cls(folder, model, model.placeholder(), info.images, info.block_size, tokenizer, most, videos)
 
     def loader(self, options: MediaOptions) -> ImageLoader:
         """What loads images by their URLs. Raises `ConfigError` for options that name what is not there."""
@@ -80,15 +93,21 @@ class PromptImages:
         limits = model.processor.limits(self.info.patch_size)
         return ImageLoader(model, options, limits, self.info.patch_size, most_patches=self.info.most_patches)
 
+    def video_loader(self, options: MediaOptions, cache: ProcessedCache[CachedImage]) -> VideoLoader | None:
+        """What loads videos by their URLs, if the model takes any. Raises `ConfigError`."""
+        if self.videos is None:
+            return None
+        kwargs = options.mm_processor_kwargs
+        model = VideoModel.read(self.folder, ImageModel.read(self.folder, kwargs), kwargs)
+        assert model is not None
+        return VideoLoader(model, options, cache, PromptVideos(model, self.info).check)
+
     def place(self, prompt: ParsedPrompt) -> None:
-        """Process the images of a prompt, and write what stands for them. Raises `RequestError`."""
-        count, most = len(prompt.images), self.most_images
-        if most is not None and count > most:
-            raise RequestError(f"{count} images: a prompt may have at most {most} (max_images_per_prompt)", FIELD)
-        prepared = [
-            each if isinstance(each, PreparedImage) else self.prepare(each, prompt.processor_kwargs)
-            for each in prompt.images
-        ]
+        """Process the images and videos of a prompt, and write what stands for them. Raises `RequestError`."""
+        if self.most is not None:
+            check_count([medium_of(each) for each in prompt.images], self.most)
+        prepared = [self.prepare_any(each, prompt.processor_kwargs) for each in prompt.images]
+        prompt.items = tuple(item for each in self._in_order(prompt, prepared) for item in each.items)
         if prompt.token_ids is None:
             assert prompt.text is not None
             if isinstance(self.placeholder, PaliGemmaPrompt) and not isinstance(prompt.text, ChatPrompt):
@@ -96,11 +115,22 @@ class PromptImages:
             prompt.text = self.write(prompt.text, prepared)
         else:
             prompt.token_ids = self._in_tokens(np.asarray(prompt.token_ids), prepared)
-        prompt.items = tuple(each.item for each in prepared)
 
     def media(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptMedia:
         """The images of a prompt, at their places among its tokens. Raises `RequestError`."""
-        return PromptMedia.of(prompt.items, token_ids, self.info.token_id, self.block_size, self.info.spans)
+        return PromptMedia.of(prompt.items, token_ids, self.info.token_ids, self.block_size, self.info.spans)
+
+    def prepare_any(
+        self, given: Pixels | VideoFrames | PreparedImage, kwargs: Mapping[str, Any] | None = None
+    ) -> PreparedImage:
+        """Process an image or a video that is not processed yet. Raises `RequestError`."""
+        if isinstance(given, PreparedImage):
+            return given
+        if isinstance(given, VideoFrames):
+            if self.videos is None:
+                raise RequestError(NO_VIDEOS, FIELD)
+            return self.videos.prepare(given, kwargs)
+        return self.prepare(given, kwargs)
 
     def prepare(self, pixels: Pixels, kwargs: Mapping[str, Any] | None = None) -> PreparedImage:
         """Process an image, uint8 [height, width, 3], with a request's mm_processor_kwargs.
@@ -122,7 +152,7 @@ class PromptImages:
         if num_rows != num_wanted:
             raise RequestError(_misfit(processed, num_rows, num_wanted), FIELD)
         arrangement = None if arranged is None else Arrangement.of(arranged.rows, arranged.weights)
-        return PreparedImage(MediaItem.with_rows(crops, num_rows, arrangement), text_of(runs))
+        return PreparedImage((MediaItem.with_rows(crops, num_rows, arrangement),), text_of(runs))
 
     def _crop(self, pixels: Pixels) -> ImageCrop:
         """A crop as the engine takes it. Raises `RequestError` for one of another size than the model's."""
@@ -139,41 +169,86 @@ class PromptImages:
         return ImageCrop(cut_patches(pixels, patch, self.info.merge), height, width)
 
     def write(self, text: str, prepared: Sequence[PreparedImage]) -> str:
-        """The text with what stands for the images. A `ChatPrompt`, whose own markers are meant, stays one.
+        """The text with what stands for the images and videos. A `ChatPrompt`, whose own markers are meant, stays one.
 
         Raises `RequestError` where it has more markers than images, or fewer.
         """
         if not isinstance(text, ChatPrompt):
-            return self._joined(text, self.placeholder.marker, [each.text for each in prepared])
-        named = self.tokenizer.control.named_secretly
-        texts = [named(each.text) for each in prepared]
-        return text.escaped_as(self._joined(text.escaped.text, named(self.placeholder.marker), texts))
+            return self._joined(text, prepared, lambda each: each)
+        return text.escaped_as(self._joined(text.escaped.text, prepared, self.tokenizer.control.named_secretly))
 
-    def _joined(self, text: str, marker: str, texts: Sequence[str]) -> str:
-        between = text.split(marker)
-        self._check_count(len(between) - 1, len(texts))
-        return "".join(part for pair in zip(between, [*texts, ""], strict=True) for part in pair)
+    def _markers(self) -> dict[str, str]:
+        """The text that stands for a medium, by the medium."""
+        own = {IMAGE: self.placeholder.marker}
+        return own if self.videos is None else {**own, VIDEO: self.videos.model.text.marker}
+
+    def _joined(self, text: str, prepared: Sequence[PreparedImage], named: Callable[[str], str]) -> str:
+        media = {named(marker): medium for medium, marker in self._markers().items()}
+        parts = re.split("(" + "|".join(map(re.escape, media)) + ")", text)
+        ordered = iter(self._ordered([media[part] for part in parts[1::2]], prepared))
+        parts[1::2] = [named(next(ordered).text) for _ in parts[1::2]]
+        return "".join(parts)
+
+    def _in_order(self, prompt: ParsedPrompt, prepared: Sequence[PreparedImage]) -> Sequence[PreparedImage]:
+        """Images and videos as the prompt has them; where it has one kind alone, as they are given."""
+        if len({each.medium for each in prepared}) < 2:
+            return prepared
+        markers = self._markers()
+        if prompt.token_ids is not None:
+            ids = {self.tokenizer.token_ids[marker]: medium for medium, marker in markers.items()}
+            found = [ids[token] for token in np.asarray(prompt.token_ids).tolist() if token in ids]
+        else:
+            text = prompt.text or ""
+            if isinstance(text, ChatPrompt):
+                named = self.tokenizer.control.named_secretly
+                text, markers = text.escaped.text, {medium: named(marker) for medium, marker in markers.items()}
+            media = {marker: medium for medium, marker in markers.items()}
+            found = [media[each] for each in re.findall("|".join(map(re.escape, media)), text)]
+        return self._ordered(found, prepared)
+
+    def _ordered(self, media: Sequence[str], prepared: Sequence[PreparedImage]) -> list[PreparedImage]:
+        """The images and videos for places of these media, each kind in order. Raises `RequestError`."""
+        queues = {medium: [each for each in prepared if each.medium == medium] for medium in MEDIA}
+        for medium, marker in {**dict.fromkeys(MEDIA, ""), **self._markers()}.items():
+            num_markers, count = media.count(medium), len(queues[medium])
+            if num_markers != count:
+                raise RequestError(
+                    f"the prompt has {num_markers} places for {medium}s ({quoted(marker)}), but {count} {medium}s were "
+                    "given",
+                    FIELD,
+                )
+        ordered = {medium: iter(queue) for medium, queue in queues.items()}
+        return [next(ordered[medium]) for medium in media]
 
     def _in_tokens(self, token_ids: IntArray, prepared: Sequence[PreparedImage]) -> IntArray:
         """The tokens with those that stand for the images, unless they are there already."""
-        marker = self.tokenizer.token_ids[self.placeholder.marker]
-        places = np.flatnonzero(token_ids == marker)
-        if np.count_nonzero(token_ids == self.info.token_id) == sum(each.item.num_rows for each in prepared):
+        if np.count_nonzero(np.isin(token_ids, self.info.token_ids)) == sum(each.num_rows for each in prepared):
             return token_ids
-        self._check_count(len(places), len(prepared))
-        texts = self.tokenizer.encode([each.text for each in prepared], add_special_tokens=False)
+        ids = {self.tokenizer.token_ids[marker]: medium for medium, marker in self._markers().items()}
+        places = np.flatnonzero(np.isin(token_ids, list(ids)))
+        ordered = self._ordered([ids[token] for token in token_ids[places].tolist()], prepared)
+        texts = self.tokenizer.encode([each.text for each in ordered], add_special_tokens=False)
         between = np.split(token_ids, np.repeat(places, 2) + np.tile([0, 1], len(places)))
         between[1::2] = [np.array(each, np.int64) for each in texts]
         return np.concatenate(between)
-
-    def _check_count(self, num_markers: int, num_images: int) -> None:
-        if num_markers != num_images:
-            marker = quoted(self.placeholder.marker)
-            raise RequestError(
-                f"the prompt has {num_markers} places for images ({marker}), but {num_images} images were given", FIELD
-            )
 
 
 def _misfit(processed: ProcessedImage, num_rows: int, num_wanted: int) -> str:
     size = f"{processed.width} x {processed.height}"
     return f"an image of {size} pixels becomes {num_rows} rows, but the model's files would place {num_wanted}"
+
+
+def most_of(options: MediaOptions) -> dict[str, int]:
+    """The most of each medium in a request."""
+    return {IMAGE: options.max_images_per_prompt, VIDEO: options.max_videos_per_prompt}
+
+
+def check_count(media: Sequence[str], most: Mapping[str, int], where: Sequence[str] | None = None) -> None:
+    """Raise `RequestError` for more of a medium than there may be, at the place of the first that is too many."""
+    for medium, allowed in most.items():
+        places = [place for place, each in enumerate(media) if each == medium]
+        if len(places) > allowed:
+            option = f"at most {allowed} (max_{medium}s_per_prompt)"
+            if where is None:
+                raise RequestError(f"{len(places)} {medium}s: a prompt may have {option}", FIELD)
+            raise RequestError(f"{len(places)} {medium}s: a request may have {option}", where[places[allowed]])

@@ -17,6 +17,7 @@ from jaxllm.serving.text.tokenizer import check_text
 
 if TYPE_CHECKING:
     from jaxllm.models.towers.patches import Pixels
+    from jaxllm.serving.media.video.frames import VideoFrames
     from jaxllm.serving.text.given_images import PreparedImage
     from jaxllm.serving.text.prompt_sound import GivenSound
 
@@ -33,9 +34,10 @@ class TextPrompt(TypedDict):
     prompt: str
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
-    """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. The text has a marker for each. Or
-    {"audio": one sound or a list}: (samples, samples per second), or log-mel features float32 [bins, frames] of a
-    window, or these and how many of the frames are sound."""
+    """{"image": one image or a list}: of Pillow, or uint8 [height, width, 3]. {"video": one video or a list}: uint8
+    [frames, height, width, 3], or a list of images, or one of these and a dictionary with `fps` and
+    `frames_indices`. The text has a marker for each. Or {"audio": one sound or a list}: (samples, samples per second),
+    or log-mel features float32 [bins, frames] of a window, or these and how many of the frames are sound."""
     mm_processor_kwargs: NotRequired[dict[str, Any]]
     """Fields of the image processor, for these images."""
 
@@ -92,8 +94,8 @@ class ParsedPrompt:
     is_token: Any = None
     """Where `embeds` are those of all places: which of them have a token id."""
     lora_request: LoRARequest | None = None
-    images: "Sequence[Pixels | PreparedImage]" = ()
-    """Its images: uint8 [height, width, 3] each, or processed."""
+    images: "Sequence[Pixels | VideoFrames | PreparedImage]" = ()
+    """Its images, uint8 [height, width, 3] each, and videos; or processed."""
     processor_kwargs: Mapping[str, Any] | None = None
     """Fields of the image processor, for the images that are not processed."""
     items: tuple[MediaItem, ...] = ()

@@ -70,9 +70,9 @@ async def prepare_media(
     if not server.media:
         return {}
     placed, owner = placed_media(body.messages or ()), owner_of(request).name
-    kwargs = body.mm_processor_kwargs
+    kwargs = body.mm_processor_kwargs, body.media_io_kwargs
     return {
-        name: await maker.prepare([each for each in placed if each.medium in maker.media], owner, kwargs)
+        name: await maker.prepare([each for each in placed if each.medium in maker.media], owner, *kwargs)
         for name, maker in server.media.items()
     }
 
@@ -171,7 +171,7 @@ def _part(where: str, part: ContentPart, media: Collection[str]) -> dict[str, An
     if medium in media:
         return {"type": medium}
     for name in FIELDS:
-        if getattr(part, name) is not None and part.type not in URLS:
+        if getattr(part, name) is not None and (part.type not in URLS or URLS[part.type].field != name):
             raise RequestError(f"{where}.{name}: only parts of type {name} have one", f"{where}.{name}")
     if is_media(part.type):
         raise RequestError(f"{where}.type={quoted(part.type)}: {refusal(media)}", f"{where}.type")

@@ -204,7 +204,8 @@ class GenerationRequest(Body, kw_only=True):
     n_predict: Annotated[Any, Refused(_LENGTH)] = None
     num_predict: Annotated[Any, Refused(_LENGTH)] = None
     options: Annotated[Any, Refused(_OPTIONS, ({},))] = None
-    media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
+    media_io_kwargs: dict[str, Any] | None = None
+    """Which frames of videos are used: {"video": {"num_frames": 16, "fps": 1}}."""
     mm_processor_kwargs: dict[str, Any] | None = None
     """Fields of the image processor, for the images of this request."""
     routed_experts_prompt_start: Annotated[Any, Ignored("the routing of experts is not returned", (0,))] = None

@@ -20,13 +20,14 @@ class ContentPart(TemplateBody, kw_only=True):
     """Accepted, without effect: every prefix is cached."""
     image_url: Any = None
     """Of type image_url: the URL of an image, https or data, or an object with it as url."""
+    video_url: Any = None
+    """Of type video_url: the URL of a video, https or data, or an object with it as url."""
     input_audio: Any = None
     """Of type input_audio: an object with a file of sound in base64 as data."""
     audio_url: Any = None
     """Of type audio_url: the URL of a sound, https or data, or an object with it as url."""
     uuid: str | None = None
-    """A name for the image or sound: a later part may have the uuid alone, with null as its URL."""
-    video_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    """A name for the image, video or sound: a later part may have the uuid alone, with null as its URL."""
     file: Annotated[Any, Refused(_TEXT_ONLY)] = None
     data: Annotated[Any, Refused("embeddings are supported as prompts of /v1/completions only")] = None
 

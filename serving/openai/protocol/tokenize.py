@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.http.body.base import Answer, Body, Ignored
+from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.body.bounds import MOST_MESSAGES, MOST_TOOLS, Natural, at_most
 from jaxllm.serving.openai.protocol.messages import Message, Tool
 
@@ -34,7 +34,8 @@ class TokenizeRequest(Body, kw_only=True):
     """With messages: an argument for the chat template that many know; chat_template_kwargs comes before it."""
     tools: Annotated[list[Tool], at_most(MOST_TOOLS)] | None = None
     """Functions to show to the model."""
-    media_io_kwargs: Annotated[Any, Ignored("this model accepts text only", ({},))] = None
+    media_io_kwargs: dict[str, Any] | None = None
+    """Which frames of videos are used: {"video": {"num_frames": 16, "fps": 1}}."""
     mm_processor_kwargs: dict[str, Any] | None = None
     """Fields of the image processor, for the images of this request."""
 

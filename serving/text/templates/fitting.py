@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.serving.text.messages import AUDIO, IMAGE
+from jaxllm.serving.text.messages import MEDIA
 from jaxllm.serving.text.templates.chat_template import ChatTemplate
 from jaxllm.serving.text.templates.trials import INSTRUCTIONS, Form
 
@@ -54,7 +54,7 @@ def _with_words(
     words, others = [], []
     for part in content:
         kind = part["type"]
-        is_unread = kind in (IMAGE, AUDIO) and not _reads(template, message["role"], kind)
+        is_unread = kind in MEDIA and not _reads(template, message["role"], kind)
         word = word_of(kind) if is_unread else None
         if word is None:
             others.append(part)
@@ -150,9 +150,7 @@ def _known_parts(
             thoughts.append(_thought(part))
         else:
             place = f"{where}.content[{index}].type"
-            reason = (
-                "the chat template has no place for it" if kind in (IMAGE, AUDIO) else "this model accepts text only"
-            )
+            reason = "the chat template has no place for it" if kind in MEDIA else "this model accepts text only"
             raise RequestError(f"{place}={quoted(kind)}: {reason}", place)
     return known, list(filter(None, thoughts))
 

@@ -77,5 +77,33 @@ def test_rows(tmp_path: Path, name: str, stack: Literal["loop", "scan"]) -> None
         padding = ((0, PROGRAM - len(crop.patches)), (0, 0))
         places = np.pad(patch_places(crop.height, crop.width, MERGE), padding)
         extent = jnp.array([crop.height, crop.width], jnp.int32)
-        rows = encode(parameters, np.pad(crop.patches, padding), places, extent)
+        patches = np.tile(crop.patches, (1, config.tower.frames))
+        rows = encode(parameters, np.pad(patches, padding), places, extent)
         np.testing.assert_allclose(rows[: len(wanted)], wanted, atol=1e-4, rtol=1e-5, err_msg=str(size))
+    if config.tower.frames == 2:
+        check_video(reference, lambda patches, *rest: encode(parameters, patches, *rest))
+
+
+def check_video(reference: Any, encode: Any) -> None:
+    """Each patch in time of a video has the rows that transformers gives it among all."""
+    steps = [[crop_of(pixels(2 * step + frame, 3, 4)) for frame in range(2)] for step in range(3)]
+    height, width = steps[0][0].height, steps[0][0].width
+    given = [torch.stack([floats(frame, reference) for frame in step]) for step in steps]
+    both = [first.reshape(len(first), 3, 2, -1).clone() for first, _ in given]
+    for step, (_, second) in zip(both, given, strict=True):
+        step[:, :, 1] = second.reshape(len(second), 3, 2, -1)[:, :, 1]
+    with torch.no_grad():
+        grid = torch.tensor([[len(steps), height, width]])
+        numbers = torch.cat([step.reshape(len(step), -1) for step in both])
+        found = reference.model.get_video_features(numbers, grid, return_dict=True)
+    parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+    wanted = torch.cat([torch.cat(list(part)) for part in parts], dim=1).numpy()
+    count = height * width
+    padding = ((0, PROGRAM - count), (0, 0))
+    places, extent = np.pad(patch_places(height, width, MERGE), padding), jnp.array([height, width], jnp.int32)
+    rows = [
+        encode(np.pad(np.concatenate([frame.patches for frame in step], axis=1), padding), places, extent)
+        for step in steps
+    ]
+    joined = np.concatenate([each[: count // MERGE**2] for each in rows])
+    np.testing.assert_allclose(joined, wanted, atol=1e-4, rtol=1e-5)

@@ -123,7 +123,7 @@ def test_options_are_checked_at_the_start(model: ImageModel) -> None:
     for options in (
         MediaOptions(allowed_media_networks=("10.0.0.1/8",)),
         MediaOptions(allowed_local_media_path="/missing"),
-        MediaOptions(media_io_kwargs={"video": {}}),
+        MediaOptions(media_io_kwargs={"sound": {}}),
     ):
         with pytest.raises(ConfigError):
             ImageLoader(model, options, limits, PATCH)

@@ -122,7 +122,7 @@ def test_values_of_theirs_that_ask_for_nothing_are_accepted(kind: Any, field: by
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [(b"video_url", b'{"type": "video_url", "video_url": {"url": "http://x/y.mp4"}}'),
+    ("field", "value"), [(b"file", b'{"type": "file", "file": {"file_id": "a"}}'),
                          (b"data", b'{"type": "prompt_embeds", "data": "UEsDBAAA"}')],
 )  # fmt: skip
 def test_parts_that_are_not_text_are_refused_where_they_stand(field: bytes, value: bytes) -> None:

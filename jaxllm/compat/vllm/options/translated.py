@@ -94,26 +94,26 @@ def _number(value: Any) -> float:
 
 
 def _limits(value: Any) -> dict[str, Any]:
-    """Images and sounds of a prompt, each as a number or in an object with it as count; other limits mean nothing."""
-    images, sounds = (_limit(_object(value), name) for name in ("image", "audio"))
-    found: dict[str, Any] = {} if sounds is None else {"max_audios_per_prompt": sounds}
-    if images is not None:
-        found |= {"max_images_per_prompt": images} if images else {"language_model_only": True}
+    """Images, videos and sounds of a prompt, as numbers or in objects with them as count; other limits mean nothing."""
+    limits, found = _object(value), dict[str, Any]()
+    for medium in ("image", "video", "audio"):
+        given = limits.get(medium)
+        count = given.get("count") if isinstance(given, Mapping) else given
+        if count is None:
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ConfigError(f"{medium}: expected a number of {medium}s, or an object with it as count")
+        if count or medium != "image":
+            found[f"max_{medium}s_per_prompt"] = count
+        else:
+            found["language_model_only"] = True
     return found
-
-
-def _limit(limits: Mapping[str, Any], name: str) -> int | None:
-    given = limits.get(name)
-    count = given.get("count") if isinstance(given, Mapping) else given
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
-        raise ConfigError(f"{name}: expected a number, or an object with it as count")
-    return count
 
 
 TRANSLATED: Mapping[str, Translated] = {
     "limit-mm-per-prompt": Translated(
-        "JSON of --max-images-per-prompt (image) and --max-audios-per-prompt (audio); 0 images stand for "
-        "--language-model-only",
+        "JSON of --max-images-per-prompt (image), --max-videos-per-prompt (video) and --max-audios-per-prompt (audio); "
+        "no images stand for --language-model-only",
         _limits,
     ),
     "structured-outputs-config": Translated(

@@ -1,0 +1,18 @@
+"""Video processors by the name that a checkpoint gives theirs."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxllm.serving.media.video.processors import GLM4VVideo, Qwen2VLVideo, Qwen3VLVideo
+from jaxllm.serving.media.video.squares import SquareVideo
+
+VIDEO_PROCESSORS: Final[Mapping[str, Any]] = {
+    "Glm46VVideoProcessor": GLM4VVideo,
+    "Glm4vVideoProcessor": GLM4VVideo,
+    "InternVLVideoProcessor": SquareVideo,
+    "LlavaOnevisionVideoProcessor": SquareVideo,
+    "Qwen2VLVideoProcessor": Qwen2VLVideo,
+    "Qwen2_5_VLVideoProcessor": Qwen2VLVideo,
+    "Qwen3VLVideoProcessor": Qwen3VLVideo,
+}
+"""By video_processor_type."""
