@@ -37,7 +37,7 @@ class MediaOptions(AudioOptions):
         768, "Maximum number of frames of a video that the model sees.", minimum=1, maximum=4096
     )
     max_video_pixels: int = option(
-        1 << 27,
+        1 << 26,
         "Maximum number of pixels of all frames of a video that the model sees, before they are resized. Each frame "
         "may have --max-image-pixels.",
         minimum=1,

@@ -54,14 +54,14 @@ class VideoDecoder:
         self._limits, self._cpu_seconds = limits, cpu_seconds
         self._pool = ProcessPool[np.uint8](MODULE, processes)
 
-    async def decode(self, data: bytes, sampling: FrameSampling, background: Color = WHITE) -> VideoFrames:
-        """Decode a file to the frames that `sampling` says.
+    def decode(self, data: bytes, sampling: FrameSampling, background: Color = WHITE) -> VideoFrames:
+        """Decode a file to the frames that `sampling` says; waits while all processes are busy.
 
         Raises `MediaDecodeError` for what is no video, or ends its process; `MediaTooLargeError` for what is larger
         than the limits; and `QueueFullError` when the decoder is closed or no process can be started.
         """
         job = _VideoJob(self._limits, sampling, self._cpu_seconds, background)
-        answer = await self._pool.arun(job, data)
+        answer = self._pool.run(job, data)
         try:
             return unpacked(answer, *job.sides)
         except ValueError as error:

@@ -80,9 +80,7 @@ class VideoLoader:
         names.append(await asyncio.to_thread(name_of_file, data, options))
         found = self._cache.find(names[-1])
         if found is None:
-            frames = await self._decoder.decode(data, sampling, self._background)
-            self._check(frames, kwargs)
-            work = self._threads.submit(self._process, frames, options, kwargs, names)
+            work = self._threads.submit(self._process, data, sampling, options, kwargs, names)
             found = await asyncio.wrap_future(work)
         elif source.uuid is not None:
             self._cache.put(found, *names)
@@ -102,8 +100,16 @@ class VideoLoader:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _process(
-        self, video: VideoFrames, options: bytes, kwargs: Mapping[str, Any] | None, names: list[bytes]
+        self,
+        data: bytes,
+        sampling: FrameSampling,
+        options: bytes,
+        kwargs: Mapping[str, Any] | None,
+        names: list[bytes],
     ) -> CachedImage:
+        """Decode and process a file. As many frames are in memory as there are threads for videos."""
+        video = self._decoder.decode(data, sampling, self._background)
+        self._check(video, kwargs)
         times = f"{video.indices} {video.total} {video.fps} {video.duration}".encode()
         count, height, width, channels = video.frames.shape
         digest = image_digest(

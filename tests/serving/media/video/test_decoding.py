@@ -1,8 +1,8 @@
 """Files of video, decoded by functions and by processes that may die."""
 
-import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -132,23 +132,24 @@ def test_broken_files_hurt_nobody() -> None:
 
 
 def test_a_process(decoder: VideoDecoder) -> None:
-    async def decode(data: bytes) -> VideoFrames:
-        return await decoder.decode(data, FrameSampling(6))
+    def decode(data: bytes) -> VideoFrames:
+        return decoder.decode(data, FrameSampling(6))
 
     for data in (clip(), animation(20)):
-        found = asyncio.run(decode(data))
+        found = decode(data)
         assert numbers_of(found.frames) == list(found.indices) == [0, 3, 7, 11, 15, 19]
         assert found.total == 20
         assert found.duration == pytest.approx(2.0)
     with pytest.raises(MediaTooLargeError, match="400x300") as caught:
-        asyncio.run(decode(clip(2, height=300, width=400)))
+        decode(clip(2, height=300, width=400))
     assert caught.value.parameter == "video_url"
     (process,) = decoder.pids()
     with pytest.raises(MediaDecodeError, match="is no video"):
-        asyncio.run(decode(b"none"))
+        decode(b"none")
     assert decoder.pids() == {process}
     os.kill(process, signal.SIGKILL)
-    assert len(asyncio.run(decode(clip())).indices) == 6
+    time.sleep(0.2)
+    assert len(decode(clip()).indices) == 6
 
 
 def test_too_much_time() -> None:
@@ -156,7 +157,7 @@ def test_too_much_time() -> None:
     decoder = VideoDecoder(1, VideoLimits(1 << 22, 1000, 1 << 26), cpu_seconds=0)
     try:
         with pytest.raises(MediaDecodeError, match="took too much time"):
-            asyncio.run(decoder.decode(clip(200, height=720, width=1280, codec="mpeg4", gop=200), FrameSampling(2)))
+            decoder.decode(clip(200, height=720, width=1280, codec="mpeg4", gop=200), FrameSampling(2))
     finally:
         decoder.close()
 
