@@ -26,7 +26,7 @@ def numbers_of(found: np.ndarray) -> list[int]:
 
 def clip(
     count: int = 20, kind: str = "mp4", codec: str = "mpeg4", *, height: int = 48, width: int = 64, gop: int = 12,
-    pieces: bool = False, noise: bool = False,
+    pieces: bool = False, noise: bool = False, corner: bool = False,
 ) -> bytes:  # fmt: skip
     """A file with so many frames; in `pieces` it can be read from the beginning on."""
     import av
@@ -40,6 +40,8 @@ def clip(
         drawn = np.random.default_rng(0)
         for plain in frames(count, height, width):
             image = drawn.integers(0, 256, plain.shape, dtype=np.uint8) if noise else plain
+            if corner:
+                image[:16, :16] = 255
             for packet in stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
                 container.mux(packet)
         for packet in stream.encode():

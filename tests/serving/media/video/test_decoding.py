@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -228,3 +229,16 @@ def test_frames_to_use() -> None:
                 FrameSampling().overridden({"video": wrong}, 768, error)
     with pytest.raises(RequestError, match="requests may have"):
         FrameSampling().overridden({"image": {}}, 768)
+
+
+def test_videos_that_are_to_be_turned() -> None:
+    """As telephones write it: the matrix in the header turns frames by 90 degrees clockwise."""
+    data = bytearray(clip(2, corner=True))
+    place = data.index(b"tkhd") + 4 + 40
+    data[place : place + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30)
+    frame = decode_file(bytes(data), LIMITS, ALL).frames[0]
+    assert frame.shape == (64, 48, 3)
+    bright = frame.mean(axis=2) > 128
+    # The corner was at the top left.
+    assert bright[:16, -16:].mean() > 0.9
+    assert bright[:, :16].mean() < 0.1
