@@ -80,7 +80,6 @@ def options_for(devices: str) -> dict[str, Any]:
         "num_gpu_blocks_override": 26 if "data=" in devices else 32,
         **_parallel(devices),
         "optimization_level": 0,
-        "layer_stack": "scan",
         "strict_compilation": True,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 8,
