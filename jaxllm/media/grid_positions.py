@@ -1,8 +1,8 @@
 """Where the rows of images are in the positions by which a model rotates (M-RoPE, arXiv 2409.12191).
 
 Text counts on by one. All rows of an image have its beginning as their time, and their place in its grid as height and
-width. Those of a video have a time for each of its crops. What follows counts on from the longer side, also where a
-video's times go further: so does `generate` of transformers 5.24.
+width. Those of a video have a time for each of its crops. What follows counts on from the largest of these, as the
+models were trained; transformers 5 counts on from the longer side, also where a video's times go further.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def grid_offsets(media: PromptMedia, merge: int) -> tuple[Int32Array, int]:
         offsets[0, first:end] = shift - place + times[place // (height * width)]
         offsets[1, first:end] = shift - place + inside // width
         offsets[2, first:end] = shift - place + inside % width
-        shift += max(height, width) - item.num_rows
+        shift += max(height, width, int(times[-1]) + 1) - item.num_rows
         begin, row = end, row + item.num_rows
     return offsets, shift
 

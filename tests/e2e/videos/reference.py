@@ -5,7 +5,7 @@ Video processors of transformers need torchvision, which is not there: frames ar
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +78,8 @@ class Reference:
             "video_processor": SimpleNamespace(merge_size=MERGE, temporal_patch_size=2),
         }.items():
             setattr(self.whole, key, value)
+        if name in ("qwen2_vl", "qwen2_5_vl"):
+            self.model.model.get_rope_index = counting_on(self.model.model.get_rope_index)
         self.tokenizer, self.folder, self.name, self.ids = tokenizer, folder, name, ids
         found = VideoModel.read(folder, ImageModel.read(folder))
         assert found is not None
@@ -136,6 +138,20 @@ class Reference:
             inside = (ids == self.ids[4]).cumsum(1) > (ids == self.ids[5]).cumsum(1)
             return (ids == self.ids[2]).int() * (1 + inside.int())
         return (ids == self.ids[2]).int() + 2 * (ids == self.ids[3]).int()
+
+
+def counting_on(positions_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Positions of transformers, but what follows a video counts on from its largest one, as in transformers 4."""
+
+    def call(input_ids: torch.Tensor, mm_token_type_ids: torch.Tensor, **options: Any) -> Any:
+        positions, _ = positions_of(input_ids, mm_token_type_ids, **options)
+        types = mm_token_type_ids[0].tolist()
+        for end in range(1, len(types)):
+            if types[end - 1] == 2 and types[end] != 2:
+                positions[:, 0, end:] += positions[:, 0, :end].max() + 1 - positions[0, 0, end]
+        return positions, positions.max().reshape(1, 1) + 1 - len(types)
+
+    return call
 
 
 def numbers(video: ProcessedVideo) -> torch.Tensor:
