@@ -1,6 +1,8 @@
 """Sound in `LLM.chat`: the tokens of transformers, whatever the family makes of it."""
 
 import base64
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jaxllm
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import RequestError
 from jaxllm.serving.media.audio.resample import RATE
+from tests.conftest import ROOT
 from tests.e2e.sound.chatting import FLAMINGO, GLM, QWEN, SECONDS, VOXTRAL, Reference, asking, filled, noise, save
 from tests.serving.media.audio.sounds import file_of
 
@@ -40,6 +44,14 @@ def llm(reference: Reference) -> Iterator[LLM]:
 
 def url_of(sound: Any) -> str:
     return f"data:audio/wav;base64,{base64.b64encode(file_of(sound)).decode()}"
+
+
+def test_the_example(llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of an engine of its own it has that of the other tests."""
+    monkeypatch.setattr(jaxllm, "LLM", lambda **_: llm)
+    monkeypatch.setattr(sys, "argv", ["audio_language.py"])
+    runpy.run_path(str(ROOT / "docs" / "examples" / "audio_language.py"), run_name="__main__")
+    assert len(capsys.readouterr().out) > len("heard: \n")
 
 
 def test_conversations(llm: LLM, reference: Reference) -> None:

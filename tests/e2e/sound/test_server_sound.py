@@ -3,6 +3,8 @@
 import base64
 import io
 import re
+import runpy
+import sys
 import threading
 import time
 import wave
@@ -17,6 +19,7 @@ import openai
 import pytest
 
 from jaxllm.serving.media.audio.resample import RATE, Samples
+from tests.conftest import ROOT
 from tests.e2e.images.test_hostile_images import total_memory
 from tests.e2e.sound.chatting import SECONDS, VOXTRAL, Reference, asking, filled, noise, save
 from tests.serving.media.audio.sounds import file_of, wav_that_claims
@@ -49,6 +52,17 @@ def server(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="first", max_retries=0)
+
+
+def test_the_example_sends_a_sound(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "first")
+    monkeypatch.setattr(sys, "argv", ["client.py", "--chat-type", "audio"])
+    program = ROOT / "docs" / "examples" / "openai_chat_completion_client_for_multimodal.py"
+    runpy.run_path(str(program), run_name="__main__")
+    assert len(capsys.readouterr().out) > len("answer: \n")
 
 
 def base64_of(data: bytes) -> str:

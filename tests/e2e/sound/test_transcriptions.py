@@ -2,6 +2,8 @@
 
 import io
 import re
+import runpy
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import openai
 import pytest
 
 from jaxllm.serving.media.audio.resample import RATE, Samples
+from tests.conftest import ROOT
 from tests.e2e.sound.transcribing import LENGTH, Reference, clip, save_transcribing_model
 from tests.serving.media.audio.sounds import file_of, wav_that_claims
 from tests.serving.server_process import ServerProcess, running
@@ -72,6 +75,19 @@ def test_a_window_is_understood_as_by_transformers(client: openai.OpenAI, refere
     assert first.tokens == tokens[: len(first.tokens)]
     assert 0 <= first.start <= first.end <= 1.9
     assert first.avg_logprob < 0 < first.no_speech_prob < 1
+
+
+def test_the_example(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "speech.wav").write_bytes(file_of(clip(0, 1.9)))
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setattr(sys, "argv", ["client.py", str(tmp_path / "speech.wav")])
+    runpy.run_path(str(ROOT / "docs" / "examples" / "openai_transcription_client.py"), run_name="__main__")
+    *segments, streamed = capsys.readouterr().out.splitlines()
+    assert segments
+    assert all(" s to " in each for each in segments)
+    assert len(streamed) > len("streamed: ")
 
 
 def test_all_formats_have_the_same_text(client: openai.OpenAI) -> None:
