@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -85,6 +86,9 @@ def test_answers_are_as_documented(http: httpx.Client, path: str, body: Any, nam
     _check(response.json(), name)
 
 
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+
+
 def check_with_schemathesis(
     server: ServerProcess, mode: str, phases: str, max_examples: int, *, key: str | None = None
 ) -> None:
@@ -94,7 +98,8 @@ def check_with_schemathesis(
     header = [] if key is None else ["--header", f"Authorization: Bearer {key}"]
     run = subprocess.run(
         [
-            sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *header, *checks,
+            sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run",
+            f"{server.url}/openapi.json", *header, *checks,
             # These would start engines.
             "--exclude-path-regex", "^/scale", "--mode", mode, "--max-examples", str(max_examples), "--phases", phases,
             "--seed", "1", "--generation-database", "none", "--workers", "2", "--continue-on-failure",
