@@ -110,7 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", metavar="NAME", nargs="*", default=[], help="Parts of names to plan again.")
     parser.add_argument("--write", action="store_true", help="Only write the page.")
     args = parser.parse_args(arguments)
-    found = {}
     for chip, file in (("v6e", PLANS), ("v5p", SEEING_PLANS)):
         plans: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         for path in [] if args.write else sorted(FOLDER.glob("*.json")):
@@ -121,9 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(name, plans[name], flush=True)
                 file.parent.mkdir(exist_ok=True)
                 file.write_text(json.dumps(plans, indent=1, sort_keys=True) + "\n")
-        found[chip] = plans
-    PAGE.write_text(HEAD + "".join(rows(found["v6e"])) + IMAGES_HEAD + "".join(image_rows(found)))
+    PAGE.write_text(page())
     return 0
+
+
+def page() -> str:
+    """The page, of the plans that are kept."""
+    plans = {chip: json.loads(file.read_text()) for chip, file in (("v6e", PLANS), ("v5p", SEEING_PLANS))}
+    return HEAD + "".join(rows(plans["v6e"])) + IMAGES_HEAD + "".join(image_rows(plans))
 
 
 def sees(path: Path) -> bool:

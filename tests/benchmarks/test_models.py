@@ -41,4 +41,4 @@ def test_a_deeper_model_has_no_more_compiled_layers(path: Path) -> None:
 def test_the_page_has_the_plans() -> None:
     plans = json.loads(models.PLANS.read_text())
     assert set(plans) <= {json.loads(path.read_text())["_name_or_path"] for path in PUBLISHED}
-    assert models.PAGE.read_text() == models.HEAD + "".join(models.rows(plans))
+    assert models.PAGE.read_text() == models.page()

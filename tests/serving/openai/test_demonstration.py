@@ -19,10 +19,11 @@ def test_texts_begin_with_the_prompt(http: httpx.Client, more: dict[str, Any]) -
 
 
 def test_a_stream_has_lines_of_whole_texts(http: httpx.Client) -> None:
-    asked = {**ASKED, "n": 2, "temperature": 1.0, "seed": 1}
+    # Long: what a busy machine has not sent yet comes together in one line.
+    asked = {**ASKED, "n": 2, "temperature": 1.0, "seed": 1, "max_tokens": 200, "ignore_eos": True}
     with http.stream("POST", "/generate", json={**asked, "stream": True}) as response:
         lines = [json.loads(line) for line in response.iter_lines()]
-    assert len(lines) > 4
+    assert len(lines) > 1
     assert all(len(line["text"]) == 2 for line in lines)
     for earlier, later in itertools.pairwise(lines):
         assert all(new.startswith(old) for old, new in zip(earlier["text"], later["text"], strict=True))
