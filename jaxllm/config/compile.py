@@ -83,8 +83,9 @@ class CompileOptions(Section):
     )
     mm_encoder_attn_backend: Literal["auto", "reference", "xla", "tpu", "triton"] = option(
         "auto",
-        "Implementation of attention in the encoders of images and sound. 'auto': the 'tpu' kernel on TPU, and the "
-        "'triton' kernel on GPUs from Ampere on in 16-bit types, unless they fail their self-test; otherwise xla.",
+        "Implementation of attention in the encoders of images and sound. 'auto': the 'tpu' kernel on TPUs from v5e "
+        "on, and the 'triton' kernel on GPUs from Ampere on in 16-bit types, unless they fail their self-test; "
+        "otherwise xla.",
         hints=ATTENTION_BACKENDS,
     )
     linear_backend: Literal["auto", "xla", "tpu"] = option(

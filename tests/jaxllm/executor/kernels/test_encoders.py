@@ -51,6 +51,8 @@ def test_what_a_machine_takes() -> None:
         assert select_kernel(MM_ENCODER_ATTENTION, asked, device, workload) == wanted
     old = SimpleNamespace(platform="gpu", compute_capability="7.5", device_kind="Tesla T4")
     assert select_kernel(MM_ENCODER_ATTENTION, "auto", old, TOWER) == "xla"
+    small_memory = SimpleNamespace(platform="tpu", device_kind="TPU v4")
+    assert select_kernel(MM_ENCODER_ATTENTION, "auto", small_memory, TOWER) == "xla"
     device = SimpleNamespace(platform="gpu", compute_capability="8.0")
     with pytest.raises(ConfigError, match="needs bfloat16 or float16, not float32"):
         select_kernel(MM_ENCODER_ATTENTION, "triton", device, replace(TOWER, dtype="float32"))
