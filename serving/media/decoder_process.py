@@ -7,18 +7,7 @@ import struct
 from typing import Final
 
 from jaxllm.serving.media.decode import BYTES_PER_PIXEL, decode, open_image
-from jaxllm.serving.media.errors import MediaDecodeError, MediaTooLargeError
-from jaxllm.serving.media.worker import (
-    ANSWER,
-    BROKEN,
-    DONE,
-    SPARE_MEMORY,
-    TOO_LARGE,
-    limit_memory,
-    limit_time,
-    main,
-    rejected,
-)
+from jaxllm.serving.media.worker import ANSWER, DONE, SPARE_MEMORY, limit_memory, limit_time, main
 
 JOB: Final = struct.Struct("!QQIBBB")
 """Bytes of the file, most pixels, CPU seconds, and the background's colour."""
@@ -29,18 +18,11 @@ def work(data: bytes, most_pixels: int, seconds: int, *background: int) -> tuple
     limit_time(seconds)
     limit_memory(SPARE_MEMORY)
     red, green, blue = background
-    try:
-        width, height = open_image(data, most_pixels).size
-        # The header is read before the memory is allowed that it asks for.
-        limit_memory(SPARE_MEMORY + BYTES_PER_PIXEL * width * height)
-        found = decode(data, most_pixels, (red, green, blue))
-        return ANSWER.pack(DONE, found.width, found.height, len(found.pixels)), found.pixels
-    except MediaTooLargeError as error:
-        return rejected(TOO_LARGE, str(error))
-    except MediaDecodeError as error:
-        return rejected(BROKEN, str(error))
-    except MemoryError:
-        return rejected(TOO_LARGE, "decoding the image takes too much memory for its number of pixels")
+    width, height = open_image(data, most_pixels).size
+    # The header is read before the memory is allowed that it asks for.
+    limit_memory(SPARE_MEMORY + BYTES_PER_PIXEL * width * height)
+    found = decode(data, most_pixels, (red, green, blue))
+    return ANSWER.pack(DONE, found.width, found.height, len(found.pixels)), found.pixels
 
 
 if __name__ == "__main__":

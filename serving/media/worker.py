@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from jaxllm.serving.media.errors import MediaDecodeError, MediaTooLargeError
+
 ANSWER: Final = struct.Struct("!BIIQ")
 """Kind, two numbers, such as width and height, and bytes that follow: an array, or a message."""
 DONE, TOO_LARGE, BROKEN = range(3)
@@ -22,7 +24,10 @@ SPARE_MEMORY: Final = 64 << 20
 """Bytes, in addition to what a file and its contents need."""
 
 Work = Callable[..., tuple[bytes, bytes | memoryview]]
-"""Does a job: the head of its answer and what follows, of a file and the other numbers of a job."""
+"""Does a job: the head of its answer and what follows, of a file and the other numbers of a job.
+
+Raises `MediaDecodeError`, `MediaTooLargeError` and `MemoryError`.
+"""
 
 
 def receive(connection: socket.socket, size: int) -> bytearray:
@@ -64,8 +69,19 @@ def limit_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + seconds, hard))
 
 
-def rejected(kind: int, message: str) -> tuple[bytes, bytes]:
-    """The answer for a file that is not decoded."""
+def answer_of(work: Work, data: bytes, *numbers: int) -> tuple[bytes, bytes | memoryview]:
+    """The answer to a job; for a file that is not decoded, why."""
+    try:
+        return work(data, *numbers)
+    except MediaTooLargeError as error:
+        return _rejected(TOO_LARGE, str(error))
+    except MediaDecodeError as error:
+        return _rejected(BROKEN, str(error))
+    except MemoryError:
+        return _rejected(TOO_LARGE, "decoding the file takes too much memory for its size")
+
+
+def _rejected(kind: int, message: str) -> tuple[bytes, bytes]:
     text = message.encode()
     return ANSWER.pack(kind, 0, 0, len(text)), text
 
@@ -77,7 +93,7 @@ def serve(connection: socket.socket, job: struct.Struct, work: Work) -> None:
         data = receive(connection, size)
         if len(data) < size:
             return
-        answer, rest = work(bytes(data), *numbers)
+        answer, rest = answer_of(work, bytes(data), *numbers)
         del data
         connection.sendall(answer)
         connection.sendall(rest)

@@ -8,18 +8,7 @@ from typing import Final
 
 from jaxllm.serving.media.audio.files import decode
 from jaxllm.serving.media.audio.resample import RATE
-from jaxllm.serving.media.errors import MediaDecodeError, MediaTooLargeError
-from jaxllm.serving.media.worker import (
-    ANSWER,
-    BROKEN,
-    DONE,
-    SPARE_MEMORY,
-    TOO_LARGE,
-    limit_memory,
-    limit_time,
-    main,
-    rejected,
-)
+from jaxllm.serving.media.worker import ANSWER, DONE, SPARE_MEMORY, limit_memory, limit_time, main
 
 JOB: Final = struct.Struct("!QII")
 """Bytes of the file, most seconds of sound, and CPU seconds."""
@@ -31,15 +20,8 @@ def work(data: bytes, most_seconds: int, cpu_seconds: int) -> tuple[bytes, bytes
     """Do a job: the head of its answer, and the samples."""
     limit_time(cpu_seconds)
     limit_memory(2 * SPARE_MEMORY + _BYTES_PER_SAMPLE * RATE * most_seconds)
-    try:
-        samples = decode(data, most_seconds)
-        return ANSWER.pack(DONE, 0, 0, samples.nbytes), samples.data.cast("B")
-    except MediaTooLargeError as error:
-        return rejected(TOO_LARGE, str(error))
-    except MediaDecodeError as error:
-        return rejected(BROKEN, str(error))
-    except MemoryError:
-        return rejected(TOO_LARGE, "decoding the sound takes too much memory")
+    samples = decode(data, most_seconds)
+    return ANSWER.pack(DONE, 0, 0, samples.nbytes), samples.data.cast("B")
 
 
 if __name__ == "__main__":

@@ -3,23 +3,12 @@
 Not for people: `VideoDecoder` starts it.
 """
 
-from jaxllm.serving.media.errors import MediaDecodeError, MediaTooLargeError
 from jaxllm.serving.media.video.animations import decode_animation, is_animation
 from jaxllm.serving.media.video.files import decode_file
 from jaxllm.serving.media.video.limits import VideoLimits
 from jaxllm.serving.media.video.message import JOB, packed
 from jaxllm.serving.media.video.sampling import FrameSampling
-from jaxllm.serving.media.worker import (
-    ANSWER,
-    BROKEN,
-    DONE,
-    SPARE_MEMORY,
-    TOO_LARGE,
-    limit_memory,
-    limit_time,
-    main,
-    rejected,
-)
+from jaxllm.serving.media.worker import ANSWER, DONE, SPARE_MEMORY, limit_memory, limit_time, main
 
 _BYTES_PER_PIXEL = 4
 """Of the frames that are used: RGB, and what is left over."""
@@ -42,20 +31,13 @@ def work(
     limit_memory(2 * SPARE_MEMORY)
     limits, sampling = VideoLimits(pixels, most_seconds, all_pixels, _reserve), FrameSampling(num_frames, fps)
     red, green, blue = background
-    try:
-        if is_animation(data):
-            found = decode_animation(data, limits, sampling, (red, green, blue))
-        else:
-            found = decode_file(data, limits, sampling)
-        head = packed(found)
-        height, width = found.frames.shape[1:3]
-        return ANSWER.pack(DONE, width, height, len(head) + found.frames.nbytes) + head, found.frames.data.cast("B")
-    except MediaTooLargeError as error:
-        return rejected(TOO_LARGE, str(error))
-    except MediaDecodeError as error:
-        return rejected(BROKEN, str(error))
-    except MemoryError:
-        return rejected(TOO_LARGE, "decoding the video takes too much memory")
+    if is_animation(data):
+        found = decode_animation(data, limits, sampling, (red, green, blue))
+    else:
+        found = decode_file(data, limits, sampling)
+    head = packed(found)
+    height, width = found.frames.shape[1:3]
+    return ANSWER.pack(DONE, width, height, len(head) + found.frames.nbytes) + head, found.frames.data.cast("B")
 
 
 def _reserve(width: int, height: int, count: int) -> None:
