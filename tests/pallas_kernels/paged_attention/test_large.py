@@ -15,6 +15,8 @@ from tests.thinned import thinned
 
 PAGES = 270_000
 """2 layers of them at 4096 bytes are 2.2 GB."""
+FAST = {"xla_backend_optimization_level": "3"}
+"""Here running takes longer than compiling."""
 
 
 @pytest.mark.slow
@@ -41,9 +43,9 @@ def test_pages_beyond_two_gigabytes(implementation: str) -> None:
         own = get_backend(implementation).from_canonical(pages)
         return jnp.pad(own, ((0, 0), (PAGES - held, 0), *((0, 0),) * (own.ndim - 2)))
 
-    large = jax.jit(far_end)(inputs.kv_cache)
+    large = jax.jit(far_end, compiler_options=FAST)(inputs.kv_cache)
     assert large.size > 2**31
-    large_out, large = jax.jit(run, donate_argnums=0)(large, inputs)
+    large_out, large = jax.jit(run, donate_argnums=0, compiler_options=FAST)(large, inputs)
     np.testing.assert_array_equal(large_out, out)
     after = get_backend(implementation).to_canonical(large[:, PAGES - held + 1 :], inputs.kv_cache.shape[2])
     np.testing.assert_array_equal(after, cache[:, 1:])
