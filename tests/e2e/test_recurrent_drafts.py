@@ -16,6 +16,7 @@ from tests.models.test_recurrent_families import CASES
 
 NAMES = (*CASES, "lfm2", "lfm2_moe")
 FAST, SLOW = ("mamba2", "qwen3_next"), ("mamba", "lfm2")
+PREEMPTED = ("mamba2", "lfm2")
 PAGE, NUM_REQUESTS = 4, 6
 SEEDS = (0, 1, 12, 3, 4, 5)
 """With these no draw of the families below falls between two tokens, where the last bits of products decide."""
@@ -45,17 +46,14 @@ def logprobs(answer: Answer) -> list[float]:
     return [each.logprob for each in answer.logprobs]
 
 
-def marks_of(name: str) -> list[pytest.MarkDecorator]:
+def marked(name: str, tried: tuple[str, ...] = (*FAST, *SLOW)) -> Any:
     """One family of each recurrence is tried always, or in CI, and the others by hand."""
-    if name in FAST:
-        return []
-    return [pytest.mark.slow if name in SLOW else pytest.mark.exhaustive]
+    if name not in tried:
+        return pytest.param(name, marks=pytest.mark.exhaustive)
+    return pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=marks_of(name)) for name in NAMES],
-)
+@pytest.fixture(scope="module", params=[marked(name) for name in NAMES])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp(request.param)
     FAMILIES[request.param].save(made, max_position_embeddings=256)
@@ -121,6 +119,8 @@ def test_all_that_requests_get_is_the_same(
         engine.close()
 
 
+# Pages and snapshots are managed alike for all: one family without attention and one with it.
+@pytest.mark.parametrize("folder", [marked(name, PREEMPTED) for name in NAMES], indirect=True, scope="module")
 def test_with_preemption_chunks_and_snapshots(
     folder: Path, answers: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_with_preemption_chunks_and_snapshots(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in ("mamba2", "lfm2"))) for name in (*FAST, *SLOW)],
+    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "mamba2")) for name in (*FAST, *SLOW)],
 )
 def test_devices_share_what_is_kept_of_drafts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES[name].save(tmp_path, max_position_embeddings=256)

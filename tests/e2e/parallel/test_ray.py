@@ -170,7 +170,13 @@ async def test_an_engine_on_another_machine(cluster: str) -> None:
 
 
 @in_loop
-@pytest.mark.parametrize("resources", [{"CPU": 0.5}, {"CPU": 0.5, "far-head": 1}], ids=["here", "elsewhere"])
+@pytest.mark.parametrize(
+    "resources",
+    [
+        pytest.param({"CPU": 0.5}, id="here", marks=pytest.mark.exhaustive),
+        pytest.param({"CPU": 0.5, "far-head": 1}, id="elsewhere"),
+    ],
+)
 async def test_one_engine_in_two_processes(
     cluster: str, greedy: list[str], monkeypatch: pytest.MonkeyPatch, resources: dict[str, float]
 ) -> None:

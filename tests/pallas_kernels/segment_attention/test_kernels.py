@@ -16,6 +16,7 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pallas_kernels.segment_attention.tpu import tpu_segment_attention
 from jaxllm.pallas_kernels.segment_attention.triton import triton_segment_attention
 from jaxllm.planning.target import find_target
+from tests.thinned import thinned
 
 HEADS = 2
 KERNELS: dict[str, Any] = {
@@ -71,7 +72,7 @@ def test_what_they_do_not_have(kernel: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", ["v5p", "v6e"])
+@pytest.mark.parametrize("chip", thinned(["v6e"], ["v5p"]))
 def test_compiles(chip: str) -> None:
     """For the images of Gemma 3, and the largest that Qwen's models take by default."""
     device = find_target(chip, None, 1).devices[0]

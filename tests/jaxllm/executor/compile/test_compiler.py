@@ -41,10 +41,10 @@ def test_one_thread_at_a_time_compiles_for_tpus(platform: str, most: int) -> Non
 
 
 @pytest.mark.slow
-def test_processes_survive_compiling_for_an_absent_tpu_on_many_threads(run_python: RunPython) -> None:
+def test_a_process_survives_compiling_for_an_absent_tpu_on_many_threads(run_python: RunPython) -> None:
     """`scripts/bench tpu_crashes` runs more of them, also without the lock."""
     pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
-    done = run_python("-m", "benchmarks.tpu_crashes", "--processes", "2", timeout=900)
+    done = run_python("-m", "benchmarks.tpu_crashes", "--processes", "1", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
