@@ -26,7 +26,7 @@ CASES = {
         ("llama-3-70b-tp8", "llama-3-70b-tp8-int8", "qwen3-0.6b", "qwen3-32b", "llama-3.2-1b", "gemma-2-2b"),
     ),
 }
-"""Every kind of heads, of scores and of cache is compiled for one of the chips; for v5p only by `scripts/test --all`."""
+"""Every kind of heads, of scores and of cache is compiled for one of the chips, for v5p by `scripts/test --all`."""
 
 
 @pytest.mark.slow
