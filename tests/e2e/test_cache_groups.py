@@ -13,6 +13,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.outputs import RankedSequence
 from tests.e2e.driving import make_engine, request, run
+from tests.thinned import thinned
 
 WINDOW = 20
 SIZES: dict[str, Any] = {
@@ -126,7 +127,7 @@ def test_preempted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", thinned([4], [2]))
 def test_split_over_devices(mixed_folder: Path, expected: dict[str, list[int]], devices: int) -> None:
     """On four devices the two KV heads are there twice; some requests are preempted.
 

@@ -89,7 +89,7 @@ def test_each_alone(saved: Saved, engine: Engine) -> None:
     ("model", "backend"),
     [
         pytest.param(MODELS[0], "xla", id="xla"),
-        pytest.param(MODELS[1], "reference", id="reference", marks=pytest.mark.slow),
+        pytest.param(MODELS[1], "reference", id="reference", marks=pytest.mark.exhaustive),
         pytest.param(CAUSAL, "cpu", id="cpu", marks=pytest.mark.slow),
     ],
 )
@@ -183,6 +183,15 @@ def test_several_sequences(saved: Saved, engine: Engine) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "saved",
+    [
+        pytest.param(model, id=model.name, marks=[pytest.mark.exhaustive] * (model.name not in ("gemma3", "paligemma")))
+        for model in MODELS
+    ],
+    indirect=True,
+    scope="module",
+)
 def test_drafts(saved: Saved) -> None:
     """Rows of several tokens that are no prompts see no later ones."""
     drafting = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}

@@ -22,6 +22,7 @@ from jaxllm.serving.ipc.engine_process.clients import Client, Clients
 from jaxllm.serving.ipc.engine_process.loop import _obey
 from jaxllm.serving.ipc.messages import AttachClient, Call, Loading, Outputs, Ready
 from tests.e2e.text.conftest import SMALL
+from tests.thinned import EVERY_CASE
 
 OPTIONS: dict[str, Any] = {**SMALL, "strict_compilation": True, "enable_sleep_mode": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -443,10 +444,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 SAVED = ("int8 scan", "tensor parallel", "stages", "processes")
 """Of these the weights are saved, too."""
+COVERING = (*SAVED, "bfloat16", "tensor parallel scan", "data shards")
+"""They have every option between them."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS if EVERY_CASE else COVERING)
 def test_other_engines(name: str, old: Weights, new: Weights, new_folder: Path, tmp_path: Path) -> None:
     # Fewer shapes of steps, which take nearly all the time.
     options = {**OPTIONS, "max_num_batched_tokens": 8, **VARIANTS[name]}

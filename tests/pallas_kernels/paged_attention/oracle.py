@@ -11,14 +11,17 @@ import numpy as np
 from jaxllm.pallas_kernels.paged_attention.backend import get_backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from tests.quick import QUICK
+from tests.quick import FAST, QUICK
 
 Result = tuple[jax.Array, jax.Array]
 
 
 @functools.cache
-def run_function(implementation: str) -> Callable[[Inputs], Result]:
-    """`Inputs.call` of `implementation`, jitted, from and to the canonical cache."""
+def run_function(implementation: str, *, is_long: bool = False) -> Callable[[Inputs], Result]:
+    """`Inputs.call` of `implementation`, jitted, from and to the canonical cache.
+
+    `is_long`: running it takes longer than compiling.
+    """
 
     def run(inputs: Inputs) -> Result:
         page_size = inputs.kv_cache.shape[2]
@@ -28,7 +31,7 @@ def run_function(implementation: str) -> Callable[[Inputs], Result]:
         out, cache = own.call(implementation, jnp.int32(LAYER))
         return out, get_backend(implementation).to_canonical(cache, page_size, inputs.case.scale_bytes)
 
-    return jax.jit(run, compiler_options=QUICK)
+    return jax.jit(run, compiler_options=FAST if is_long else QUICK)
 
 
 @functools.cache

@@ -11,19 +11,18 @@ from jaxllm.pallas_kernels.paged_attention.backend import get_backend
 from jaxllm.pallas_kernels.paged_attention.cases import LONG_CASES, Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Inputs
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
+from tests.quick import FAST
 from tests.thinned import thinned
 
 PAGES = 270_000
 """2 layers of them at 4096 bytes are 2.2 GB."""
-FAST = {"xla_backend_optimization_level": "3"}
-"""Here running takes longer than compiling."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["xla", "cpu"])
 @pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.name)
 def test_long_contexts(case: Case, implementation: str) -> None:
-    check(case, *run_function(implementation)(cached_inputs(case)))
+    check(case, *run_function(implementation, is_long=True)(cached_inputs(case)))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, abstract_inputs
 from jaxllm.pallas_kernels.paged_attention.triton import attention
 from tests.pallas_kernels.paged_attention.covering import joined
 from tests.pallas_kernels.paged_attention.oracle import Result, cached_inputs, check
-from tests.quick import QUICK
+from tests.quick import FAST, QUICK
 
 TAKEN = tuple(case for case in CASES if case.cache_dtype.itemsize > 1)
 
@@ -26,8 +26,8 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BACKEND", Backend(function, prepare=attention.triton_prepare, supports_spans=True))
 
 
-def run(inputs: Inputs) -> Result:
-    compiled = jax.jit(lambda inputs: inputs.call("triton", jnp.int32(LAYER)), compiler_options=QUICK)
+def run(inputs: Inputs, options: dict[str, str | bool] = QUICK) -> Result:
+    compiled = jax.jit(lambda inputs: inputs.call("triton", jnp.int32(LAYER)), compiler_options=options)
     return compiled(inputs)
 
 
@@ -39,7 +39,7 @@ def test_matches_numpy(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.name)
 def test_long_contexts(case: Case) -> None:
-    check(case, *run(cached_inputs(case)))
+    check(case, *run(cached_inputs(case), FAST))
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 1000])
