@@ -134,7 +134,7 @@ def names(config: ModelConfig) -> Names:
     tower = config.tower
     assert tower is not None
     assert isinstance(tower.vision, TransformerPlan)
-    vision = pixtral_names if tower.vision.is_rotated else clip_names
+    vision = clip_names if tower.vision.has_positions else pixtral_names
     learned = {"tower.learned_row": Source("image_newline", AsRow(), {"weight": ""})} if tower.has_learned_row else {}
     return {
         **TEXT_NAMES,

@@ -222,7 +222,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "InternVLForConditionalGeneration": _Known("internvl"),
     "JAISLMHeadModel": _Known("jais"),
     "LightOnOcrForConditionalGeneration": _Known("mistral3.LIGHTON"),
-    "Llama4ForConditionalGeneration": _Known("llama4"),
+    "Llama4ForConditionalGeneration": _Known("llama4_images"),
     "LlavaForConditionalGeneration": _Known("llava"),
     "LlavaNextForConditionalGeneration": _Known("llava.NEXT"),
     "LlavaOnevisionForConditionalGeneration": _Known("llava.ONE_VISION"),

@@ -23,7 +23,7 @@ def read_pixels(folder: Path, default: PixelPlan, channels: int) -> PixelPlan:
     )
     if len(mean) != channels or len(std) != channels or 0.0 in std:
         raise file.wrong("image_mean", f"{channels} numbers, and image_std as many that are not 0")
-    return PixelPlan(mean, std, rescale)
+    return PixelPlan(mean, std, rescale, rounds=default.rounds and file.boolean("do_rescale", True))
 
 
 def with_most_rows(folder: Path, tower: TowerPlan) -> TowerPlan:

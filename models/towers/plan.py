@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop
@@ -16,17 +17,26 @@ from jaxllm.models.towers.crop import Crop
 
 @dataclass(frozen=True)
 class PixelPlan:
-    """How bytes become numbers: times `rescale`, less `mean`, divided by `std`, one of each for every channel."""
+    """How bytes become numbers: times `rescale`, less `mean`, divided by `std`, one of each for every channel.
+
+    With `rounds`, what each step gives is rounded to bfloat16.
+    """
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     rescale: float = 1 / 255
+    rounds: bool = False
 
     def numbers(self, patches: jax.Array) -> jax.Array:
         """Numbers float32 [P, B] of the bytes uint8 [P, B] of patches, whose channels come last."""
         mean, std = jnp.array(self.mean, jnp.float32), jnp.array(self.std, jnp.float32)
         by_channel = patches.reshape(len(patches), -1, len(self.mean)).astype(jnp.float32)
-        return ((by_channel * jnp.float32(self.rescale) - mean) / std).reshape(patches.shape)
+        scaled = self._rounded(by_channel * jnp.float32(self.rescale))
+        return self._rounded(self._rounded(scaled - self._rounded(mean)) / self._rounded(std)).reshape(patches.shape)
+
+    def _rounded(self, x: jax.Array) -> jax.Array:
+        # A conversion to bfloat16 and back may be left out by compilers.
+        return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7) if self.rounds else x
 
 
 class VisionModel(Protocol):

@@ -5,6 +5,7 @@ Axis letters: P patches, V hidden size of the transformer, D hidden size of the 
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,42 @@ class TwoLayerProjector(nnx.Module):
             return self.second(activation(inner), context)
         up, gate = jnp.split(inner, 2, axis=1)
         return self.second(activation(gate) * up, context)
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """Products of the hidden states of a square's patches together, of `sizes`, with an activation after each.
+
+    One more makes the row of that. None has a bias.
+    """
+
+    activation: str
+    sizes: tuple[int, ...]
+
+    def make(
+        self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> "ChainProjector":
+        """The module."""
+        linear = partial(Linear, bias=False, dtype=dtype, axes=(None, None), options=options)
+        sizes = (vision.hidden_size * patches_per_row, *self.sizes)
+        inner = [linear(*pair) for pair in pairwise(sizes)]
+        return ChainProjector(self.activation, inner, linear(sizes[-1], hidden_size), patches_per_row)
+
+
+class ChainProjector(nnx.Module):
+    """See `ChainPlan`."""
+
+    def __init__(self, activation: str, inner: list[Linear], last: Linear, patches_per_row: int) -> None:
+        self.inner, self.last = nnx.List(inner), last
+        self.activation, self.patches_per_row = activation, patches_per_row
+
+    def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Rows [P / patches_per_row, D] of [P, V]."""
+        context = ForwardContext(num_rows)
+        x = _joined(hidden, self.patches_per_row)
+        for linear in self.inner:
+            x = ACTIVATIONS[self.activation](linear(x, context))
+        return self.last(x, context)
 
 
 @dataclass(frozen=True)

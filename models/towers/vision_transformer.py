@@ -4,7 +4,7 @@ Axis letters: P patches, B bytes of a patch, V hidden size of the transformer.
 """
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop, as_one_text
+from jaxllm.models.towers.grid_vision import place_rotation
 from jaxllm.models.towers.plan import PixelPlan
 from jaxllm.models.towers.repeated import RepeatedLayers
 from jaxllm.models.towers.vision_layer import SeenCrop, VisionLayer, VisionLayerPlan
@@ -28,12 +29,12 @@ Carry = tuple[jax.Array, jax.Array]
 class TransformerPlan(VisionLayerPlan):
     """A vision transformer (arXiv 2010.11929) as SigLIP has it, unless options say otherwise.
 
-    Positions are learned, those of a square of `side` patches each way. With `spreads_positions`, crops of other sizes
-    have their patches spread over the square. With `is_rotated`, heads are rotated by the height and the width of a
-    patch in place of that, see `axial_rotation`.
+    Positions are learned, those of a square of `side` patches each way, if it `has_positions`. With
+    `spreads_positions`, crops of other sizes have their patches spread over the square. Heads may be rotated by the row
+    and the column of a patch, see `axial_rotation` for "axes" and `numbered_rotation` for "numbers".
 
-    With a `class_token` there is one more token before the patches, which has a position of its own. With
-    `keeps_class`, its hidden state is given, too, before those of the patches.
+    With a `class_token` there is one more token before the patches, which has a position of its own and is not rotated.
+    With `keeps_class`, its hidden state is given, too, before those of the patches.
 
     What is given is the output of the last layer, through a norm if `has_last_norm`; or those of `taken_layers`, side
     by side, where 0 is what the first layer gets. `num_layers` are no more than needed.
@@ -43,7 +44,8 @@ class TransformerPlan(VisionLayerPlan):
     patch_size: int
     side: int
     spreads_positions: bool = False
-    is_rotated: bool = False
+    has_positions: bool = True
+    rotation: Literal["axes", "numbers"] | None = None
     rope_theta: float = 10000.0
     channels: int = 3
     patch_bias: bool = True
@@ -69,7 +71,7 @@ class VisionTransformer(nnx.Module):
         )
         self.class_token = Table(1, size, dtype, options) if plan.class_token else None
         num_positions = plan.side**2 + int(plan.class_token)
-        self.positions = None if plan.is_rotated else Table(num_positions, size, dtype, options)
+        self.positions = Table(num_positions, size, dtype, options) if plan.has_positions else None
         first, last = (plan.norm if has else None for has in (plan.has_first_norm, plan.has_last_norm))
         self.first_norm = make_norm(first, size, dtype=dtype, options=options)
         self.layers = RepeatedLayers(lambda: VisionLayer(plan, options, dtype), plan.num_layers, options)
@@ -83,8 +85,7 @@ class VisionTransformer(nnx.Module):
         plan = self.plan
         x = self.first_norm(self._embedded(patches, crop))
         segments = as_one_text(crop.num_patches + int(plan.class_token), len(x))
-        seen = SeenCrop(segments, axial_rotation(crop, plan.head_size, plan.rope_theta) if plan.is_rotated else None)
-        x, taken = self._run(x, seen)
+        x, taken = self._run(x, SeenCrop(segments, self._rotation(crop)))
         if not plan.taken_layers:
             found = self.norm(x)
         else:
@@ -103,6 +104,16 @@ class VisionTransformer(nnx.Module):
 
         first = jnp.where(numbers == 0, x, jnp.zeros((len(several), *x.shape), x.dtype))
         return cast(Carry, self.layers.run(step, (x, first)))
+
+    def _rotation(self, crop: Crop) -> Rotation | None:
+        """That of the class token, if there is one, and of the patches."""
+        plan = self.plan
+        if plan.rotation is None:
+            return None
+        rotation = axial_rotation if plan.rotation == "axes" else numbered_rotation
+        cos, sin = rotation(crop, plan.head_size, plan.rope_theta)
+        first = (int(plan.class_token), 0), (0, 0)
+        return jnp.pad(cos, first, constant_values=1.0), jnp.pad(sin, first)
 
     def _embedded(self, patches: jax.Array, crop: Crop) -> jax.Array:
         """Embeddings of the class token, if there is one, and of the patches."""
@@ -129,6 +140,14 @@ def axial_rotation(crop: Crop, head_size: int, theta: float) -> Rotation:
     places = crop.places.astype(jnp.float32)
     angles = jnp.concatenate([places[:, axis, None] * by_axis[axis] for axis in range(2)], axis=1)
     return jnp.cos(angles), jnp.sin(angles)
+
+
+def numbered_rotation(crop: Crop, head_size: int, theta: float) -> Rotation:
+    """The rotation of Llama 4's heads: the first pairs by the column of a patch, which counts from 1, others by its row.
+
+    Each column turns as much as the row of its number.
+    """
+    return place_rotation(crop.places[:, ::-1] + 1, head_size, theta)
 
 
 def vision_names(prefix: str) -> dict[str, str]:

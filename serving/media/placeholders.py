@@ -196,6 +196,21 @@ class AyaTiles:
 
 
 @dataclass(frozen=True)
+class Llama4Tiles:
+    """Tiles with separators between columns and after rows, and the whole image at last, between a start and an end."""
+
+    marker: str
+    length: Callable[[ProcessedImage], int]
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        features = TextRun("<|patch|>", self.length(image), True)
+        row = [features, *[TextRun("<|tile_x_separator|>"), features] * (image.columns - 1)]
+        grid = [*row, TextRun("<|tile_y_separator|>")] * image.rows if len(image.crops) > 1 else []
+        return (TextRun("<|image_start|>"), *grid, TextRun("<|image|>"), features, TextRun("<|image_end|>"))
+
+
+@dataclass(frozen=True)
 class Model:
     """What a placeholder is made of."""
 
@@ -341,6 +356,17 @@ def _aya(model: Model) -> Placeholder:
     return AyaTiles(length, *(settings.text(name, default) for name, default in texts))
 
 
+def _llama4(model: Model) -> Placeholder:
+    size = model.settings.integer("patch_size", 14, 1, 256)
+    area = round(1 / model.settings.number("pixel_shuffle_ratio", 0.5, 0.05, 1) ** 2)
+
+    def length(image: ProcessedImage) -> int:
+        height, width = image.crops[0].shape[:2]
+        return (height // size) * (width // size) // area
+
+    return Llama4Tiles(model.settings.text("image_token", "<|image|>"), length)
+
+
 def _got_ocr2(model: Model) -> Placeholder:
     length, token = model.settings.integer("num_image_tokens", 256), "<imgpad>"
     return TokenPerFeature(token, token, lambda image: length * len(image.crops))
@@ -367,6 +393,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,
     "LlavaOnevisionProcessor": _one_vision,
+    "Llama4Processor": _llama4,
     "LlavaProcessor": _llava,
     "PaliGemmaProcessor": _paligemma,
     "PaddleOCRVLProcessor": _merged(None),

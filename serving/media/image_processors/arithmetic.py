@@ -4,6 +4,7 @@ import math
 from typing import Final
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -127,12 +128,25 @@ def merged_patches(crop: Bytes, patch_size: int, merge_size: int = 2) -> NDArray
 def normalised(crop: Bytes, plan: Normalisation) -> NDArray[np.float32]:
     """The floats that transformers gives a tower, channels last: float32 [H, W, 3].
 
-    Rescaled in float64 and rounded to float32, then normalised in float32.
+    Rescaled in float64 and rounded to float32, then normalised in float32. Where the plan rounds to bfloat16, each step
+    is made in float32 before.
     """
+    if plan.rounds:
+        return _rounded(crop, plan)
     values: NDArray[np.float32] = crop.astype(np.float32)
     if plan.rescale_factor is not None:
         values = (crop.astype(np.float64) * plan.rescale_factor).astype(np.float32)
     if plan.mean is not None and plan.std is not None:
         mean, std = np.asarray(plan.mean, np.float32), np.asarray(plan.std, np.float32)
         values = (values - mean) / std
+    return values
+
+
+def _rounded(crop: Bytes, plan: Normalisation) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = crop.astype(np.float32)
+    for step, numbers in ((np.multiply, plan.rescale_factor), (np.subtract, plan.mean), (np.divide, plan.std)):
+        operand = np.asarray(numbers, np.float32)
+        if step is not np.multiply:
+            operand = operand.astype(bfloat16).astype(np.float32)
+        values = step(values, operand).astype(bfloat16).astype(np.float32)
     return values

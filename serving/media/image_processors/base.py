@@ -40,6 +40,8 @@ class Normalisation:
     rescale_factor: float | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    rounds: bool = False
+    """Whether what each step gives is rounded to bfloat16."""
 
 
 @dataclass(frozen=True)

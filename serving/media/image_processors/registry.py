@@ -11,6 +11,7 @@ from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.got_ocr2 import GotOcr2
 from jaxllm.serving.media.image_processors.idefics2 import Idefics2
 from jaxllm.serving.media.image_processors.idefics3 import Idefics3
+from jaxllm.serving.media.image_processors.llama4 import Llama4
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext, LLaVAOneVision
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import GLM4V, PaddleOCRVL, Qwen2VL
@@ -26,6 +27,7 @@ IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "GotOcr2ImageProcessor": GotOcr2,
     "Idefics2ImageProcessor": Idefics2,
     "Idefics3ImageProcessor": Idefics3,
+    "Llama4ImageProcessor": Llama4,
     "LlavaImageProcessor": LLaVA,
     "LlavaNextImageProcessor": LLaVANext,
     "LlavaOnevisionImageProcessor": LLaVAOneVision,
