@@ -143,7 +143,7 @@ def axial_rotation(crop: Crop, head_size: int, theta: float) -> Rotation:
 
 
 def numbered_rotation(crop: Crop, head_size: int, theta: float) -> Rotation:
-    """The rotation of Llama 4's heads: the first pairs by the column of a patch, which counts from 1, others by its row.
+    """The rotation of Llama 4's heads: the first pairs by the column of a patch, the others by its row, from 1 on.
 
     Each column turns as much as the row of its number.
     """

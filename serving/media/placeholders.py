@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from jaxllm.errors import quoted
 from jaxllm.serving.media.arranged_rows import ArrangedRows, LLaVANextRows
 from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
+from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
@@ -196,6 +197,22 @@ class AyaTiles:
 
 
 @dataclass(frozen=True)
+class Cohere2Tiles:
+    """Every tile with a break after it, between a start and an end."""
+
+    length: int
+    marker: str
+    start: str
+    tile_break: str
+    end: str
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        tile = (TextRun(self.marker, self.length, True), TextRun(self.tile_break))
+        return (TextRun(self.start), *(tile * len(image.crops)), TextRun(self.end))
+
+
+@dataclass(frozen=True)
 class Llama4Tiles:
     """Tiles with separators between columns and after rows, and the whole image at last, between a start and an end."""
 
@@ -367,6 +384,16 @@ def _llama4(model: Model) -> Placeholder:
     return Llama4Tiles(model.settings.text("image_token", "<|image|>"), length)
 
 
+def _cohere2_vision(model: Model) -> Placeholder:
+    length = model.image_processor(Cohere2Vision).tokens_each_way ** 2
+    return Cohere2Tiles(length, *map(model.token, ("image_token", "boi_token", "img_line_break_token", "eoi_token")))
+
+
+def _deepseek_vl(model: Model) -> Placeholder:
+    length, token = model.settings.integer("num_image_tokens", 576), model.token("image_token")
+    return TokenPerFeature(token, token, lambda image: length)
+
+
 def _got_ocr2(model: Model) -> Placeholder:
     length, token = model.settings.integer("num_image_tokens", 256), "<imgpad>"
     return TokenPerFeature(token, token, lambda image: length * len(image.crops))
@@ -382,6 +409,8 @@ def _gemma4(model: Model) -> Placeholder:
 
 PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "AyaVisionProcessor": _aya,
+    "Cohere2VisionProcessor": _cohere2_vision,
+    "DeepseekVLProcessor": _deepseek_vl,
     "Gemma3Processor": _gemma3,
     "Gemma4Processor": _gemma4,
     "Glm46VProcessor": _merged("<|image|>"),

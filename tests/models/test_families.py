@@ -418,6 +418,16 @@ SEEING = {
         transformers.LlavaForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
     ),
+    "cohere2_vision": (
+        transformers.Cohere2VisionConfig,
+        transformers.Cohere2VisionForConditionalGeneration,
+        {**SMALL, "model_type": "cohere2", "logit_scale": 0.5},
+    ),
+    "deepseek_vl": (
+        transformers.DeepseekVLConfig,
+        transformers.DeepseekVLForConditionalGeneration,
+        {**SMALL, "model_type": "llama"},
+    ),
     "llava_next": (
         transformers.LlavaNextConfig,
         transformers.LlavaNextForConditionalGeneration,

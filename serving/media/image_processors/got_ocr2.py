@@ -38,7 +38,7 @@ class GotOcr2:
         return cls(
             size["height"],
             size["width"],
-            _grids(low, high) if cuts else ((1, 1),),
+            grids(low, high) if cuts else ((1, 1),),
             settings.resample(Image.Resampling.BICUBIC),
             read_normalisation(settings, CLIP_MEAN, CLIP_STD),
         )
@@ -71,7 +71,8 @@ class GotOcr2:
         return best
 
 
-def _grids(low: int, high: int) -> tuple[tuple[int, int], ...]:
+def grids(low: int, high: int) -> tuple[tuple[int, int], ...]:
+    """All (columns, rows) of so many tiles, the smallest first."""
     every = [
         (columns, rows)
         for columns in range(1, high + 1)

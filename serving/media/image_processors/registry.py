@@ -6,6 +6,8 @@ from typing import Any, Final, Self
 
 from jaxllm.errors import ConfigError, RequestError, nearest, quoted
 from jaxllm.serving.media.image_processors.base import Bytes, ImageLimits, ImageProcessor, ProcessedImage
+from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
+from jaxllm.serving.media.image_processors.deepseek_vl import DeepSeekVL
 from jaxllm.serving.media.image_processors.gemma3 import Gemma3
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.got_ocr2 import GotOcr2
@@ -20,6 +22,8 @@ from jaxllm.serving.media.image_processors.single import CLIP, LLaVA, SigLIP
 
 IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "CLIPImageProcessor": CLIP,
+    "Cohere2VisionImageProcessor": Cohere2Vision,
+    "DeepseekVLImageProcessor": DeepSeekVL,
     "Gemma3ImageProcessor": Gemma3,
     "Gemma4ImageProcessor": Gemma4,
     "Glm46VImageProcessor": GLM4V,

@@ -78,8 +78,9 @@ class Saved:
         """Rows of an image, as transformers has them."""
         inputs = self.case.inputs(self.processor, self.case.marker, [image])
         given = {name: value for name, value in inputs.items() if name not in OF_TEXT}
+        sees = self.model if hasattr(self.model, "get_image_features") else self.model.model
         with torch.no_grad():
-            found = self.model.get_image_features(**given)
+            found = sees.get_image_features(**given)
         # Some are added after the first layers.
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         rows = [np.concatenate([each.numpy().reshape(-1, each.shape[-1]) for each in part]) for part in parts]

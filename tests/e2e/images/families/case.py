@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
+
+from jaxllm.serving.media.image_processors.arithmetic import normalised
+from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
 
 
 def processed(processor: Any, text: str, images: list[Image.Image]) -> dict[str, Any]:
@@ -49,6 +54,38 @@ class PartsProcessor:
         self.images.save_pretrained(folder)
         whole = {"processor_class": self.name, **self.fields}
         (folder / "processor_config.json").write_text(json.dumps(whole))
+
+
+class OwnPixels:
+    """Our image processor with its results as transformers' has them, where those need torchvision.
+
+    `tests/serving/media/image_processors/test_tiles_of_torchvision.py` compares it with what they gave.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        """`fields` are those of preprocessor_config.json."""
+        self.fields = fields
+        self.processor = ConfiguredProcessor.make(fields, "preprocessor_config.json").processor
+
+    def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
+        """Pixels of all crops; the grid of tiles, and the number of crops, of each image."""
+        found = [self.processor.process(np.asarray(image)) for image in images]
+        crops = [normalised(crop, self.processor.normalisation) for each in found for crop in each.crops]
+        return {
+            "pixel_values": torch.from_numpy(np.stack(crops).transpose(0, 3, 1, 2)),
+            "aspect_ratios": [(each.rows, each.columns) for each in found],
+            "num_patches": [len(each.crops) for each in found],
+        }
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the file."""
+        (folder / "preprocessor_config.json").write_text(json.dumps(self.fields))
+
+
+def only_pixels(processor: Any, text: str, images: list[Image.Image]) -> dict[str, Any]:
+    """What a processor of these makes of a prompt, as far as a model takes it."""
+    found = processed(processor, text, images)
+    return {name: value for name, value in found.items() if name not in ("aspect_ratios", "num_patches")}
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,13 @@
-"""Llama 4. Its image processor needs torchvision, so that pixels are ours here; another test compares these."""
+"""Llama 4."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from PIL import Image
 from transformers import Llama4Config, Llama4Processor
 
-from jaxllm.serving.media.image_processors.arithmetic import normalised
-from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
-from tests.e2e.images.families.case import LLAMA, VISION, PartsProcessor, SeeingCase
+from tests.e2e.images.families.case import LLAMA, VISION, OwnPixels, PartsProcessor, SeeingCase, only_pixels
 
 TEXTS = {"image_token": "<|image|>"}
 TOKENS = (
@@ -56,45 +50,17 @@ def config(vocab_size: int, ids: Mapping[str, int]) -> Any:
     )  # fmt: skip
 
 
-class Pixels:
-    """The image processor, with its results as transformers' has them."""
-
-    fields: Mapping[str, Any] = {
-        "image_processor_type": "Llama4ImageProcessor", "size": {"height": 56, "width": 56}, "max_patches": 4
-    }  # fmt: skip
-
-    def __init__(self) -> None:
-        self.processor = ConfiguredProcessor.make(self.fields, "preprocessor_config.json").processor
-
-    def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
-        """Pixels of all tiles, and the grid of each image."""
-        found = [self.processor.process(np.asarray(image)) for image in images]
-        crops = [normalised(crop, self.processor.normalisation) for each in found for crop in each.crops]
-        return {
-            "pixel_values": torch.from_numpy(np.stack(crops).transpose(0, 3, 1, 2)),
-            "aspect_ratios": [(each.rows, each.columns) for each in found],
-        }
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the file."""
-        (folder / "preprocessor_config.json").write_text(json.dumps(dict(self.fields)))
-
-
 def processor(tokenizer: Any) -> PartsProcessor:
-    made = PartsProcessor(Llama4Processor, Pixels(), tokenizer, TEXTS, patch_size=14, pixel_shuffle_ratio=0.5)
+    size = {"height": 56, "width": 56}
+    pixels = OwnPixels(image_processor_type="Llama4ImageProcessor", size=size, max_patches=4)
+    made = PartsProcessor(Llama4Processor, pixels, tokenizer, TEXTS, patch_size=14, pixel_shuffle_ratio=0.5)
     made.whole.downsample_ratio = 4
     return made
-
-
-def inputs(processor: Any, text: str, images: list[Any]) -> dict[str, Any]:
-    found = dict(processor(text=text, images=images, return_tensors="pt"))
-    found.pop("aspect_ratios")
-    return found
 
 
 CASES = {
     "llama 4": SeeingCase(
         Llama4ForConditionalGeneration, config, processor, TOKENS, "<|image|>",
-        sizes=((56, 56), (60, 130), (130, 111)), inputs=inputs,
+        sizes=((56, 56), (60, 130), (130, 111)), inputs=only_pixels,
     )
 }  # fmt: skip

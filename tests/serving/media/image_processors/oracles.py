@@ -144,6 +144,7 @@ ORACLES: dict[str, Oracle] = {
         "idefics2", "Idefics2ImageProcessor",
         {"size": {"shortest_edge": 100, "longest_edge": 200}, "do_image_splitting": True}, masked,
     ),
+    "deepseek-vl": Oracle("deepseek_vl", "DeepseekVLImageProcessor", {"size": {"height": 112, "width": 112}}),
     "gemma4": Oracle("gemma4", "Gemma4ImageProcessor", {"max_soft_tokens": 70}, patch_size=16, layout="padded rows"),
     "gemma4 280": Oracle("gemma4", "Gemma4ImageProcessor", patch_size=16, layout="padded rows"),
 }  # fmt: skip

@@ -1,0 +1,85 @@
+"""Processors that transformers has with torchvision only: grids are those that they gave once with it.
+
+Bytes are compared with those of the function of torch that torchvision calls.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from jaxllm.serving.media.image_processors.arithmetic import normalised
+from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
+from tests.serving.media.image_processors.oracles import drawn_image
+
+SIDE = 56
+SIZES = [(56, 56), (80, 120), (200, 60), (20, 30), (300, 290), (1, 190), (700, 90), (113, 57)]
+LLAMA4, COHERE2 = "Llama4ImageProcessor", "Cohere2VisionImageProcessor"
+FOUR = [(1, 1), (2, 2), (4, 1), (1, 1), (2, 2), (1, 4), (4, 1), (2, 2)]
+
+
+def made(name: str, **fields: Any) -> Any:
+    whole = {"image_processor_type": name, "size": {"height": SIDE, "width": SIDE}, **fields}
+    return ConfiguredProcessor.make(whole, "preprocessor_config.json").processor
+
+
+def by_torch(image: np.ndarray, height: int, width: int, mode: str) -> np.ndarray:
+    channels_first = torch.from_numpy(image).permute(2, 0, 1)[None]
+    return interpolate(channels_first, (height, width), mode=mode, antialias=True)[0].permute(1, 2, 0).numpy()
+
+
+def check_near(found: np.ndarray, wanted: np.ndarray) -> None:
+    difference = np.abs(found.astype(int) - wanted)
+    assert difference.max() <= 2
+    assert (difference > 0).mean() < 0.3
+    assert (difference > 1).mean() < 0.001
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "grids"),
+    [
+        (LLAMA4, {"max_patches": 4}, FOUR),
+        (LLAMA4, {}, [(1, 1), (2, 3), (4, 2), (1, 1), (4, 4), (1, 4), (8, 2), (3, 2)]),
+        (
+            LLAMA4,
+            {"max_patches": 7, "resize_to_max_canvas": True},
+            [(2, 2), (2, 3), (4, 1), (2, 3), (3, 2), (1, 7), (7, 1), (3, 2)],
+        ),
+        (COHERE2, {"max_patches": 4}, FOUR),
+        (COHERE2, {}, [(1, 1), (2, 3), (4, 2), (1, 1), (4, 3), (1, 4), (8, 1), (3, 2)]),
+        (COHERE2, {"crop_to_patches": False}, [(1, 1)] * 8),
+    ],
+)
+def test_grids(name: str, fields: dict[str, Any], grids: list[tuple[int, int]]) -> None:
+    processor = made(name, **fields)
+    for size, (rows, columns) in zip(SIZES, grids, strict=True):
+        image = drawn_image(*size)
+        crops = processor.process(image).crops
+        assert len(crops) == rows * columns + (rows * columns > 1)
+        assert len(crops) <= processor.limits(14).crops
+        mode = "bilinear" if name == LLAMA4 else "bicubic"
+        if len(crops) > 1:
+            check_near(crops[-1], by_torch(image, SIDE, SIDE, mode))
+        tiles = np.stack(crops[: rows * columns]).reshape(rows, columns, SIDE, SIDE, 3)
+        canvas = tiles.transpose(0, 2, 1, 3, 4).reshape(rows * SIDE, columns * SIDE, 3)
+        if name == LLAMA4:
+            # As large as it fits, in the corner; not larger than it was, but for the size of a tile.
+            most = [side if fields.get("resize_to_max_canvas") else max(given, SIDE) for given, side in
+                    zip(size, canvas.shape[:2], strict=True)]  # fmt: skip
+            scale = min(min(bound, side) / given for bound, side, given in zip(most, canvas.shape, size, strict=False))
+            height, width = (max(int(given * scale + 1e-9), 1) for given in size)
+            assert not canvas[height:].any()
+            assert not canvas[:, width:].any()
+            canvas = canvas[:height, :width]
+        check_near(canvas, by_torch(image, *canvas.shape[:2], mode))
+
+
+def test_numbers_of_llama_4() -> None:
+    """Steps are rounded to bfloat16, as its first code had them."""
+    processor = made(LLAMA4)
+    every = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
+    wanted = (torch.from_numpy(every).to(torch.bfloat16) * (1 / 255)).sub(torch.tensor(0.5, dtype=torch.bfloat16))
+    wanted = wanted.div(torch.tensor(0.5, dtype=torch.bfloat16)).float()
+    np.testing.assert_array_equal(normalised(every, processor.normalisation), wanted.numpy())
