@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 
 from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
@@ -30,7 +31,8 @@ class TransformerPlan(VisionLayerPlan):
     """A vision transformer (arXiv 2010.11929) as SigLIP has it, unless options say otherwise.
 
     Positions are learned, those of a square of `side` patches each way, if it `has_positions`. With
-    `spreads_positions`, crops of other sizes have their patches spread over the square. Heads may be rotated by the row
+    `spreads_positions`, crops of other sizes have their patches spread over the square; with `resizes_positions`, the
+    square is resized to the crop, see `resized`. Heads may be rotated by the row
     and the column of a patch, see `axial_rotation` for "axes" and `numbered_rotation` for "numbers".
 
     With a `class_token` there is one more token before the patches, which has a position of its own and is not rotated.
@@ -44,6 +46,7 @@ class TransformerPlan(VisionLayerPlan):
     patch_size: int
     side: int
     spreads_positions: bool = False
+    resizes_positions: bool = False
     has_positions: bool = True
     rotation: Literal["axes", "numbers"] | None = None
     rope_theta: float = 10000.0
@@ -123,10 +126,26 @@ class VisionTransformer(nnx.Module):
             x = jnp.concatenate([self.class_token.weight[...], x])
         if self.positions is None:
             return x
+        if plan.resizes_positions:
+            return x + resized(self.positions, plan.side, crop).astype(x.dtype)
         ids = crop.spread_ids(plan.side) if plan.spreads_positions else crop.position_ids(plan.side)
         if self.class_token is not None:
             ids = jnp.concatenate([jnp.zeros(1, jnp.int32), ids + 1])
         return x + self.positions(ids)
+
+
+def resized(table: Table, side: int, crop: Crop) -> jax.Array:
+    """Learned positions of a square of `side` each way, resized to the crop as images are: float32 [P, V].
+
+    Linearly, where a crop has fewer patches with a filter as wide as a patch is then.
+    """
+    scale = side / crop.size.astype(jnp.float32)
+    centres = (crop.places.astype(jnp.float32) + 0.5) * scale - 0.5
+    distances = jnp.abs(jnp.arange(side, dtype=jnp.float32) - centres[:, :, None])
+    weights = jnp.maximum(1 - distances / jnp.maximum(scale, 1)[:, None], 0)
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    both = (weights[:, 0, :, None] * weights[:, 1, None]).reshape(len(weights), -1)
+    return jnp.matmul(both, table.weight[...].astype(jnp.float32), precision=lax.Precision.HIGHEST)
 
 
 def axial_rotation(crop: Crop, head_size: int, theta: float) -> Rotation:

@@ -13,6 +13,7 @@ from jaxllm.serving.media.arranged_rows import ArrangedRows, LLaVANextRows
 from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
 from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
+from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
@@ -213,6 +214,32 @@ class Cohere2Tiles:
 
 
 @dataclass(frozen=True)
+class LFM2Tiles:
+    """Every tile with its row and column, and the whole image at last, between a start and an end."""
+
+    marker: str
+    lengths: Callable[[ProcessedImage], list[int]]
+    """Features of each crop."""
+    start: str
+    end: str
+    whole: str
+    is_marked: bool
+    """Whether there is anything but features."""
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        places = [f"<|img_row_{row}_col_{column}|>" for row in range(1, image.rows + 1)
+                  for column in range(1, image.columns + 1)]  # fmt: skip
+        lengths = self.lengths(image)
+        before = [*places, self.whole][: len(lengths)] if len(lengths) > 1 else [""]
+        found = [TextRun(self.start)]
+        for text, length in zip(before, lengths, strict=True):
+            found += [TextRun(text), TextRun(self.marker, length, True)]
+        found.append(TextRun(self.end))
+        return tuple(run for run in found if run.is_feature or (self.is_marked and run.text))
+
+
+@dataclass(frozen=True)
 class Llama4Tiles:
     """Tiles with separators between columns and after rows, and the whole image at last, between a start and an end."""
 
@@ -394,6 +421,18 @@ def _deepseek_vl(model: Model) -> Placeholder:
     return TokenPerFeature(token, token, lambda image: length)
 
 
+def _lfm2_vl(model: Model) -> Placeholder:
+    side = model.image_processor(LFM2VL).side
+    texts = (("image_start_token", "<|image_start|>"), ("image_end_token", "<|image_end|>"),
+             ("image_thumbnail_token", "<|img_thumbnail|>"))  # fmt: skip
+
+    def lengths(image: ProcessedImage) -> list[int]:
+        return [crop.shape[0] // side * (crop.shape[1] // side) for crop in image.crops]
+
+    is_marked = model.settings.flag("use_image_special_tokens", True)
+    return LFM2Tiles(model.token("image_token", IMAGE), lengths, *(model.token(*text) for text in texts), is_marked)
+
+
 def _got_ocr2(model: Model) -> Placeholder:
     length, token = model.settings.integer("num_image_tokens", 256), "<imgpad>"
     return TokenPerFeature(token, token, lambda image: length * len(image.crops))
@@ -422,6 +461,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,
     "LlavaOnevisionProcessor": _one_vision,
+    "Lfm2VlProcessor": _lfm2_vl,
     "Llama4Processor": _llama4,
     "LlavaProcessor": _llava,
     "PaliGemmaProcessor": _paligemma,

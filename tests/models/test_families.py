@@ -421,12 +421,18 @@ SEEING = {
     "cohere2_vision": (
         transformers.Cohere2VisionConfig,
         transformers.Cohere2VisionForConditionalGeneration,
-        {**SMALL, "model_type": "cohere2", "logit_scale": 0.5},
+        # As with Aya Vision.
+        {**SMALL, "model_type": "cohere2", "logit_scale": 1.0},
     ),
     "deepseek_vl": (
         transformers.DeepseekVLConfig,
         transformers.DeepseekVLForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
+    ),
+    "lfm2_vl": (
+        transformers.Lfm2VlConfig,
+        transformers.Lfm2VlForConditionalGeneration,
+        {**SMALL, "model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     ),
     "llava_next": (
         transformers.LlavaNextConfig,
@@ -517,6 +523,7 @@ OTHER_VISION = {
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16},
     "qwen3_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
     "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
+    "lfm2_vl": {**VISION, "patch_size": 14, "num_patches": 4, "vision_use_head": False},
     # Convolutions leave every fourth patch, and its option for the MLP has another name.
     "got_ocr2": {**VISION, **SIZES, "image_size": 56, "intermediate_size": 0},
 }

@@ -48,8 +48,9 @@ class DeepSeekVL:
         """Process uint8 [height, width, 3] to one crop."""
         height, width = image.shape[:2]
         scale = self.side / max(height, width)
-        inner = (max(round(side * scale), self.least) for side in (height, width))
-        return ProcessedImage((pad_to_square(resize(image, *inner, self.resample), self.color),), height, width)
+        inner_height, inner_width = (max(round(side * scale), self.least) for side in (height, width))
+        resized = resize(image, inner_height, inner_width, self.resample)
+        return ProcessedImage((pad_to_square(resized, self.color),), height, width)
 
     def limits(self, patch_size: int) -> ImageLimits:
         """Every image gives one crop of the same size."""

@@ -61,14 +61,21 @@ class GotOcr2:
         return ImageLimits(crops, crops * (self.height // patch_size) * (self.width // patch_size))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """The grid nearest to the image's shape; of equals the last that the image has pixels for."""
-        ratio, best, least = width / height, (1, 1), float("inf")
-        for columns, rows in self.grids:
-            difference = abs(ratio - columns / rows)
-            fills = width * height > 0.5 * self.height * self.width * columns * rows
-            if difference < least or (difference == least and fills):
-                best, least = (columns, rows), difference
-        return best
+        return nearest_grid(self.grids, height, width, self.height * self.width)
+
+
+def nearest_grid(grids: tuple[tuple[int, int], ...], height: int, width: int, area: int) -> tuple[int, int]:
+    """The (columns, rows) nearest to the image's shape; of equals the last that the image has pixels for.
+
+    `area` is of a tile.
+    """
+    ratio, best, least = width / height, (1, 1), float("inf")
+    for columns, rows in grids:
+        difference = abs(ratio - columns / rows)
+        fills = width * height > 0.5 * area * columns * rows
+        if difference < least or (difference == least and fills):
+            best, least = (columns, rows), difference
+    return best
 
 
 def grids(low: int, high: int) -> tuple[tuple[int, int], ...]:

@@ -78,6 +78,7 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
         ("Llama4", {"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "'rope_type' must be \"default\""),
         ("Cohere2Vision", {"downsample_factor": 3}, "'downsample_factor' must be a divisor of 32"),
         ("Cohere2Vision", {"alignment_intermediate_size": 7}, "'alignment_intermediate_size' must be an even number"),
+        ("Lfm2Vl", {"text_config": {"model_type": "lfm2_moe"}}, "'model_type' must be lfm2"),
         ("DeepseekVL", {"vision_config": {"model_type": "clip_vision_model"}}, "'model_type' must be siglip"),
         ("InternVL", {"downsample_ratio": 0.3}, "1 / n, for a divisor n of 32"),
         ("InternVL", {"vision_config": {"norm_type": "group"}}, "'norm_type' must be one of layer_norm, rms_norm"),

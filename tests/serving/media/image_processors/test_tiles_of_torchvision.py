@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from jaxllm.errors import ConfigError, RequestError
 from jaxllm.serving.media.image_processors.arithmetic import normalised
 from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
 from tests.serving.media.image_processors.oracles import drawn_image
 
 SIDE = 56
 SIZES = [(56, 56), (80, 120), (200, 60), (20, 30), (300, 290), (1, 190), (700, 90), (113, 57)]
-LLAMA4, COHERE2 = "Llama4ImageProcessor", "Cohere2VisionImageProcessor"
+LLAMA4, COHERE2, LFM2 = "Llama4ImageProcessor", "Cohere2VisionImageProcessor", "Lfm2VlImageProcessor"
 FOUR = [(1, 1), (2, 2), (4, 1), (1, 1), (2, 2), (1, 4), (4, 1), (2, 2)]
 
 
@@ -74,6 +75,45 @@ def test_grids(name: str, fields: dict[str, Any], grids: list[tuple[int, int]]) 
             assert not canvas[:, width:].any()
             canvas = canvas[:height, :width]
         check_near(canvas, by_torch(image, *canvas.shape[:2], mode))
+
+
+@pytest.mark.parametrize(
+    ("most", "grids"), [(4, [(1, 1), (1, 1), (2, 2), (1, 1), (2, 2)]), (10, [(1, 1), (1, 1), (3, 3), (1, 1), (3, 3)])]
+)
+def test_sizes_of_lfm2(most: int, grids: list[tuple[int, int]]) -> None:
+    """Tiles, and the whole in a size of its own."""
+    fields = {"encoder_patch_size": 14, "tile_size": SIDE, "min_image_tokens": 2, "max_image_tokens": 4}
+    processor = ConfiguredProcessor.make({"image_processor_type": LFM2, **fields, "max_tiles": most}, "file").processor
+    sizes = [(56, 56), (26, 110), (130, 111), (30, 50), (300, 290)]
+    whole = [(56, 56), (28, 112), (56, 28), (28, 56), (56, 28)]
+    for size, (rows, columns), last in zip(sizes, grids, whole, strict=True):
+        image = drawn_image(*size)
+        found = processor.process(image)
+        assert len(found.crops) == rows * columns + (rows * columns > 1)
+        assert found.crops[-1].shape[:2] == last
+        check_near(found.crops[-1], by_torch(image, *last, "bilinear"))
+        limits = processor.limits(14)
+        assert len(found.crops) <= limits.crops
+        assert sum(crop.shape[0] * crop.shape[1] for crop in found.crops) <= limits.patches * 14**2
+    with pytest.raises(RequestError, match="too narrow"):
+        processor.process(drawn_image(90, 700))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        (LFM2, {"tile_size": 500}, "must be a multiple of 32"),
+        (LFM2, {"tile_size": 1024}, "at most 256 tokens"),
+        (LFM2, {"min_tiles": 11}, "larger than the most"),
+        (LLAMA4, {"size": {"height": 336, "width": 224}}, "size must be square"),
+        (COHERE2, {"size": {"height": 512, "width": 224}}, "size must be square"),
+        ("DeepseekVLImageProcessor", {"do_pad": False}, "do_pad=False is not supported"),
+        ("DeepseekVLImageProcessor", {"unknown": 1}, "not supported: unknown=1"),
+    ],
+)
+def test_what_is_not_supported(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ConfiguredProcessor.make({"image_processor_type": name, **fields}, "preprocessor_config.json")
 
 
 def test_numbers_of_llama_4() -> None:
