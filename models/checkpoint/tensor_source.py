@@ -132,12 +132,14 @@ class OfOne:
 
 @dataclass(frozen=True)
 class OfSquare:
-    """Rows that lie in a square, (1, side, side, columns), line by line."""
+    """Rows that lie in a square, (side, side, columns), line by line; as the one of a batch, if it `is_batch`."""
+
+    is_batch: bool = True
 
     def shape_of(self, wanted: Shape) -> Shape:
         """Shape of the square."""
         side = isqrt(wanted[0])
-        return (1, side, side, *wanted[1:])
+        return (*(1,) * self.is_batch, side, side, *wanted[1:])
 
     def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
         """A view."""
@@ -190,6 +192,26 @@ class PairsApart:
         """A copy."""
         heads = tensor.reshape(-1, self.head_size // 2, 2, *wanted[1:])
         return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(wanted)
+
+
+@dataclass(frozen=True)
+class AxialPairs:
+    """Rows of heads whose pairs are neighbours and turn by column and row alternately, which `part` takes.
+
+    What is wanted has pairs half a head apart, and those that turn by the row before the others.
+    """
+
+    head_size: int
+    part: TensorTransform = Whole()
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """That of the part's source."""
+        return self.part.shape_of(wanted)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy."""
+        heads = self.part(tensor, wanted).reshape(-1, self.head_size // 4, 2, 2, *wanted[1:])
+        return np.ascontiguousarray(heads[:, :, ::-1].swapaxes(1, 3)).reshape(wanted)
 
 
 @dataclass(frozen=True)

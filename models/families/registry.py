@@ -223,6 +223,8 @@ _FAMILIES: dict[str, _Known | Family] = {
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
     "InternVLForConditionalGeneration": _Known("internvl"),
     "JAISLMHeadModel": _Known("jais"),
+    "KimiK25ForConditionalGeneration": _Known("kimi_k25"),
+    "Kimi_K25ForConditionalGeneration": _Known("kimi_k25"),
     "Lfm2VlForConditionalGeneration": _Known("lfm2_vl"),
     "LightOnOcrForConditionalGeneration": _Known("mistral3.LIGHTON"),
     "Llama4ForConditionalGeneration": _Known("llama4_images"),

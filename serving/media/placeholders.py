@@ -423,14 +423,14 @@ def _deepseek_vl(model: Model) -> Placeholder:
 
 def _lfm2_vl(model: Model) -> Placeholder:
     side = model.image_processor(LFM2VL).side
-    texts = (("image_start_token", "<|image_start|>"), ("image_end_token", "<|image_end|>"),
-             ("image_thumbnail_token", "<|img_thumbnail|>"))  # fmt: skip
+    start, end = model.token("image_start_token", "<|image_start|>"), model.token("image_end_token", "<|image_end|>")
+    whole = model.token("image_thumbnail_token", "<|img_thumbnail|>")
 
     def lengths(image: ProcessedImage) -> list[int]:
         return [crop.shape[0] // side * (crop.shape[1] // side) for crop in image.crops]
 
     is_marked = model.settings.flag("use_image_special_tokens", True)
-    return LFM2Tiles(model.token("image_token", IMAGE), lengths, *(model.token(*text) for text in texts), is_marked)
+    return LFM2Tiles(model.token("image_token", IMAGE), lengths, start, end, whole, is_marked)
 
 
 def _got_ocr2(model: Model) -> Placeholder:
@@ -461,6 +461,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,
     "LlavaOnevisionProcessor": _one_vision,
+    "Kimi_K25Processor": _merged("<|media_pad|>"),
     "Lfm2VlProcessor": _lfm2_vl,
     "Llama4Processor": _llama4,
     "LlavaProcessor": _llava,

@@ -429,6 +429,19 @@ SEEING = {
         transformers.DeepseekVLForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
     ),
+    "kimi_k25": (
+        transformers.Kimi_K25Config,
+        transformers.Kimi_K25ForConditionalGeneration,
+        {
+            **SMALL,
+            **LATENT,
+            "model_type": "deepseek_v3",
+            "q_lora_rank": 16,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     "lfm2_vl": (
         transformers.Lfm2VlConfig,
         transformers.Lfm2VlForConditionalGeneration,
@@ -523,11 +536,18 @@ OTHER_VISION = {
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16},
     "qwen3_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
     "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
+    "kimi_k25": {**VISION, "patch_size": 14, "pos_emb_height": 4, "pos_emb_width": 4},
     "lfm2_vl": {**VISION, "patch_size": 14, "num_patches": 4, "vision_use_head": False},
     # Convolutions leave every fourth patch, and its option for the MLP has another name.
     "got_ocr2": {**VISION, **SIZES, "image_size": 56, "intermediate_size": 0},
 }
 """Of those that have other options than most."""
+OTHER_OPTIONS: dict[str, dict[str, Any]] = {
+    "gemma3": {"mm_tokens_per_image": 4},
+    "kimi_k25": {"projection_hidden_size": 16},
+    "paligemma": {"projection_dim": SMALL["hidden_size"]},
+}
+"""Of the whole, where that has some."""
 
 
 # Layers of the slow ones are compared in the fast part as those of models that do not see.
@@ -545,7 +565,7 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path, name: str) -> None:
         vision_config=OTHER_VISION.get(name, {**VISION, **SIZES}),
         tie_word_embeddings=False,
         attn_implementation="eager",
-        **{"gemma3": {"mm_tokens_per_image": 4}, "paligemma": {"projection_dim": text["hidden_size"]}}.get(name, {}),
+        **OTHER_OPTIONS.get(name, {}),
     )
     model = model_class(config).eval()
     randomise(model)

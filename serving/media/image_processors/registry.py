@@ -13,6 +13,7 @@ from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.got_ocr2 import GotOcr2
 from jaxllm.serving.media.image_processors.idefics2 import Idefics2
 from jaxllm.serving.media.image_processors.idefics3 import Idefics3
+from jaxllm.serving.media.image_processors.kimi_k25 import KimiK25
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llama4 import Llama4
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext, LLaVAOneVision
@@ -32,6 +33,7 @@ IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "GotOcr2ImageProcessor": GotOcr2,
     "Idefics2ImageProcessor": Idefics2,
     "Idefics3ImageProcessor": Idefics3,
+    "Kimi_K25ImageProcessor": KimiK25,
     "Lfm2VlImageProcessor": LFM2VL,
     "Llama4ImageProcessor": Llama4,
     "LlavaImageProcessor": LLaVA,

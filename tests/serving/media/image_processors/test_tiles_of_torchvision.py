@@ -18,6 +18,7 @@ from tests.serving.media.image_processors.oracles import drawn_image
 SIDE = 56
 SIZES = [(56, 56), (80, 120), (200, 60), (20, 30), (300, 290), (1, 190), (700, 90), (113, 57)]
 LLAMA4, COHERE2, LFM2 = "Llama4ImageProcessor", "Cohere2VisionImageProcessor", "Lfm2VlImageProcessor"
+KIMI = "Kimi_K25ImageProcessor"
 FOUR = [(1, 1), (2, 2), (4, 1), (1, 1), (2, 2), (1, 4), (4, 1), (2, 2)]
 
 
@@ -99,6 +100,27 @@ def test_sizes_of_lfm2(most: int, grids: list[tuple[int, int]]) -> None:
         processor.process(drawn_image(90, 700))
 
 
+def test_grids_of_kimi() -> None:
+    """Images of nearly their own size, filled up with black at the right and below."""
+    fields = {"image_processor_type": KIMI, "max_patches": 36}
+    processor = ConfiguredProcessor.make(fields, "preprocessor_config.json").processor
+    grids = [(4, 4), (6, 10), (12, 4), (2, 4), (8, 6), (2, 14), (18, 4), (10, 6)]
+    for size, (rows, columns) in zip(SIZES, grids, strict=True):
+        image = drawn_image(*size)
+        found = processor.process(image)
+        assert (found.rows, found.columns) == (rows, columns)
+        (crop,) = found.crops
+        assert crop.shape == (14 * rows, 14 * columns, 3)
+        scale = min(1, (36 / (max(size[0] // 14, 1) * max(size[1] // 14, 1))) ** 0.5)
+        height, width = (max(int(side * scale), 1) for side in size)
+        assert not crop[height:].any()
+        assert not crop[:, width:].any()
+        difference = np.abs(crop[:height, :width].astype(int) - by_torch(image, height, width, "bicubic"))
+        assert difference.max() <= 4
+        assert (difference > 1).mean() < 0.05
+        assert rows * columns <= processor.limits(14).patches
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
@@ -107,6 +129,7 @@ def test_sizes_of_lfm2(most: int, grids: list[tuple[int, int]]) -> None:
         (LFM2, {"min_tiles": 11}, "larger than the most"),
         (LLAMA4, {"size": {"height": 336, "width": 224}}, "size must be square"),
         (COHERE2, {"size": {"height": 512, "width": 224}}, "size must be square"),
+        (KIMI, {"size": {"max_height": 512, "max_width": 51}}, "the same max_height and max_width"),
         ("DeepseekVLImageProcessor", {"do_pad": False}, "do_pad=False is not supported"),
         ("DeepseekVLImageProcessor", {"unknown": 1}, "not supported: unknown=1"),
     ],
