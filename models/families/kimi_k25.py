@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.tensor_source import AxialPairs, ConvolutionAsMatrix, Fused, OfSquare, Source
+from jaxllm.models.checkpoint.tensor_source import ConvolutionAsMatrix, Fused, OfSquare, Source
+from jaxllm.models.checkpoint.tower_tensors import AxialPairs
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import deepseek
 from jaxllm.models.families.common import text_part

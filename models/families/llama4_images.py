@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.tensor_source import AsRow, ChannelsFirst, LastRowFirst, PairsApart, Source
+from jaxllm.models.checkpoint.tensor_source import AsRow, ChannelsFirst, Source
+from jaxllm.models.checkpoint.tower_tensors import LastRowFirst, PairsApart
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import llama4
 from jaxllm.models.families.family import TEXT_PARTS, Family, Names

@@ -22,9 +22,9 @@ from jaxllm.serving.media.decoding import DecoderPool
 from jaxllm.serving.media.fetch import MediaFetcher
 from jaxllm.serving.media.image_processors.base import Bytes, ImageLimits, ProcessedImage
 from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
-from jaxllm.serving.media.placeholders import TextRun
 from jaxllm.serving.media.processes import process_count
 from jaxllm.serving.media.source import MediaSource
+from jaxllm.serving.media.text_runs import TextRun
 from jaxllm.serving.options.media import MediaOptions
 
 

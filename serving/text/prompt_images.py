@@ -21,14 +21,8 @@ from jaxllm.serving.media.cache import CachedImage, ProcessedCache
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
-from jaxllm.serving.media.placeholders import (
-    PaliGemmaPrompt,
-    Placeholder,
-    TextRun,
-    arrangement_of,
-    features_of,
-    text_of,
-)
+from jaxllm.serving.media.placeholders import PaliGemmaPrompt, Placeholder
+from jaxllm.serving.media.text_runs import TextRun, arrangement_of, features_of, text_of
 from jaxllm.serving.media.video.checkpoint import VideoModel
 from jaxllm.serving.media.video.frames import VideoFrames
 from jaxllm.serving.media.video.loader import VideoLoader

@@ -25,7 +25,7 @@ from jaxllm.models.towers.crop import Crop
 from jaxllm.models.towers.patches import cut_patches
 from jaxllm.models.towers.plan import TowerPlan
 from jaxllm.serving.media.checkpoint import ImageModel
-from jaxllm.serving.media.placeholders import arrangement_of
+from jaxllm.serving.media.text_runs import arrangement_of
 from tests.e2e.images.families.case import SeeingCase
 from tests.e2e.images.pictures import picture
 from tests.quick import QUICK

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ImageLimits
-from jaxllm.serving.media.placeholders import arrangement_of, features_of, text_of
+from jaxllm.serving.media.text_runs import arrangement_of, features_of, text_of
 from tests.serving.media.image_processors.oracles import ORACLES, drawn_image, pil
 
 _GEMMA = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
@@ -43,6 +43,8 @@ MODELS: list[tuple[str, str, str, dict[str, Any], dict[str, str], dict[str, Any]
     ("InternVLProcessor", "internvl", "internvl", {"image_seq_length": 16}, _INTERN, {"crop_to_patches": True}),
     ("AyaVisionProcessor", "aya_vision", "aya", {"patch_size": 14, "downsample_factor": 2, "img_size": 84}, {},
      {"crop_to_patches": True}),
+    ("DeepseekVLProcessor", "deepseek_vl", "deepseek-vl", {"num_image_tokens": 64},
+     {"image_token": "<image_placeholder>"}, {}),
     ("Gemma4Processor", "gemma4", "gemma4", {}, {**_GEMMA, "image_token": "<|image|>"}, {}),
 ]  # fmt: skip
 

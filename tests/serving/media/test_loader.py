@@ -14,8 +14,8 @@ from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.errors import MediaDecodeError, MediaError, MediaFetchError, MediaTooLargeError
 from jaxllm.serving.media.image_processors.arithmetic import normalised
 from jaxllm.serving.media.loader import ImageLoader, background_of
-from jaxllm.serving.media.placeholders import text_of
 from jaxllm.serving.media.source import MediaSource
+from jaxllm.serving.media.text_runs import text_of
 from jaxllm.serving.options.media import MediaOptions
 from tests.serving.media.files import encoded, png_bomb
 from tests.serving.media.hostile_server import ok, redirect, serving
