@@ -1,4 +1,4 @@
-"""GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv 2507.01006): GLM-4 that sees, dense or with experts."""
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv 2507.01006): GLM-4 that sees, dense or with experts; and GLM-OCR."""
 
 from dataclasses import replace
 
@@ -43,6 +43,18 @@ def read_moe(file: ConfigFile, architecture: str) -> ModelConfig:
     return replace(glm4_moe.read_config(text, architecture, _rope(text)), tower=tower)
 
 
+def read_ocr(file: ConfigFile, architecture: str) -> ModelConfig:
+    """GLM-OCR's: a dense model without biases, whose tower has norms of heads and no learned positions."""
+    tower, text = _read_ocr_tower(file), text_part(file)
+    # A layer after the last one that predicts a further token.
+    text.ignore("num_nextn_predict_layers")
+    heads = text.integer("num_attention_heads")
+    sizes = {"head_dim": text.integer("hidden_size") // heads, "num_key_value_heads": 8, "attention_bias": False}
+    text = text.reading(**sizes, rms_norm_eps=1e-5, partial_rotary_factor=1.0)
+    text.expect(attention_bias=False)
+    return replace(glm.read_glm4(text, architecture, _rope(text, interleaved=True)), tower=tower)
+
+
 def _rope(text: ConfigFile, *, interleaved: bool = False) -> RopeConfig:
     return read_grid_rope(text, (8, 12, 12), mixed=False, interleaved=interleaved)
 
@@ -75,6 +87,30 @@ def read_tower(file: ConfigFile, token_id: int) -> TowerPlan:
     return tower_of(file, plan, merger, token_id)
 
 
+def _read_ocr_tower(file: ConfigFile) -> TowerPlan:
+    vision = vision_section(file)
+    vision.ignore("image_size")
+    norm, bias = NormPlan(eps=vision.number("rms_norm_eps", 1e-5)), vision.boolean("attention_bias", True)
+    activation, channels = read_activation(vision, "hidden_act", "silu"), vision.integer("in_channels", 3)
+    plan = grid_plan(
+        vision,
+        vision.integer("hidden_size", 1024),
+        depth=24,
+        norm=norm,
+        last_norm=norm,
+        head_norm=norm,
+        intermediate_size=vision.integer("intermediate_size", 4096),
+        activation=activation,
+        is_gated=True,
+        patch_bias=True,
+        qkv_bias=bias,
+        bias=bias,
+    )
+    check_output(file, vision, "out_hidden_size", 1536)
+    merger = GatedMergerPlan(size=vision.integer("out_hidden_size", 1536) * channels, activation=activation)
+    return tower_of(file, plan, merger, 59_280)
+
+
 def tower_names(config: ModelConfig) -> Names:
     """Names of the tower's tensors."""
     assert config.tower is not None
@@ -83,6 +119,8 @@ def tower_names(config: ModelConfig) -> Names:
     merger = f"{VISUAL}.merger"
     return {
         **block_names(plan, BLOCKS["gated"]),
+        "tower.vision.layers.*.attention.query_norm": f"{VISUAL}.blocks.*.attn.q_norm",
+        "tower.vision.layers.*.attention.key_norm": f"{VISUAL}.blocks.*.attn.k_norm",
         "tower.vision.positions": f"{VISUAL}.embeddings.position_embedding",
         "tower.vision.patch_norm": f"{VISUAL}.post_conv_layernorm",
         "tower.vision.last_norm": f"{VISUAL}.post_layernorm",
@@ -104,3 +142,4 @@ FAMILY = Family(
     other_parts=_other_parts,
 )
 MOE = replace(FAMILY, read_config=read_moe, weight_names=lambda config: {**glm4_moe.NAMES, **tower_names(config)})
+OCR = replace(FAMILY, read_config=read_ocr)

@@ -213,6 +213,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Gemma3TextForSequenceClassification": _Known("gemma.GEMMA3", "classify"),
     "Gemma3TextModel": _Known("gemma.GEMMA3", "embed"),
     "Glm46VForConditionalGeneration": _Known("glm4v"),
+    "GlmOcrForConditionalGeneration": _Known("glm4v.OCR"),
     "Glm4vForConditionalGeneration": _Known("glm4v"),
     "Glm4vMoeForConditionalGeneration": _Known("glm4v.MOE"),
     "GlmAsrForConditionalGeneration": _Known("hearing.GLM_ASR"),

@@ -45,7 +45,8 @@ class GridVisionPlan:
     Layers other than `full_layers` attend within windows of `window` squares of `merge` patches each way, if that is
     not 0. Learned positions are those of a square of `side` patches each way; 0: there are none. After the layers
     `taps` their hidden states are given too. A patch of a video spans so many `frames`; an image fills all of them.
-    There may be norms of embedded patches, before positions are added, and of the last hidden states.
+    There may be norms of embedded patches, before positions are added, of the last hidden states, and of each head of
+    queries and keys.
     """
 
     size: int
@@ -68,6 +69,7 @@ class GridVisionPlan:
     frames: int = 2
     patch_norm: NormPlan | None = None
     last_norm: NormPlan | None = None
+    head_norm: NormPlan | None = None
     qkv_bias: bool = True
     bias: bool = True
     """Whether products after those of queries, keys and values have biases."""
@@ -153,6 +155,8 @@ class GridVisionAttention(nnx.Module):
         linear = partial(Linear, plan.size, plan.size, dtype=dtype, axes=(None, None), options=options)
         self.query, self.key, self.value = (linear(bias=plan.qkv_bias) for _ in range(3))
         self.output = linear(bias=plan.bias)
+        norm = partial(make_norm, plan.head_norm, plan.head_size, dtype=dtype, options=options)
+        self.query_norm, self.key_norm = norm(), norm()
         self.head_size, self.options = plan.head_size, options
 
     def __call__(self, x: jax.Array, rotation: Rotation, segments: Segments, context: ForwardContext) -> jax.Array:
@@ -160,7 +164,7 @@ class GridVisionAttention(nnx.Module):
         query, key, value = (
             project(x, context).reshape(len(x), -1, self.head_size) for project in (self.query, self.key, self.value)
         )
-        query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key = rotate(self.query_norm(query), rotation), rotate(self.key_norm(key), rotation)
         attended = attend_segments(query, key, value, segments, self.options, scale=self.head_size**-0.5)
         return self.output(attended.reshape(x.shape), context)
 

@@ -496,6 +496,11 @@ SEEING = {
         transformers.Glm4vForConditionalGeneration,
         {**SMALL, "rope_parameters": HALF_GRID},
     ),
+    "glm_ocr": (
+        transformers.GlmOcrConfig,
+        transformers.GlmOcrForConditionalGeneration,
+        {**SMALL, "rope_parameters": GRID, "head_dim": 16},
+    ),
     "glm4v_moe": (
         transformers.Glm4vMoeConfig,
         transformers.Glm4vMoeForConditionalGeneration,
@@ -531,6 +536,7 @@ OTHER_VISION = {
     "gemma4": {**VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 14},
     "glm46v": {**GLM_VISION, "model_type": "glm4v_vision"},
     "glm4v": GLM_VISION,
+    "glm_ocr": GLM_VISION,
     "glm4v_moe": GLM_VISION,
     "qwen2_vl": {"depth": 1, "num_heads": 2, "embed_dim": 16, "hidden_size": 64},
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16},

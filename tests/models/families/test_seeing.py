@@ -78,6 +78,12 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
         ("Llama4", {"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "'rope_type' must be \"default\""),
         ("Cohere2Vision", {"downsample_factor": 3}, "'downsample_factor' must be a divisor of 32"),
         ("Cohere2Vision", {"alignment_intermediate_size": 7}, "'alignment_intermediate_size' must be an even number"),
+        (
+            "GlmOcr",
+            {"text_config": {"hidden_size": 1024, "num_attention_heads": 16, "attention_bias": True},
+             "vision_config": {"out_hidden_size": 1024}},
+            "'attention_bias' must be false, found true",
+        ),
         ("Kimi_K25", {"projection_hidden_size": 7}, "'projection_hidden_size' must be 1152"),
         ("Kimi_K25", {"vision_config": {"merge_kernel_size": [2, 1]}}, "must be height and width of a square"),
         ("KimiK25", {"vision_config": {"merge_type": "none"}}, "'merge_type' must be \"sd2_tpool\""),

@@ -6,11 +6,12 @@ from typing import Any
 import transformers
 from PIL import Image
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.e2e.images.families.case import PartsProcessor, SeeingCase
-from tests.e2e.images.qwen import FAMILIES, OTHERS, ROPE, TEXT
+from tests.e2e.images.qwen import FAMILIES, GLM, OTHERS, ROPE, TEXT, Seeing
 
 MARKER = "<|image|>"
 SIDE, LONGEST = 8, 48
@@ -21,15 +22,27 @@ IMAGES: Mapping[str, Callable[[], Any]] = {
     "Glm4v": lambda: Glm4vImageProcessorPil(
         patch_size=4, merge_size=2, size={"shortest_edge": 2 * SIDE**2, "longest_edge": 2 * LONGEST**2}
     ),
+    "GlmOcr": lambda: Glm46VImageProcessorPil(
+        patch_size=4, merge_size=2, size={"shortest_edge": 2 * SIDE**2, "longest_edge": 2 * LONGEST**2}
+    ),
     "PaddleOCRVL": lambda: PaddleOCRVLImageProcessorPil(
         patch_size=4, merge_size=2, size=SIZE, image_mean=CLIP_MEAN, image_std=CLIP_STD
     ),
 }
 """Image processors of families that have none of Qwen's."""
+ALL = {
+    **FAMILIES, **OTHERS,
+    "glm_ocr": Seeing(
+        "GlmOcr", {key: value for key, value in GLM.items() if key != "image_size"}, {"mrope_section": [2, 3, 3]},
+        {"head_dim": 16},
+    ),
+}  # fmt: skip
+PROCESSORS = {"GlmOcr": "Glm46V"}
+"""Families that have another's."""
 
 
 def config(name: str) -> Callable[[int, Mapping[str, int]], Any]:
-    family = {**FAMILIES, **OTHERS}[name]
+    family = ALL[name]
 
     def make(vocab_size: int, ids: Mapping[str, int]) -> Any:
         return getattr(transformers, f"{family.name}Config")(
@@ -43,12 +56,12 @@ def config(name: str) -> Callable[[int, Mapping[str, int]], Any]:
 
 
 def processor(name: str) -> Callable[[Any], PartsProcessor]:
-    family = {**FAMILIES, **OTHERS}[name]
+    family = ALL[name]
 
     def make(tokenizer: Any) -> PartsProcessor:
         tokenizer.init_kwargs["image_token"] = MARKER
         images = IMAGES.get(family.name, lambda: Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size=SIZE))()
-        kind = getattr(transformers, f"{family.name}Processor")
+        kind = getattr(transformers, f"{PROCESSORS.get(family.name, family.name)}Processor")
         return PartsProcessor(kind, images, tokenizer, {"image_token": MARKER})
 
     return make
@@ -72,6 +85,6 @@ CASES = {
         inputs=inputs,
         spread=0.2,
     )
-    for name, family in (*FAMILIES.items(), *OTHERS.items())
-    if name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "paddleocr_vl")
+    for name, family in ALL.items()
+    if name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "glm_ocr", "paddleocr_vl")
 }
