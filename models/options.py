@@ -25,6 +25,10 @@ class AdapterShape:
     has_vectors: bool = False
     modules: tuple[tuple[str | int, ...], ...] | None = None
     """Paths of the linear layers that have slots, within a layer of the model; None: all have."""
+    expert_rank: int = 0
+    """The largest rank of an adapter of routed experts; 0: they have no slots."""
+    num_expert_slots: int = 0
+    """How many slots these have."""
 
 
 @dataclass(frozen=True)

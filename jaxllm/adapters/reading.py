@@ -14,6 +14,7 @@ from jaxllm.adapters.store import HostAdapter, Read
 from jaxllm.errors import RequestError, quoted
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.adapters.expert_reading import ExpertLimit
 from jaxllm.models.adapters.reading import read_adapter
 from jaxllm.models.adapters.slot_arrays import SlotShapes, slot_arrays
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names
@@ -22,6 +23,7 @@ from jaxllm.models.checkpoint.weight_target import ParameterPath
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.adapter_slots import split_adapters
 from jaxllm.models.layers.parameter import ParameterSpec
+from jaxllm.models.options import AdapterShape
 from jaxllm.requests.lora_request import LoRARequest
 
 
@@ -56,7 +58,10 @@ def read_for(
         try:
             # In float32: what is rounded is what the slots have.
             found = [
-                read_adapter(folder, stage.model, stage.names, dtype=np.float32, max_rank=max_rank) for stage in stages
+                read_adapter(
+                    folder, stage.model, stage.names, dtype=np.float32, max_rank=max_rank, experts=stage.experts
+                )
+                for stage in stages
             ]
             # The folder may have changed between two stages.
             if len({each.digest for each in found}) > 1:
@@ -83,6 +88,7 @@ class AdaptedStage:
     names: CheckpointNames
     specs: Mapping[ParameterPath, ParameterSpec]
     slots: SlotShapes
+    experts: ExpertLimit
 
     @classmethod
     def of(cls, resolved: ResolvedConfig) -> Self:
@@ -90,11 +96,13 @@ class AdaptedStage:
         options, dtype = resolved.forward, jnp.dtype(resolved.dtype)
         with_slots = abstract_model(resolved.model, replace(options, adapters=resolved.adapters), dtype)
         model = abstract_model(resolved.model, options, dtype)
-        return cls.of_models(model, with_slots, checkpoint_names(resolved.model, options))
+        assert resolved.adapters is not None
+        return cls.of_models(model, with_slots, checkpoint_names(resolved.model, options), resolved.adapters)
 
     @classmethod
-    def of_models(cls, model: nnx.Module, with_slots: nnx.Module, names: CheckpointNames) -> Self:
-        """Of a model, which has shapes for parameters, without slots and with them."""
+    def of_models(cls, model: nnx.Module, with_slots: nnx.Module, names: CheckpointNames, shape: AdapterShape) -> Self:
+        """Of a model, which has shapes for parameters, without slots and with them, which are of this `shape`."""
         flat: Any = nnx.to_flat_state(nnx.state(model))
         _, slots = split_adapters(with_slots)
-        return cls(model, names, {path: ParameterSpec.of(variable) for path, variable in flat}, slots)
+        specs = {path: ParameterSpec.of(variable) for path, variable in flat}
+        return cls(model, names, specs, slots, ExpertLimit(shape.expert_rank, shape.dtype))

@@ -21,6 +21,12 @@ class LoRAOptions(Section):
         maximum=1024,
     )
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = option(16, "Largest rank of an adapter.")
+    max_lora_expert_rank: Literal[0, 1, 8, 16, 32, 64, 128, 256, 320, 512] | None = option(
+        None,
+        "Largest rank of an adapter of routed experts, at most max_lora_rank; 0: they have none. Every slot has "
+        "matrices for every expert, which takes much memory. Default: max_lora_rank if lora_target_modules names "
+        "experts, else 0.",
+    )
     max_cpu_loras: int | None = option(
         None,
         "Adapters kept in the host's memory, to be in a slot again without being read; at least max_loras. "
@@ -38,5 +44,6 @@ class LoRAOptions(Section):
     lora_target_modules: tuple[str, ...] = option(
         (),
         "Modules of the model that adapters may change, such as q_proj o_proj: the others get no slots, which saves "
-        "memory, and adapters that change others are rejected. Default: all linear layers.",
+        "memory, and adapters that change others are rejected; experts are the routed ones. Default: all linear "
+        "layers.",
     )

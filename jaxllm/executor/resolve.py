@@ -10,6 +10,7 @@ import jax
 
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError
+from jaxllm.executor.adapter_shape import adapter_shape
 from jaxllm.executor.devices import data_shards, devices_of_all, local_devices, split_over, tensor_parallel_size
 from jaxllm.executor.image_sizes import with_images
 from jaxllm.executor.kernels.operation import Workload
@@ -24,8 +25,6 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
 from jaxllm.models.kv_type import KVCacheType
-from jaxllm.models.options import AdapterShape
-from jaxllm.pallas_kernels.low_rank import whole_blocks
 
 if TYPE_CHECKING:
     from jaxllm.models.drafters.plan import DrafterPlan
@@ -114,7 +113,7 @@ def resolve_config(
         kv_cache=kv_cache,
         attention_checks=config.compile.attention_checks,
         processors=_load_processors(config, runner, stages, processes),
-        adapters=_adapter_shape(config, dtype),
+        adapters=adapter_shape(config, dtype),
         drafter=drafter,
         drafter_folder=drafter_folder,
     )
@@ -171,19 +170,6 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     from jaxllm.processors.loading import load_classes
 
     return load_classes(names)
-
-
-def _adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
-    options = config.lora
-    if not options.enable_lora:
-        return None
-    if options.max_cpu_loras is not None and options.max_cpu_loras < options.max_loras:
-        raise ConfigError(
-            f"max_cpu_loras={options.max_cpu_loras} must be at least max_loras={options.max_loras}: adapters in slots "
-            "stay in host memory, too"
-        )
-    rank, kind = options.max_lora_rank, dtype if options.lora_dtype == "auto" else options.lora_dtype
-    return AdapterShape(whole_blocks(options.max_loras, rank), rank, kind, options.lora_vectors)
 
 
 def _takes_images(config: EngineConfig, model: ModelConfig) -> bool:

@@ -64,7 +64,9 @@ def make_adapters(resolved: ResolvedPoolingConfig, runner: PoolingRunner) -> Ada
         abstract_pooling_model(common.model, each, common.dtype, outputs)
         for each in (resolved.forward, resolved.forward_with_slots)
     )
-    stage = AdaptedStage.of_models(plain, with_slots, checkpoint_names(family, common.model, outputs))
+    assert common.adapters is not None
+    names = checkpoint_names(family, common.model, outputs)
+    stage = AdaptedStage.of_models(plain, with_slots, names, common.adapters)
     return Adapters(
         read_for([stage], options.max_lora_rank, options.lora_target_modules),
         runner.set_adapter,

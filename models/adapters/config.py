@@ -165,6 +165,10 @@ class AdapterConfig:
             case endings:
                 return ends_with(module, endings) and self._is_in_layers(module)
 
+    def is_target_parameter(self, name: str) -> bool:
+        """Whether PEFT gives a parameter of a module that is not linear an adapter, by its name."""
+        return ends_with(name, self.target_parameters)
+
     def is_excluded(self, module: str) -> bool:
         """Whether a module is one that has no adapter in any case."""
         if self.saves(module):

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from flax import nnx
 
+from jaxllm.models.adapters.expert_places import ExpertPlaces
 from jaxllm.models.adapters.names import ModuleNames, core_of
 from jaxllm.models.checkpoint.leaves import leaf_specs
 from jaxllm.models.checkpoint.names import CheckpointNames
@@ -59,6 +60,7 @@ class Places:
         specs = {path: spec for path, spec in leaf_specs(model).items() if path[-1] != "kv_scales"}
         slots = names.slots(specs)
         kinds = _kinds(model)
+        self.experts = ExpertPlaces(slots, specs)
         self.names = names
         self.weights: dict[str, Sequence[Place]] = {}
         """Matrices."""

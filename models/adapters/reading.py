@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from jaxllm.models.adapters.adapter import Adapter, LowRank, Replaced, TokenRows
 from jaxllm.models.adapters.config import AdapterConfig
 from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.adapters.expert_reading import ExpertLimit, ExpertReading
 from jaxllm.models.adapters.files import MAX_BYTES, TensorReader, headers, weights_file
 from jaxllm.models.adapters.names import Role, TensorName, parse_name
 from jaxllm.models.adapters.places import HEAD, Place, Places
@@ -21,6 +22,8 @@ from jaxllm.models.checkpoint.weight_target import WeightTarget
 
 MAX_RANK: Final = 512
 """The largest that the reference serves."""
+
+_OTHER_EXPERTS: Final = "is for routed experts, in a form that is not read"
 
 
 @dataclass
@@ -42,27 +45,38 @@ def read_adapter(
     dtype: DTypeLike = np.float32,
     max_rank: int = MAX_RANK,
     max_bytes: int = MAX_BYTES,
+    experts: ExpertLimit | None = None,
 ) -> Adapter:
     """The adapter in `folder` for a model whose checkpoints have these `names`; `model` may have shapes for parameters.
 
     A and B come in `dtype`, everything else in float32. Files of more than `max_bytes` are not read, and ranks above
-    `max_rank` not taken.
+    `max_rank` not taken, nor those of routed experts above the limit for `experts`.
 
     Raises `AdapterError` naming the field of the configuration that is not supported, or the tensor without a place,
     of another shape or rank, without its other half, or with numbers that are not finite; also where modules that the
     configuration means have no tensors, or the adapter changes nothing.
     """
     config = AdapterConfig.read(folder)
-    return _Reading(config, weights_file(folder, max_bytes), Places(model, names), np.dtype(dtype), max_rank).adapter()
+    path = weights_file(folder, max_bytes)
+    return _Reading(config, path, Places(model, names), np.dtype(dtype), max_rank, experts).adapter()
 
 
 class _Reading:
     """One adapter on its way."""
 
-    def __init__(self, config: AdapterConfig, path: Path, places: Places, dtype: np.dtype[Any], max_rank: int) -> None:
+    def __init__(
+        self,
+        config: AdapterConfig,
+        path: Path,
+        places: Places,
+        dtype: np.dtype[Any],
+        max_rank: int,
+        experts: ExpertLimit | None,
+    ) -> None:
         self._config, self._path, self._places = config, path, places
         self._dtype, self._max_rank = dtype, max_rank
         self._reader = TensorReader(config.values)
+        self._experts = ExpertReading(config, places.experts, self._dtype, experts, self._reader.read, self._error)
         self._modules: dict[str, _Module] = {}
         self._skipped: list[str] = []
         self._has_other_stages = False
@@ -76,9 +90,9 @@ class _Reading:
             self._sort(tensor)
         for module in sorted(self._modules):
             self._take(module, self._modules[module])
-        is_empty = not (self._low_rank or self._replaced or self._token_rows)
-        if is_empty and not self._has_other_stages:
-            raise AdapterError(f"{self._path}: no tensor is for this model{self._only_skipped()}")
+        if not (self._low_rank or self._replaced or self._token_rows or self._has_other_stages):
+            why = f"; those of {self._skipped[0]!r} are for a part that it does not have" if self._skipped else ""
+            raise AdapterError(f"{self._path}: no tensor is for this model{why}")
         self._check_all_there()
         return Adapter(
             self._config,
@@ -88,9 +102,6 @@ class _Reading:
             tuple(self._token_rows),
             tuple(dict.fromkeys(self._skipped)),
         )
-
-    def _only_skipped(self) -> str:
-        return f"; those of {self._skipped[0]!r} are for a part that it does not have" if self._skipped else ""
 
     def _error(self, tensor: Tensor, problem: str) -> AdapterError:
         return AdapterError(f"{self._path}: tensor {tensor.name!r} {problem}")
@@ -117,6 +128,8 @@ class _Reading:
 
     def _find(self, tensor: Tensor, parsed: TensorName) -> str | None:
         """The checkpoint's name of a tensor's module; None where it is for a part that this model does not have."""
+        if parsed.role in ("a", "b") and (expert := self._experts.find(parsed.module)) is not None:
+            return expert
         try:
             found = self._places.find(parsed.module)
         except AdapterError as error:
@@ -131,9 +144,9 @@ class _Reading:
             return None
         if parsed.module.endswith(HEAD) and self._places.is_tied:
             raise self._error(tensor, "is for an output layer, and this model's is its embedding")
-        if ".experts" in parsed.module or "switch_mlp" in parsed.module:
-            raise self._error(tensor, "is for routed experts, which have no adapters yet")
-        raise self._error(tensor, f"has no place: this model has no module {parsed.module!r}")
+        is_routed = ".experts" in parsed.module or "switch_mlp" in parsed.module
+        no_module = f"has no place: this model has no module {parsed.module!r}"
+        raise self._error(tensor, _OTHER_EXPERTS if is_routed else no_module)
 
     def _take(self, module: str, own: _Module) -> None:
         """Read a module's tensors."""
@@ -155,6 +168,9 @@ class _Reading:
                 present = own.tensors["b" if role == "a" else "a"]
                 raise self._error(present, f"has no {'A' if other == 'B' else 'B'} beside it")
         a, b = own.tensors["a"], own.tensors["b"]
+        if module in self._experts.modules:
+            self._low_rank += self._experts.take(self._experts.modules[module], a, b)
+            return
         places = self._places_of(module, own, a)
         if own.is_transposed and places[0].kind == "embedding":
             # Rows of mlx's A are those of the embedding, as columns of PEFT's are.
@@ -189,7 +205,7 @@ class _Reading:
             raise self._error(tensor, f"has no place: module {module!r} has no matrix that is only multiplied with")
         kind = places[0].kind
         if kind == "experts":
-            raise self._error(tensor, "is for routed experts, which have no adapters yet")
+            raise self._error(tensor, _OTHER_EXPERTS)
         if kind == "shared":
             raise self._error(tensor, "is for a block that several layers have in common, which has no adapters")
         if own.is_embedding != (kind == "embedding") and not own.is_transposed:
@@ -266,6 +282,8 @@ class _Reading:
 
     def _check_all_there(self) -> None:
         """Raise `AdapterError` where a module lacks the tensors that the configuration says it has."""
+        if (expert := self._experts.missing()) is not None:
+            raise AdapterError(f"{self._path}: module {expert!r} has no tensors, and other experts' have some")
         if self._config.targets is None or self._config.tool == "mlx":
             return
         for module, places in self._places.weights.items():

@@ -33,7 +33,8 @@ def slot_arrays(
     `AdapterError` for parts of an adapter that slots do not have.
     """
     for each in adapter.low_rank:
-        if targets and not is_target(each.module, targets):
+        # Whether experts have slots is an option of its own.
+        if targets and each.kind != "experts" and not is_target(each.module, targets):
             raise AdapterError(
                 f"{adapter.config.source}: {each.module!r} is none of the modules that this server gives slots to "
                 "(--lora-target-modules)"
@@ -42,7 +43,7 @@ def slot_arrays(
         raise AdapterError(f"{adapter.config.source}: {problem}; merge the adapter into its model to serve it")
     arrays = {path: _zeros(path, shape) for path, shape in slots.items()}
     for each in adapter.low_rank:
-        _put(arrays, each, specs[each.target.path].rows)
+        (_put_expert if each.kind == "experts" else _put)(arrays, each, specs[each.target.path].rows)
     for replaced in adapter.replaced:
         path = replaced.target.path
         if _is_bias(replaced, slots):
@@ -98,7 +99,7 @@ def _problems_of_whole(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
 
 def _is_of_heads(each: LowRank, slots: SlotShapes) -> bool:
     """Whether an adapter is one of the matrices of heads, see `HeadSlots`."""
-    return each.kind != "linear" and _path_of(each, "down") in slots
+    return each.kind not in ("linear", "experts") and _path_of(each, "down") in slots
 
 
 def _whole(path: ParameterPath, array: str) -> ParameterPath:
@@ -154,3 +155,22 @@ def _put(arrays: Mapping[ParameterPath, np.ndarray], each: LowRank, rows: Any) -
         if values is not None:
             own = rows_of(_vector(arrays, target, name), target)
             own[...] = values.reshape(own.shape)
+
+
+def _put_expert(arrays: Mapping[ParameterPath, np.ndarray], each: LowRank, rows: Any) -> None:
+    """Write the matrices of one expert to their places, see `ExpertSlots`."""
+    target, (down, up) = each.target, (arrays[_path_of(each, name)] for name in ("down", "up"))
+    if target.layer is not None:
+        down, up = down[target.layer], up[target.layer]
+    assert isinstance(rows, Merged)
+    assert rows.experts is not None
+    assert target.part is not None
+    assert target.part.expert is not None
+    expert, parts = target.part.expert, [part.name for part in rows.parts]
+    most = up.shape[1] // rows.experts
+    first = (expert * len(parts) + parts.index(target.part.name)) * most
+    down[0, first : first + each.rank] = each.a
+    start = rows.parts[parts.index(target.part.name)].start
+    of_expert = up[0, expert * most : expert * most + each.rank].reshape(each.rank, target.blocks, -1)
+    own = of_expert[:, :, start : start + target.part.size]
+    own[...] = each.b.T.reshape(own.shape)

@@ -7,6 +7,9 @@ from jaxllm.models.adapters.errors import AdapterError
 from jaxllm.models.adapters.places import Place, Places
 from jaxllm.models.layers.adapter_slots import within_layer
 
+EXPERTS: Final = "experts"
+"""What vLLM calls the routed experts of a layer."""
+
 MERGED: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -31,6 +34,10 @@ def target_paths(places: Places, targets: Sequence[str]) -> tuple[tuple[str | in
     """
     linear = {module: found for module, found in places.weights.items() if any(map(_is_in_layer, found))}
     for each in targets:
+        if each == EXPERTS:
+            if not places.experts.layers:
+                raise AdapterError(f"lora_target_modules: the model has no routed {EXPERTS}")
+            continue
         if not any(is_target(module, [each]) for module in linear):
             known = sorted({module.rpartition(".")[2] for module in linear})
             raise AdapterError(

@@ -5,7 +5,7 @@ Axis letters: S slots, Q the rank of every slot, P parts of a merged matrix.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,18 @@ class _Whole:
     in_stack: bool = True
 
 
+WHOLE: Final = _Whole()
+
+
+@runtime_checkable
+class TakesSlots(Protocol):
+    """A layer that makes its own slots for adapters."""
+
+    def add_slots(self, shape: AdapterShape) -> None:
+        """Have slots of this shape, if it has some for such layers."""
+        ...
+
+
 class AdapterSlots(nnx.Module):
     """The term that the adapters in the slots add to the product of one linear layer.
 
@@ -50,7 +62,7 @@ class AdapterSlots(nnx.Module):
         is_native = linear.is_native and can_add(in_size, self.outputs, shape.dtype)
         self.implementation = "cpu" if is_native else "xla"
         slots, rank, dtype = shape.num_slots, shape.rank, jnp.dtype(shape.dtype)
-        about: dict[str, Any] = {"layout": _Whole()}
+        about: dict[str, Any] = {"layout": WHOLE}
         down = placeholder((slots, len(sizes) * rank, in_size), dtype, sharding(linear.mesh, None, None, in_axis))
         up = placeholder((slots, rank, out_size), dtype, sharding(linear.mesh, None, None, out_axis))
         self.down, self.up = AdapterArray(down, **about), AdapterArray(up, **about)
@@ -103,7 +115,7 @@ class HeadSlots(nnx.Module):
     def __init__(self, projection: HeadProjection, shape: AdapterShape) -> None:
         heads, out_size, in_size = projection.shape
         slots, rank, dtype, mesh = shape.num_slots, shape.rank, jnp.dtype(shape.dtype), projection.mesh
-        about: dict[str, Any] = {"layout": _Whole()}
+        about: dict[str, Any] = {"layout": WHOLE}
         self.heads, self.num_slots = heads, slots
         self.down = AdapterArray(placeholder((slots, rank, in_size), dtype, sharding(mesh, None, None, None)), **about)
         up = placeholder((slots, rank, heads * out_size), dtype, sharding(mesh, None, None, "heads"))
@@ -154,9 +166,15 @@ def within_layer(path: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def add_adapter_slots(layer: nnx.Module, shape: AdapterShape) -> nnx.Module:
-    """The layer with slots at each of its linear layers and matrices of heads, or at those of `shape.modules`."""
+    """The layer with slots at each of its linear layers and matrices of heads, or at those of `shape.modules`.
+
+    Routed experts have them if `shape` has a rank for these.
+    """
     # A list: giving a module parameters changes what is walked over.
     for path, module in list(nnx.iter_modules(layer)):
+        if isinstance(module, TakesSlots):
+            module.add_slots(shape)
+            continue
         if shape.modules is not None and within_layer(path) not in shape.modules:
             continue
         if isinstance(module, Linear) and module.takes_adapters:

@@ -20,24 +20,26 @@ from jax.sharding import PartitionSpec
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import find_activation
+from jaxllm.models.layers.expert_slots import ExpertSlots
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.matrix import Matrix
 from jaxllm.models.layers.mlp import make_mlp
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
-from jaxllm.models.layers.router import Choice, Router
+from jaxllm.models.layers.router import Router
 from jaxllm.models.mlp_plan import ClampedPlan, ExpertsPlan
-from jaxllm.models.options import ForwardOptions
+from jaxllm.models.options import AdapterShape, ForwardOptions
 from jaxllm.models.sharding import DATA, MODEL, all_parallel, data_parallel, over_model, partition, sharding
 from jaxllm.pallas_kernels.grouped_matmul import choose_grouped_layout, grouped_matmul
 from jaxllm.pallas_kernels.linear import Weight
+from jaxllm.pallas_kernels.low_rank import GroupedLowRank, RowBlocks, add_grouped_low_rank
 
 if TYPE_CHECKING:
     from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
-Operands = tuple[Weight, jax.Array | None]
-"""Weight and bias."""
+Operands = tuple[Weight, jax.Array | None, GroupedLowRank | None]
+"""Weight, bias, and the matrices of adapters."""
 
 
 class ExpertLinear(Matrix):
@@ -68,6 +70,12 @@ class ExpertLinear(Matrix):
         self.bias = parameter(layout.shape[:1], dtype, sharding(options.mesh, axes[0]), rows) if bias else None
         self.experts, self.blocks, self.across = experts, blocks, across
         self.is_native, self.backend = options.native_matmul, options.moe_backend
+        self.adapters: ExpertSlots | None = None
+
+    def add_slots(self, shape: AdapterShape) -> None:
+        """See `TakesSlots`."""
+        if shape.expert_rank:
+            self.adapters = nnx.data(ExpertSlots(self, shape))
 
     def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""
@@ -91,12 +99,14 @@ class ExpertLinear(Matrix):
             check_shares_inputs(self.layout.shape[1], kind, self.across)
 
     def operands(self) -> Operands:
-        """Weight and bias, of all devices."""
-        return self.matrix, None if self.bias is None else self.bias[...]
+        """Those of all devices."""
+        adapters = None if self.adapters is None else self.adapters.operand()
+        return self.matrix, None if self.bias is None else self.bias[...], adapters
 
     def specs(self, operands: Operands) -> Any:
         """How its operands are split, each an array in these."""
-        return self.partitions(), None if operands[1] is None else partition(self.axes[0])
+        adapters = None if self.adapters is None else self.adapters.partitions()
+        return self.partitions(), None if operands[1] is None else partition(self.axes[0]), adapters
 
 
 class MixtureOfExperts(nnx.Module):
@@ -132,7 +142,8 @@ class MixtureOfExperts(nnx.Module):
             # Padding chooses nobody: experts that it alone has would be read for nothing.
             is_used = jnp.arange(len(x), dtype=jnp.int32) < context.num_rows
             experts = jnp.where(is_used[:, None], experts, self.plan.count)
-        out = self.expert_output_norm(self._experts(self.expert_norm(x), (experts, weights)))
+        slots = None if self.gate_up.adapters is None or context.adapters is None else context.adapters.slots
+        out = self.expert_output_norm(self._experts(self.expert_norm(x), _Choice(experts, weights, slots)))
         if self.output_bias is not None:
             out = out + self.output_bias[...]
         if self.shared is not None:
@@ -142,7 +153,7 @@ class MixtureOfExperts(nnx.Module):
             out = out + shared
         return out
 
-    def _experts(self, x: jax.Array, choice: Choice) -> jax.Array:
+    def _experts(self, x: jax.Array, choice: "_Choice") -> jax.Array:
         """The sum of each token's experts [T, D]."""
         operands = self.gate_up.operands(), self.down.operands()
         if self.mesh is None:
@@ -150,7 +161,7 @@ class MixtureOfExperts(nnx.Module):
 
         shards = data_parallel(self.mesh)
 
-        def own(x: jax.Array, choice: Choice, gate_up: Operands, down: Operands) -> jax.Array:
+        def own(x: jax.Array, choice: _Choice, gate_up: Operands, down: Operands) -> jax.Array:
             device = lax.axis_index(MODEL)
             if shards == 1:
                 return lax.psum(self._own(x, choice, gate_up, down, device).astype(x.dtype), MODEL)
@@ -164,15 +175,15 @@ class MixtureOfExperts(nnx.Module):
         summed: jax.Array = over_model(own, self.mesh, specs, whole)(x, choice, *operands)
         return summed
 
-    def _own(self, x: jax.Array, choice: Choice, gate_up: Operands, down: Operands, device: jax.Array) -> jax.Array:
+    def _own(self, x: jax.Array, choice: "_Choice", gate_up: Operands, down: Operands, device: jax.Array) -> jax.Array:
         """One device's part of that sum, float32 [T, D]."""
-        experts, weights = choice
+        experts, weights, slots = choice
         count = self.plan.count
         if self.is_expert_parallel:
             count //= all_parallel(self.mesh)
             experts = experts - device * count
             experts = jnp.where((experts >= 0) & (experts < count), experts, count)
-        by_expert = _Groups.of(experts, count)
+        by_expert = _Groups.of(experts, count, slots, self.platform)
         multiply = partial(self._multiply, by_expert)
         rows = x[by_expert.order // self.plan.per_token]
         if self.plan.scales_input:
@@ -192,8 +203,11 @@ class MixtureOfExperts(nnx.Module):
 
         Products have the type of the rows: besides the weights, what many rows write counts as much.
         """
-        weight, bias = operands
+        weight, bias, adapters = operands
         out = grouped_matmul(rows, weight, groups.sizes, out_dtype=rows.dtype, platform=self.platform)
+        if groups.blocks is not None:
+            assert adapters is not None
+            out = add_grouped_low_rank(out, rows, adapters, groups.blocks, self.platform)
         if bias is None:
             return out
         own = bias.reshape(len(groups.sizes), -1).astype(jnp.float32)[groups.experts]
@@ -215,8 +229,17 @@ def clamped(gate: jax.Array, up: jax.Array, plan: ClampedPlan) -> jax.Array:
     return (up + 1) * gate * jax.nn.sigmoid(plan.alpha * gate)
 
 
+class _Choice(NamedTuple):
+    """The experts of every token, int32 [T, k], their weights, float32 [T, k], and its adapter's slot, int32 [T]."""
+
+    experts: jax.Array
+    weights: jax.Array
+    slots: jax.Array | None
+    """None where experts have no adapters."""
+
+
 class _Groups(NamedTuple):
-    """Choices of all tokens, in order of the expert."""
+    """Choices of all tokens, in order of the expert, and then of the adapter's slot."""
 
     order: jax.Array
     """int32 [T * k]: which choice is at a place."""
@@ -226,13 +249,20 @@ class _Groups(NamedTuple):
     """int32 [T * k] of the choice at a place; one beyond the last is the last."""
     sizes: jax.Array
     """int32 [E]: how often an expert was chosen."""
+    blocks: RowBlocks | None
+    """Choices of tokens with an adapter; None where experts have none."""
 
     @classmethod
-    def of(cls, experts: jax.Array, count: int) -> "_Groups":
+    def of(cls, experts: jax.Array, count: int, slots: jax.Array | None, platform: str) -> "_Groups":
         """Groups of `experts` int32 [T, k]; choices of number `count` come last, and are in no group."""
-        flat = experts.reshape(-1)
-        order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+        flat, blocks = experts.reshape(-1), None
+        if slots is None:
+            order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+        else:
+            of_choice = jnp.repeat(slots, experts.shape[1])
+            order = jnp.lexsort((of_choice, flat)).astype(jnp.int32)
+            blocks = RowBlocks.of(of_choice[order], flat[order], count, platform)
         numbers = jnp.arange(len(flat), dtype=jnp.int32)
         places = jnp.zeros_like(order).at[order].set(numbers, unique_indices=True)
         sizes = (flat[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(axis=0, dtype=jnp.int32)
-        return cls(order, places, jnp.minimum(flat[order], count - 1), sizes)
+        return cls(order, places, jnp.minimum(flat[order], count - 1), sizes, blocks)

@@ -102,7 +102,8 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
              "lora-extra-vocab-size", "long-lora-scaling-factors"),
     **values("an adapter's classifier has as many labels as the model's", "max-lora-cls-labels"),
     **switches("adapters are for the linear layers of models that read text", "enable-tower-connector-lora",
-               "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
+               "enable-moe-shared-loras"),
+    **switches("adapters of routed experts are read in either form", "enable-mixed-moe-lora-format"),
     **switches("how adapters are split and multiplied follows from the mesh and the batch", "fully-sharded-loras",
                "specialize-active-lora"),
     # Drafts

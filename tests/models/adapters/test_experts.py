@@ -1,0 +1,118 @@
+"""Adapters of routed experts give the logits of PEFT on transformers, in a slot and in the weights, in either form."""
+
+import json
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxllm.models.adapters.errors import AdapterError
+from jaxllm.models.adapters.expert_reading import ExpertLimit
+from jaxllm.models.adapters.merging import merge
+from jaxllm.models.adapters.reading import read_adapter
+from jaxllm.models.causal_lm import checkpoint_names, load_model
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.model_config import read_config
+from jaxllm.models.options import ForwardOptions
+from tests.models.adapters.test_slots import SHAPE, logits
+from tests.models.adapters.trained import PROMPTS, save, train
+from tests.models.every_family import FAMILIES
+from tests.models.paged import compiled_step, run
+from tests.models.test_parity import ONE_GO, TOKENS, expected_logits
+
+ROUTED = replace(SHAPE, expert_rank=8, num_expert_slots=6)
+PARAMETERS = ["gate_up_proj", "down_proj"]
+SOON = ("gpt_oss", "llama4", "mixtral")
+NAMES = ("deepseek_v3", "ernie4_5_moe", "gemma4-experts", "glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "llama4",
+         "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_next")  # fmt: skip
+
+
+def merged_logits(folder: Path, adapter: Path) -> np.ndarray:
+    """Those of the first prompt, with the adapter in the weights."""
+    config = read_config(folder)
+    loaded = load_model(Checkpoint(folder), config, ForwardOptions(max_model_len=64), "float32")
+    merged = merge(loaded, read_adapter(adapter, loaded, checkpoint_names(config, loaded.options)))
+    return run(merged, PROMPTS, ONE_GO, TOKENS, compiled_step(merged))[0]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SOON else pytest.mark.exhaustive) for name in NAMES]
+)
+def test_parameters_of_all_experts(tmp_path: Path, name: str) -> None:
+    model = FAMILIES[name].save(tmp_path)
+    base = expected_logits(model, PROMPTS[:1])[0]
+    trained = train(model, spread=0.2, target_modules=["q_proj"], target_parameters=PARAMETERS)
+    folder = save(trained, tmp_path / "adapter")
+    expected = expected_logits(trained, PROMPTS[:1])[0]
+    assert np.abs(expected - base).max() > 0.1
+    stack = "scan" if name in ("mixtral", "gpt_oss") else "loop"
+    np.testing.assert_allclose(logits(tmp_path, folder, stack, ROUTED), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(merged_logits(tmp_path, folder), expected, atol=1e-4, rtol=0)
+    merged = expected_logits(trained.merge_and_unload(), PROMPTS[:1])[0]
+    np.testing.assert_allclose(merged_logits(tmp_path, folder), merged, atol=1e-4, rtol=0)
+
+
+def write_modules(folder: Path, model: Path, only: int | None = None, **config: Any) -> Path:
+    """An adapter with an A and a B for each layer of each expert of a checkpoint, or of one expert."""
+    random, tensors = np.random.default_rng(2), {}
+    for name, value in load_file(model / "model.safetensors").items():
+        found = re.fullmatch(r"(.+\.experts\.(\d+)\.(\w+))\.weight", name)
+        if found and (only is None or int(found[2]) == only):
+            for half, shape in (("A", (4, value.shape[1])), ("B", (value.shape[0], 4))):
+                tensors[f"base_model.model.{found[1]}.lora_{half}.weight"] = random.standard_normal(shape).astype(
+                    np.float32
+                ) * np.float32(0.2)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    modules = sorted({name.split(".")[-3] for name in tensors})
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": modules, "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, **config}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.exhaustive)])
+def test_modules_of_each_expert(tmp_path: Path, name: str) -> None:
+    model = FAMILIES[name].save(tmp_path)
+    folder = write_modules(tmp_path / "adapter", tmp_path)
+    with warnings.catch_warnings():
+        # PEFT says that patterns of its own are for parameters, not modules.
+        warnings.simplefilter("ignore")
+        trained = peft.PeftModel.from_pretrained(model, folder).eval()
+    expected = expected_logits(trained, PROMPTS[:1])[0]
+    small = replace(ROUTED, expert_rank=4)
+    found = logits(tmp_path, folder, "loop", small)
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    # PEFT has made two adapters of rank 4 one of rank 8, half of it zeros.
+    again = save(trained, tmp_path / "again")
+    assert json.loads((again / "adapter_config.json").read_text())["rank_pattern"]
+    np.testing.assert_array_equal(logits(tmp_path, again, "loop", small), found)
+
+
+def read(folder: Path, adapter: Path, rank: int = 8) -> None:
+    config = read_config(folder)
+    loaded = load_model(Checkpoint(folder), config, ForwardOptions(max_model_len=64), "float32")
+    read_adapter(adapter, loaded, checkpoint_names(config, loaded.options), experts=ExpertLimit(rank, "bfloat16"))
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    FAMILIES["mixtral"].save(tmp_path)
+    folder = write_modules(tmp_path / "adapter", tmp_path)
+    read(tmp_path, folder)
+    # 2 layers of 6 experts of sizes 64 and 96, each with three pairs of matrices of 2 bytes.
+    size = 2 * 6 * 4 * (64 + 96) * 3 * 2
+    with pytest.raises(AdapterError, match=f"no slots here: --max-lora-expert-rank 4 would take {size} bytes"):
+        read(tmp_path, folder, rank=0)
+    with pytest.raises(AdapterError, match="have slots of rank 1 here"):
+        read(tmp_path, folder, rank=1)
+    with pytest.raises(AdapterError, match=r"'model.*experts.0.w1' has no tensors, and other experts' have some"):
+        read(tmp_path, write_modules(tmp_path / "one", tmp_path, only=3))
+    with pytest.raises(AdapterError, match="which have no magnitudes"):
+        read(tmp_path, write_modules(tmp_path / "dora", tmp_path, use_dora=True))
+    with pytest.raises(AdapterError, match=r"expected \[6, 64\]|has shape"):
+        read(tmp_path, write_modules(tmp_path / "six", tmp_path, r=6))
