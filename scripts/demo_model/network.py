@@ -74,15 +74,16 @@ def initial_params(shape: Shape, seed: int, embedding: jax.Array) -> Params:
     return params
 
 
-def _norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+def norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm of x (..., hidden)."""
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
 
 
-def _rotate(x: jax.Array, theta: float) -> jax.Array:
-    """Rotary embedding of x (batch, length, heads, head_dim), the position being the index in the row."""
+def rotate(x: jax.Array, theta: float, ahead: int = 0) -> jax.Array:
+    """Rotary embedding of x (batch, length, heads, head_dim) at positions so far `ahead` of the index in the row."""
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequency
+    angle = (ahead + jnp.arange(x.shape[1], dtype=jnp.float32))[:, None] * frequency
     cos, sin = jnp.cos(angle)[:, None, :], jnp.sin(angle)[:, None, :]
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -100,9 +101,9 @@ def _attention(params: Params, shape: Shape, layer: int, x: jax.Array, bias: jax
     def heads(part: str, count: int) -> jax.Array:
         return (x @ params[layer_name(layer, f"self_attn.{part}")]).reshape(batch, length, count, shape.head_dim)
 
-    query = _rotate(heads("q_proj", shape.heads), shape.rope_theta) * shape.head_dim**-0.5
+    query = rotate(heads("q_proj", shape.heads), shape.rope_theta) * shape.head_dim**-0.5
     query = query.reshape(batch, length, shape.kv_heads, groups, shape.head_dim).transpose(0, 2, 3, 1, 4)
-    key = _rotate(heads("k_proj", shape.kv_heads), shape.rope_theta).transpose(0, 2, 1, 3)
+    key = rotate(heads("k_proj", shape.kv_heads), shape.rope_theta).transpose(0, 2, 1, 3)
     value = heads("v_proj", shape.kv_heads).transpose(0, 2, 1, 3)
     mixed = []
     for start in range(0, length, block := max(32, length // 8)):
@@ -119,29 +120,41 @@ def _attention(params: Params, shape: Shape, layer: int, x: jax.Array, bias: jax
     return joined @ params[layer_name(layer, "self_attn.o_proj")]
 
 
-def hidden_states(params: Params, shape: Shape, tokens: jax.Array, documents: jax.Array) -> jax.Array:
-    """The last, normed hidden states (batch, length, hidden) in float32.
+def states_between(params: Params, shape: Shape, tokens: jax.Array, documents: jax.Array) -> list[jax.Array]:
+    """What each layer reads, and what the last one leaves: layers + 1 arrays (batch, length, hidden) in float32.
 
     tokens: (batch, length) int32; documents: (batch, length) int32, the number of the document each token belongs to.
     A token attends to earlier tokens of its own document only: rotary positions are relative, so a document in the
     middle of a row sees what it would see alone at its start.
     """
-    same = documents[:, :, None] == documents[:, None, :]
-    causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
-    bias = jnp.where(same & causal, 0.0, -1e9)
+    bias = attention_bias(documents)
     x = params[EMBEDDING][tokens]
+    states = [x]
     for layer in range(shape.layers):
-        normed = _norm(x, params[layer_name(layer, "input_layernorm")], shape.norm_eps)
+        normed = norm(x, params[layer_name(layer, "input_layernorm")], shape.norm_eps)
         x = x + _attention(params, shape, layer, normed, bias)
-        normed = _norm(x, params[layer_name(layer, "post_attention_layernorm")], shape.norm_eps)
+        normed = norm(x, params[layer_name(layer, "post_attention_layernorm")], shape.norm_eps)
         gate = jax.nn.silu(normed @ params[layer_name(layer, "mlp.gate_proj")])
         up = normed @ params[layer_name(layer, "mlp.up_proj")]
         x = x + (gate * up) @ params[layer_name(layer, "mlp.down_proj")]
-    return _norm(x, params[FINAL_NORM], shape.norm_eps)
+        states.append(x)
+    return states
+
+
+def attention_bias(documents: jax.Array) -> jax.Array:
+    """What to add to scores (batch, length, length), so that each token sees what stands before it in its document."""
+    same = documents[:, :, None] == documents[:, None, :]
+    causal = jnp.tril(jnp.ones((documents.shape[1], documents.shape[1]), bool))
+    return jnp.where(same & causal, 0.0, -1e9)
+
+
+def hidden_states(params: Params, shape: Shape, tokens: jax.Array, documents: jax.Array) -> jax.Array:
+    """The last, normed hidden states (batch, length, hidden) in float32; see `states_between` for the arguments."""
+    return norm(states_between(params, shape, tokens, documents)[-1], params[FINAL_NORM], shape.norm_eps)
 
 
 def logits(params: Params, shape: Shape, tokens: jax.Array, documents: jax.Array) -> jax.Array:
-    """Next-token logits (batch, length, vocab) in float32; see `hidden_states` for the arguments."""
+    """Next-token logits (batch, length, vocab) in float32; see `states_between` for the arguments."""
     return hidden_states(params, shape, tokens, documents) @ params[EMBEDDING].T
 
 
