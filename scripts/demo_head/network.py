@@ -148,7 +148,13 @@ def counted(documents: jax.Array, weights: jax.Array, number: int) -> jax.Array:
 
 
 def loss(
-    params: Params, shape: network.Shape, own: HeadShape, seen: Seen, documents: jax.Array, weights: jax.Array, count: int
+    params: Params,
+    shape: network.Shape,
+    own: HeadShape,
+    seen: Seen,
+    documents: jax.Array,
+    weights: jax.Array,
+    count: int,
 ) -> jax.Array:
     """Mean cross-entropy of guesses against the model's probabilities, in nats."""
     total, tokens = jnp.float32(0), jnp.float32(0)
