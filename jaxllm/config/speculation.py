@@ -90,7 +90,7 @@ class SpeculationOptions(Section):
     speculative_model: str | None = option(
         None,
         "Folder or Hub ID of what makes the guesses: an EAGLE-3 drafter of this model, or a small model with the same "
-        "tokens. [ngram] is the same as --spec-method ngram.",
+        "tokens. demo-eagle3 ships with jaxllm, for demo. [ngram] is the same as --spec-method ngram.",
         aliases=("spec-model",),
     )
     num_speculative_tokens: int | None = option(

@@ -9,6 +9,9 @@ from jaxllm.models.errors import ModelError
 
 DEMO = "demo"
 
+SHIPPED = {DEMO: "demo", "demo-eagle3": "demo_eagle3"}
+"""Models that come with jaxllm, and their folders: a small Llama, and an EAGLE-3 head that guesses for it."""
+
 
 def find_model(
     model: str,
@@ -18,15 +21,15 @@ def find_model(
     *,
     weights: bool = True,
 ) -> Path:
-    """The local folder of a model: 'demo', a folder, a hub id that is downloaded or found in the hub's cache, or a GGUF
-    file, which gets a folder in the user's cache.
+    """The local folder of a model: one of `SHIPPED`, a folder, a hub id that is downloaded or found in the hub's cache,
+    or a GGUF file, which gets a folder in the user's cache.
 
     Without `weights` only configuration and tokenizer are fetched. `HF_HUB_OFFLINE=1` keeps it from the network. The
     hub's `token` is by default that of its own client.
     Raises `ModelError` saying what was tried.
     """
-    if model == DEMO:
-        return Path(__file__).parent.parent / DEMO
+    if model in SHIPPED:
+        return Path(__file__).parent.parent / SHIPPED[model]
     shown = model[:200]
     try:
         folder = Path(model).expanduser()

@@ -61,6 +61,7 @@ PRINTED = {
     "save_sharded_state.py": "the same: True",
     "simple_profiling.py": "trace in ",
     "spec_decode.py": "the same without guesses: True",
+    "spec_decode_eagle3.py": "the same without guesses: True",
     "structured_outputs.py": 'json: {"name":',
     "token_ids.py": "reply: ",
 }

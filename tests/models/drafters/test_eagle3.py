@@ -35,7 +35,7 @@ class Reference:
         )  # fmt: skip
         config = LlamaConfig(**{key: llama[key] for key in keys}, rope_theta=10000.0, num_hidden_layers=1)
         config._attn_implementation = "eager"
-        self.weights = load_file(folder / "model.safetensors")
+        self.weights = {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
         self.taps, self.norms_residual = [1, 2, 3], nested
         prefix = "layers.0." if nested else "midlayer."
         own = {name.removeprefix(prefix): each for name, each in self.weights.items() if name.startswith(prefix)}
@@ -59,7 +59,7 @@ class Reference:
         for _ in range(K):
             out = self._layer(self.model.get_input_embeddings()(after), hidden)
             own = int((self.norm(out[:, -1]) @ self.weights["lm_head.weight"].T).argmax())
-            found.append(own + int(self.weights["d2t"][own]))
+            found.append(own + (int(self.weights["d2t"][own]) if "d2t" in self.weights else 0))
             hidden = torch.cat([hidden, out[:, -1:]], 1)
             after = torch.cat([after, torch.tensor([[found[-1]]])], 1)
         return found
