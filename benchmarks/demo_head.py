@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8], help="at a time")
     parser.add_argument("--kinds", nargs="*", default=["stories", "json", "calls", "lists"], help="of what; none: all")
     parser.add_argument("--count", type=int, default=40, help="requests in a run")
-    parser.add_argument("--tokens", type=int, default=5, help="most drafts of a request in a step")
+    parser.add_argument("--tokens", type=int, default=4, help="most drafts of a request in a step")
     parser.add_argument("--output-tokens", type=int, default=200, help="most tokens of each request")
     parser.add_argument("--runs", type=int, default=5, help="runs of each engine that count")
     asked = parser.parse_args(arguments)

@@ -44,7 +44,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("models/demo_eagle3"), help="folder (default: %(default)s)")
     parser.add_argument("--evaluate", action="store_true", help="train nothing: evaluate the head in --out")
     parser.add_argument("--prompts", type=int, default=200, help="held-out documents (default: %(default)s)")
-    parser.add_argument("--guesses", type=int, default=7, help="guesses that are evaluated (default: %(default)s)")
+    parser.add_argument("--guesses", type=int, default=4, help="guesses that are evaluated (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -8,7 +8,7 @@ CHATS = [[{"role": "user", "content": text}] for text in ("Tell me a story.", "C
 def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=200)
     plain = [answer.outputs[0].text for answer in LLM(model="demo").chat(CHATS, params)]
-    config = {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5}
+    config = {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 4}
     llm = LLM(model="demo", speculative_config=config, per_request_spec_decode_metrics="summary")
     outputs = [answer.outputs[0] for answer in llm.chat(CHATS, params)]
     print(outputs[0].text)

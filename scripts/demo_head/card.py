@@ -23,7 +23,7 @@ An EAGLE-3 head for `demo`, the model that ships with jaxllm, to see speculative
 without a download. It guesses the next tokens of `demo`; outputs are the same with and without it.
 
 ```sh
-jaxllm serve demo --spec-method eagle3 --spec-model demo-eagle3 --num-speculative-tokens 5
+jaxllm serve demo --spec-method eagle3 --spec-model demo-eagle3 --num-speculative-tokens 4
 ```
 
 | | |
