@@ -28,9 +28,9 @@ ENDS = (2, 0)
 
 
 def prompts(kinds: Sequence[str], count: int) -> list[np.ndarray]:
-    """The first `count` held-out requests of some kinds as tokens, int32 [n] each."""
+    """At most `count` of 200 held-out requests, those of some kinds as tokens, int32 [n] each."""
     tokenizer = Tokenizer.from_file(str(find_model("demo") / "tokenizer.json"))
-    items = [item for item in held_out.prompts(2, 20 * count) if not kinds or item.kind in kinds][:count]
+    items = [item for item in held_out.prompts(2) if not kinds or item.kind in kinds][:count]
     encoded = tokenizer.encode_batch([prompt_text(item) for item in items], add_special_tokens=False)
     return [np.array(each.ids, np.int32) for each in encoded]
 

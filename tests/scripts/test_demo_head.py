@@ -44,8 +44,11 @@ def test_a_saved_head_comes_back(tmp_path: Path) -> None:
     params, own, run = export.load(FOLDER)
     _, shape, _, _ = load_model(find_model("demo"))
     export.save(params, shape, own, tmp_path, run)
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+    assert (tmp_path / "config.json").read_bytes() == (FOLDER / "config.json").read_bytes()
+    again, own_again, run_again = export.load(tmp_path)
+    assert (own_again, run_again) == (own, run)
+    assert sorted(again) == sorted(params)
+    assert all(np.array_equal(again[name], params[name]) for name in params)
 
 
 @pytest.mark.parametrize("number", [0, 2])
