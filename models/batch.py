@@ -111,17 +111,34 @@ def cross_batch(ragged: RaggedBatch, first_pages: jax.Array, num_keys: int, page
 
 @register_dataclass
 @dataclass(frozen=True)
+class TextMedia:
+    """The rows of images in whole texts side by side, see `Batch`.
+
+    `rotary_offsets` int32 [3, T] are the positions by which queries and keys rotate, less the places of tokens in their
+    texts. `visible_until` int32 [T] is the end of the places that each token sees of its text.
+    """
+
+    given: GivenEmbeddings
+    added: jax.Array | None = None
+    rotary_offsets: jax.Array | None = None
+    visible_until: jax.Array | None = None
+
+
+@register_dataclass
+@dataclass(frozen=True)
 class PackedSequences:
     """Whole texts side by side, for models that keep nothing of them.
 
     `token_ids` int32 [T]; `token_types` int32 [T], 1 for those of the second of two texts that are read together.
-    `adapters` are the slots of the tokens' adapters, where the model has slots.
+    `adapters` are the slots of the tokens' adapters, where the model has slots. `media` are the rows of images, where
+    the model sees.
     """
 
     token_ids: jax.Array
     token_types: jax.Array
     segments: Segments
     adapters: TokenSlots | None = None
+    media: TextMedia | None = None
 
     @property
     def context(self) -> ForwardContext:

@@ -65,8 +65,24 @@ class Decoder(nnx.Module):
         cache = Cache((jnp.zeros(shape, self.dtype),))
         width = -(-min(self.options.max_model_len, tokens) // page_size)
         pages = consecutive_pages(texts.segments, page_size, width)
-        hidden, _ = self.model(Batch(texts.token_ids, pages, adapters=texts.adapters), cache)
+        hidden, _ = self.model(_batch(texts, pages), cache)
         return hidden if self.model.projection is None else self.model.projection(hidden, ALL_ROWS)
+
+
+def _batch(texts: PackedSequences, pages: RaggedBatch) -> Batch:
+    """Texts in these pages, and what images bring to them."""
+    media = texts.media
+    batch = Batch(texts.token_ids, pages, adapters=texts.adapters)
+    if media is None:
+        return batch
+    offsets = media.rotary_offsets
+    return replace(
+        batch,
+        ragged=replace(pages, visible_until=media.visible_until),
+        given=media.given,
+        rotary_positions=None if offsets is None else pages.positions + offsets,
+        added=media.added,
+    )
 
 
 def consecutive_pages(segments: Segments, page_size: int, width: int) -> RaggedBatch:

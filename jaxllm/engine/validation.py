@@ -91,32 +91,7 @@ class RequestLimits:
             if media is not None or sound.token_id is None:
                 check_sound(media, sound)
         elif media is not None:
-            self._check_images(media, None if self.engine is None else self.engine.images)
-
-    def _check_images(self, media: PromptMedia, images: ImageInfo | None) -> None:
-        if images is None or any(item.features is not None for item in media.items):
-            takes = "text only" if images is None else "images, but no sound"
-            raise RequestError(f"this model accepts {takes}", MEDIA)
-        for item in media.items:
-            for crop in item.crops:
-                check_patches(len(crop.patches), images)
-        if images.has_grid_positions and not are_together(media):
-            raise RequestError("the tokens that stand for an image must be next to each other", MEDIA)
-        # Each image is there once, however often it occurs.
-        num_rows = sum({item.digest: item.num_kept for item in media.items}.values())
-        if num_rows > images.most_rows:
-            raise RequestError(
-                f"the images take {num_rows} tokens, but the engine holds at most {images.most_rows} of a request "
-                "(media_pool_tokens); give fewer or smaller images",
-                MEDIA,
-            )
-        if (span := longest_span(media.spans)) > max(images.longest_span, 0):
-            what = "a prompt with images" if images.spans == "prompt" else "images without text between them"
-            raise RequestError(
-                f"{what} of {span} tokens, but the engine takes {images.longest_span} at most: all are computed in one "
-                "step (max_num_batched_tokens, less one for each other of max_num_seqs), within the model's window",
-                MEDIA,
-            )
+            check_images(media, None if self.engine is None else self.engine.images)
 
     def check_width(self, width: int | None = None) -> None:
         """Raise `RequestError` unless prompts may be embeddings, of this width if it is known."""
@@ -176,6 +151,33 @@ class RequestLimits:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(f"{name}: token ID {token_id} is not between 0 and {self.vocab_size - 1}", name)
+
+
+def check_images(media: PromptMedia, images: ImageInfo | None) -> None:
+    """Raise `RequestError` for images where an engine takes none (None), or not as many, as large or as these stand."""
+    if images is None or any(item.features is not None for item in media.items):
+        takes = "text only" if images is None else "images, but no sound"
+        raise RequestError(f"this model accepts {takes}", MEDIA)
+    for item in media.items:
+        for crop in item.crops:
+            check_patches(len(crop.patches), images)
+    if images.has_grid_positions and not are_together(media):
+        raise RequestError("the tokens that stand for an image must be next to each other", MEDIA)
+    # Each image is there once, however often it occurs.
+    num_rows = sum({item.digest: item.num_kept for item in media.items}.values())
+    if num_rows > images.most_rows:
+        raise RequestError(
+            f"the images take {num_rows} tokens, but the engine holds at most {images.most_rows} of a request "
+            "(media_pool_tokens); give fewer or smaller images",
+            MEDIA,
+        )
+    if (span := longest_span(media.spans)) > max(images.longest_span, 0):
+        what = "a prompt with images" if images.spans == "prompt" else "images without text between them"
+        raise RequestError(
+            f"{what} of {span} tokens, but the engine takes {images.longest_span} at most: all are computed in one "
+            "step (max_num_batched_tokens, less one for each other of max_num_seqs), within the model's window",
+            MEDIA,
+        )
 
 
 def check_sound(media: PromptMedia | None, sound: SoundInfo) -> None:

@@ -39,16 +39,19 @@ def with_image_sizes(model: ModelConfig, rows: int, asked: int | None) -> ModelC
 
 
 def with_images(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The configuration with room for images. Raises `ConfigError` where a step has no room for one."""
+    """The configuration with room for images on the devices. Raises `ConfigError` for options that do not fit."""
     images = resolved.config.images
     rows = images.media_pool_tokens or min(resolved.max_model_len, MOST_MEDIA_ROWS)
     if resolved.model.tower is None:
         return with_sound_rows(resolved, rows)
     model = with_image_sizes(resolved.model, rows, images.max_image_patches)
-    resolved = replace(resolved, media_rows=rows, model=model)
+    return replace(resolved, media_rows=rows, model=model)
+
+
+def with_whole_spans(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The configuration with steps that hold an image, where one must not be split. Raises `ConfigError`."""
     tower, options = resolved.model.tower, resolved.config.scheduler
-    assert tower is not None
-    if not resolved.sees_spans:
+    if tower is None or not resolved.sees_spans:
         return resolved
     needed = tower.rows_of(tower.most_patches) + resolved.max_num_seqs - 1
     if resolved.max_num_batched_tokens >= needed:

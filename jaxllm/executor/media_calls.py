@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from jaxllm.errors import RequestError
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.media_targets import BlendedRows
-from jaxllm.executor.program_table import ENCODE, HEAR, HEAR_ROWS
+from jaxllm.executor.program_table import HEAR, HEAR_ROWS
 from jaxllm.models.towers.plan import TowerPlan
 from jaxllm.models.towers.sound import SoundPlan, positions_of
 from jaxllm.requests.media import FIELD, ImageCrop, MediaItem
@@ -24,8 +25,9 @@ class MediaCalls:
     other images.
     """
 
-    def __init__(self, calls: DeviceCalls, plan: TowerPlan) -> None:
-        self._calls, self._plan = calls, plan
+    def __init__(self, run: Callable[..., Any], plan: TowerPlan) -> None:
+        """`run` calls the program of a size, given that and what `encode_body` says of its inputs."""
+        self._run, self._plan = run, plan
 
     def encode(self, item: MediaItem, rows: Int32Array) -> Iterator[int]:
         """Encode an image, and give the number of patches after each crop was sent.
@@ -66,7 +68,7 @@ class MediaCalls:
         rows, *others = targets
         rows = np.pad(rows, (0, self._plan.targets_of(size) - len(rows)), constant_values=-1)
         extent = np.array([crop.height, crop.width], np.int32)
-        self._calls.call_sized(ENCODE, size, patches, places, extent, rows, *others)
+        self._run(size, patches, places, extent, rows, *others)
 
 
 class SoundCalls:

@@ -1,28 +1,45 @@
 """The programs that turn a crop of an image into rows of the pool, and a window of sound into those, or into pages.
 
+Also how a step takes rows of the pool.
+
 Axis letters: E rows of the pool, P patches, B bytes of a patch, R rows, D hidden size times the parts of a row.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState
+from jaxllm.models.batch import GivenEmbeddings
 from jaxllm.models.towers.crop import Crop
 from jaxllm.requests.media import MOST_SOURCES
 
 if TYPE_CHECKING:
+    from jaxllm.models.towers.image_tower import ImageTower
+    from jaxllm.models.towers.plan import TowerPlan
     from jaxllm.models.towers.sound import SoundRows, SoundTower
 
 
 def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
     """Encodes a crop of at most `size` patches."""
-    plan = context.tower
+    plan, graph = context.tower, context.graph
     assert plan is not None
+    return encoding(plan, size, lambda parameters: cast("ImageTower", nnx.merge(graph, parameters).tower), context.host)
+
+
+def encoding(
+    plan: "TowerPlan", size: int, tower_of: "Callable[[Any], ImageTower]", host: Callable[..., jax.ShapeDtypeStruct]
+) -> ProgramBody:
+    """What encodes a crop of at most `size` patches with the tower of a model, made of its parameters.
+
+    `host` makes the shapes of arrays of the host, see `ProgramContext.host`.
+    """
 
     def encode(
         parameters: Any,
@@ -38,9 +55,7 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
         `patches` uint8 [size, B] of `extent` int32 [2] each way are at `places` int32 [size, 2]. Where the model has
         sums of rows, `rows` and the `blend` are those of `Blend`.
         """
-        tower = nnx.merge(context.graph, parameters).tower
-        assert tower is not None
-        encoded = tower(patches, Crop(places, extent))
+        encoded = tower_of(parameters)(patches, Crop(places, extent))
         outside = jnp.where(rows < 0, pool.shape[0], rows)
         if blend:
             is_begun, sources, weights = blend
@@ -49,17 +64,8 @@ def encode_body(context: ProgramContext[DeviceState], size: int) -> ProgramBody:
         return pool.at[outside].set(encoded.astype(pool.dtype), mode="drop")
 
     targets = plan.targets_of(size)
-    inputs = (
-        context.host((size, plan.patch_bytes), np.uint8),
-        context.host((size, 2)),
-        context.host((2,)),
-        context.host((targets,)),
-    )
-    sums = (
-        context.host((targets,), np.bool_),
-        context.host((targets, MOST_SOURCES)),
-        context.host((targets, MOST_SOURCES), np.float32),
-    )
+    inputs = (host((size, plan.patch_bytes), np.uint8), host((size, 2)), host((2,)), host((targets,)))
+    sums = (host((targets,), np.bool_), host((targets, MOST_SOURCES)), host((targets, MOST_SOURCES), np.float32))
     return ProgramBody(encode, (*inputs, *sums) if plan.has_sums else inputs)
 
 
@@ -98,3 +104,24 @@ def hear_rows_body(context: ProgramContext[DeviceState]) -> ProgramBody:
 
     window = context.host((plan.num_bins, plan.num_frames), np.float32)
     return ProgramBody(hear_rows, (window, context.host(), context.host((plan.most_rows,))))
+
+
+def with_media(
+    given: GivenEmbeddings | None, pool: jax.Array, media_rows: jax.Array, hidden_size: int
+) -> tuple[GivenEmbeddings, jax.Array | None]:
+    """Rows of the pool [E, n * D] in place of tokens, by `media_rows` int32 [T] (1 + row, or 0), besides those `given`.
+
+    Also what is added after the first layers, [n - 1, T, D], or None where rows have one part.
+    """
+    is_given = media_rows > 0
+    shape = (len(media_rows), pool.shape[1])
+    # Most steps have no images: their tokens are not looked up twice.
+    rows = lax.cond(is_given.any(), lambda: pool[jnp.maximum(media_rows - 1, 0)], lambda: jnp.zeros(shape, pool.dtype))
+    added = None
+    if pool.shape[1] > hidden_size:
+        parts = rows.reshape(len(rows), -1, hidden_size).swapaxes(0, 1)
+        rows, added = parts[0], jnp.where(is_given[:, None], parts[1:], 0)
+    if given is None:
+        return GivenEmbeddings(rows, is_given), added
+    rows = jnp.where(is_given[:, None], rows, given.rows)
+    return GivenEmbeddings(rows, is_given | given.is_given), added

@@ -12,7 +12,7 @@ from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError
 from jaxllm.executor.adapter_shape import adapter_shape
 from jaxllm.executor.devices import data_shards, devices_of_all, local_devices, split_over, tensor_parallel_size
-from jaxllm.executor.image_sizes import with_images
+from jaxllm.executor.image_sizes import with_images, with_whole_spans
 from jaxllm.executor.kernels.operation import Workload
 from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
@@ -79,7 +79,7 @@ def resolve_config(
         _check_drafts(config, model, stages)
     elif config.speculation.drafting is not None:
         raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
-    has_images = runner == "generate" and _takes_images(config, model)
+    has_images = _takes_images(config, model, runner)
     workload = Workload(
         devices[0],
         model,
@@ -117,10 +117,7 @@ def resolve_config(
         drafter=drafter,
         drafter_folder=drafter_folder,
     )
-    if has_images or model.has_cross_attention:
-        resolved = (
-            with_images(resolved) if has_images else with_sound(resolved, runner, stages, is_multihost=processes > 1)
-        )
+    resolved = _with_media(resolved, runner, stages, has_images=has_images, is_multihost=processes > 1)
     if config.lora.lora_target_modules and runner == "generate":
         # Seldom given: starts of others are faster without the import.
         from jaxllm.executor.adapter_targets import with_generative_targets
@@ -172,15 +169,28 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     return load_classes(names)
 
 
-def _takes_images(config: EngineConfig, model: ModelConfig) -> bool:
+def _takes_images(config: EngineConfig, model: ModelConfig, runner: str) -> bool:
     """Whether requests may have images, or sound in place of tokens, and the engine is not of text alone."""
-    hears = model.sound is not None and not model.has_cross_attention
+    # Of sound, nothing is pooled.
+    hears = runner == "generate" and model.sound is not None and not model.has_cross_attention
     if (model.tower is None and not hears) or config.images.language_model_only:
         return False
     stages = config.parallel.pipeline_parallel_size
     if stages > 1:
         logger.warning("images are refused: they are not supported with pipeline_parallel_size=%d", stages)
     return stages == 1
+
+
+def _with_media(
+    resolved: ResolvedConfig, runner: str, stages: int, *, has_images: bool, is_multihost: bool
+) -> ResolvedConfig:
+    """The configuration with room for what requests may have of images and sound. Raises `ConfigError`."""
+    if not has_images:
+        has_sound = resolved.model.has_cross_attention
+        return with_sound(resolved, runner, stages, is_multihost=is_multihost) if has_sound else resolved
+    # Who pools reads prompts whole.
+    resolved = with_images(resolved)
+    return with_whole_spans(resolved) if runner == "generate" else resolved
 
 
 def _check_drafts(config: EngineConfig, model: ModelConfig, stages: int) -> None:

@@ -95,11 +95,15 @@ class ResolvedConfig:
 
     @property
     def longest_span(self) -> int:
-        """Tokens of a span at most: a step has room for one, and for a token of every other request.
+        """Tokens of a span at most: a step has room for one, and for a token of every other request."""
+        return self.span_within(self.max_num_batched_tokens - self.max_num_seqs + 1)
+
+    def span_within(self, longest: int) -> int:
+        """Tokens of a span at most, where a step has room for `longest` of a request.
 
         Of a whole prompt each token sees all others, whatever the window: it must be within that.
         """
-        longest, tower = self.max_num_batched_tokens - self.max_num_seqs + 1, self.model.tower
+        tower = self.model.tower
         is_prompt = tower is not None and tower.spans == "prompt"
         return min([longest, *(window for window in self.model.windows if window and is_prompt)])
 

@@ -16,6 +16,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState, StageState
 from jaxllm.executor.draft_loop import draft_tokens
+from jaxllm.executor.media_programs import with_media
 from jaxllm.executor.sampler.blocks import put_last_tokens, sample_in_blocks
 from jaxllm.executor.sampler.rows import SamplingRows
 from jaxllm.executor.sampler.sampler import SampledRows
@@ -76,7 +77,7 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
             token_ids = jnp.maximum(token_ids, 0)
         added = None
         if state.media_pool is not None:
-            given, added = _with_media(given, state.media_pool, inputs["media_rows"], state.hidden.shape[1])
+            given, added = with_media(given, state.media_pool, inputs["media_rows"], state.hidden.shape[1])
         rotary = inputs["positions"] + inputs["rotary_offsets"] if shape.has_grid_positions else None
         slots = inputs["slots"] if state.kv_cache.states else None
         adapters = _token_adapters(inputs, ragged, shape)
@@ -106,27 +107,6 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         )
 
     return step
-
-
-def _with_media(
-    given: GivenEmbeddings | None, pool: jax.Array, media_rows: jax.Array, hidden_size: int
-) -> tuple[GivenEmbeddings, jax.Array | None]:
-    """Rows of the pool [E, n * D] in place of tokens, by `media_rows` int32 [T] (1 + row, or 0), besides those `given`.
-
-    Also what is added after the first layers, [n - 1, T, D], or None where rows have one part.
-    """
-    is_given = media_rows > 0
-    shape = (len(media_rows), pool.shape[1])
-    # Most steps have no images: their tokens are not looked up twice.
-    rows = lax.cond(is_given.any(), lambda: pool[jnp.maximum(media_rows - 1, 0)], lambda: jnp.zeros(shape, pool.dtype))
-    added = None
-    if pool.shape[1] > hidden_size:
-        parts = rows.reshape(len(rows), -1, hidden_size).swapaxes(0, 1)
-        rows, added = parts[0], jnp.where(is_given[:, None], parts[1:], 0)
-    if given is None:
-        return GivenEmbeddings(rows, is_given), added
-    rows = jnp.where(is_given[:, None], rows, given.rows)
-    return GivenEmbeddings(rows, is_given | given.is_given), added
 
 
 def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., Any]:

@@ -41,6 +41,11 @@ class MediaPool:
         """Rows that hold an image."""
         return self.num_rows - self._num_free
 
+    @property
+    def num_pinned(self) -> int:
+        """Images that requests need."""
+        return sum(entry.users > 0 for entry in self._entries.values())
+
     def pin(self, items: Sequence[MediaItem]) -> list[MediaItem] | None:
         """Keep the images of a request here until `unpin`. Returns those that have still to be encoded, each once.
 

@@ -19,19 +19,22 @@ from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import use_compilation_cache
 from jaxllm.executor.compile.first_run import first_run, run_at_start
+from jaxllm.executor.compile.generation import media_pool
 from jaxllm.executor.compile.program import Program, ProgramSet, program_from_leaves
 from jaxllm.executor.kernels.native import begin_kernels
+from jaxllm.executor.media_programs import encoding
 from jaxllm.executor.memory.capacity import bytes_on_device
-from jaxllm.executor.program_table import EMPTY_ADAPTERS, ROW_SQUARES, SCALE_ADAPTER, SET_ADAPTER
+from jaxllm.executor.program_table import EMPTY_ADAPTERS, ENCODE, ROW_SQUARES, SCALE_ADAPTER, SET_ADAPTER
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.adapter_factors import row_squares, set_factors, square_shapes
 from jaxllm.models.layers.adapter_slots import AdaptedGraph, split_adapters
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.pooling_model import PoolingModel, abstract_pooling_model, load_pooling_model
+from jaxllm.models.pooling_model import Decoder, PoolingModel, abstract_pooling_model, load_pooling_model
+from jaxllm.models.towers.image_tower import ImageTower
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
-from jaxllm.pooling.runner import PoolingRunner
+from jaxllm.pooling.runner import EMPTY_MEDIA, PoolingRunner
 from jaxllm.pooling.step import FINISH_ROWS, Merge, PoolingShape, make_finish, make_step
 
 
@@ -49,7 +52,8 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
             from jaxllm.planning.fit import check_weights
 
             slots = programs.others[SET_ADAPTER.name].arguments[0] if programs.shape.adapters else ()
-            check_weights(resolved.common, bytes_on_device((programs.parameters, slots)))
+            media = media_pool(resolved.common)
+            check_weights(resolved.common, bytes_on_device((programs.parameters, slots, media)))
         cache = use_compilation_cache(compile_options.compilation_cache_dir)
         wait_for_kernels = begin_kernels(resolved.common, cache)
         executables = cached_executables(resolved.common, programs, 0, cache)
@@ -59,6 +63,7 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
         wait_for_kernels()
     except ModelError as error:
         raise ConfigError(str(error)) from error
+    tower = resolved.common.model.tower
     runner = PoolingRunner(
         parameters=parameters,
         executables=executables,
@@ -67,9 +72,12 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
         hidden_size=resolved.common.model.embedding_size,
         size=resolved.size,
         watch=CompilationWatch(strict=compile_options.strict_compilation),
+        grid_merge=tower.merge if tower is not None and programs.shape.has_grid_positions else None,
     )
     if programs.shape.adapters is not None:
         first_run(executables, "creating slots for adapters", runner.empty_adapters)
+    if programs.shape.sees_images:
+        first_run(executables, "creating the pool of images", runner.empty_media)
     runner.warm_up(run_at_start(resolved.common.platform, at_start) or programs.buckets.all[:1])
     return runner
 
@@ -88,8 +96,8 @@ def _load(resolved: ResolvedPoolingConfig, progress: Progress) -> tuple[jax.Arra
     return tuple(jax.tree.leaves(nnx.split(model)[1]))
 
 
-def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
-    """The programs of an engine of this configuration."""
+def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[tuple[Any, ...]]:
+    """The programs of an engine of this configuration. Their state is the pool of images' rows, if there is one."""
     common, settings = resolved.common, resolved.settings
     graph, parameters = nnx.split(_model(resolved, resolved.forward))
     merge: Merge = lambda parameters, adapters: nnx.merge(graph, parameters)  # noqa: E731
@@ -101,15 +109,23 @@ def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
         adapted, arrays = split_adapters(model)
         merge, adapters = adapted.merge, tuple(arrays.values())
         squares = square_shapes(model) if common.adapters.has_vectors else ()
-    make = _Making(merge, parameters, adapters, PoolingShape(settings, common.adapters), common, adapted, squares)
-    others = {task: make.finish(task) for task in settings.token_tasks}
+    shape = PoolingShape(
+        settings,
+        common.adapters,
+        hidden_size=common.model.hidden_size if common.sees_images else 0,
+        has_grid_positions=common.sees_images and common.model.has_grid_positions,
+        sees_spans=common.sees_spans,
+    )
+    media = (media_pool(common),) if common.sees_images else ()
+    make = _Making(merge, parameters, adapters, shape, common, adapted, squares, media)
+    others = {task: make.finish(task) for task in settings.token_tasks} | (make.media_programs(graph) if media else {})
     return ProgramSet(
         step=make.step,
         others=others | (make.adapter_programs() if adapters else {}),
         buckets=Buckets(common.max_num_batched_tokens, common.max_num_seqs),
         shape=make.shape,
         parameters=parameters,
-        state=None,
+        state=media,
         options={"pooling": dataclasses.asdict(settings)},
     )
 
@@ -117,6 +133,19 @@ def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
 def _model(resolved: ResolvedPoolingConfig, options: ForwardOptions) -> PoolingModel:
     common = resolved.common
     return abstract_pooling_model(common.model, options, jnp.dtype(common.dtype), resolved.settings.outputs)
+
+
+def _tower_of(graph: nnx.GraphDef[PoolingModel], parameters: Any) -> ImageTower:
+    """The tower of a decoder that sees images."""
+    backbone = nnx.merge(graph, parameters).backbone
+    assert isinstance(backbone, Decoder)
+    assert backbone.model.tower is not None
+    return backbone.model.tower
+
+
+def _host(shape: tuple[int, ...] = (), dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
+    """The shape of an array that comes from the host."""
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -132,16 +161,30 @@ class _Making:
     adapted: AdaptedGraph | None
     squares: tuple[Any, ...]
     """Shapes of what is measured of the weights, if slots have vectors."""
+    media: tuple[Any, ...]
+    """Shape of the pool of images' rows, where texts may have images."""
 
     def step(self, bucket: Bucket) -> Program:
         packed = jax.ShapeDtypeStruct((self.shape.layout(bucket).size,), np.int32)
         step = make_step(self.merge, self.shape, bucket)
-        return self._program(f"pool_{bucket.tokens}_tokens", step, packed, result=(0, 0))
+        return self._program(f"pool_{bucket.tokens}_tokens", step, self.media, packed, result=(0, 0))
 
     def finish(self, task: str) -> Program:
         hidden = jax.ShapeDtypeStruct((FINISH_ROWS, self.common.model.embedding_size), np.float32)
         each = jax.ShapeDtypeStruct((FINISH_ROWS,), np.int32)
         return self._program(task, make_finish(self.merge, self.shape, task), hidden, each, each, each, result=0)
+
+    def media_programs(self, graph: nnx.GraphDef[PoolingModel]) -> dict[str, Program]:
+        """What makes the pool of images' rows, and encodes a crop of each size."""
+        tower = self.common.model.tower
+        assert tower is not None
+        found = {EMPTY_MEDIA: Program(partial(empty_adapters, self.media), (), (0,))}
+        make = partial(program_from_leaves, precision=self.common.matmul_precision, result=0, donated=(1,))
+        for size in tower.sizes:
+            body = encoding(tower, size, partial(_tower_of, graph), _host)
+            name = ENCODE.sized_name(size)
+            found[name] = make(name, body.function, self.parameters, *self.media, *body.inputs)
+        return found
 
     def adapter_programs(self) -> dict[str, Program]:
         """What makes the slots, and fills one."""

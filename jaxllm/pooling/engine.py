@@ -23,6 +23,8 @@ from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.resolved import ResolvedPoolingConfig, resolve_pooling_config
 from jaxllm.pooling.runner import DispatchedTexts, PoolingRunner
 from jaxllm.pooling.waiting import AdapterWaiting, make_adapters
+from jaxllm.pooling.waiting_media import MediaWaiting
+from jaxllm.requests.media import FIELD as MEDIA
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import as_request_ids
 
@@ -52,6 +54,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             self.adapters = make_adapters(resolved, runner)
             self._waiting = AdapterWaiting(self.adapters)
             self.on_close.append(self.adapters.close)
+        self._media = MediaWaiting.of(resolved, runner)
         self.control = AdapterControl(self)
 
     @classmethod
@@ -81,24 +84,44 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             assert self.info.pooling is not None
             request.params = replace(request.params, task=self.info.pooling.tasks[0])
         if request.lora_request is None or self._waiting is None:
-            self._queue.add(request)
+            self._encode_or_queue(request)
         else:
             self._waiting.add(request)
-            self._take_ready()
+            self._take_adapted()
 
-    def _take_ready(self) -> None:
-        """Queue the texts that have their adapter now, and end those that cannot have it."""
+    def _encode_or_queue(self, request: PoolingRequest) -> None:
+        if request.media is None or self._media is None:
+            self._queue.add(request)
+        else:
+            self._media.add(request)
+
+    def _take_adapted(self) -> None:
+        """Let the texts go on that have their adapter now, and end those that cannot have it."""
         for each in () if self._waiting is None else self._waiting.ready():
             if each.error is None:
-                self._queue.add(each.request)
+                self._encode_or_queue(each.request)
             else:
-                self._ended.append(_refused(each.request.request_id, each.error))
+                self._ended.append(_refused(each.request.request_id, each.error, "lora_request"))
+
+    def _take_encoded(self) -> None:
+        """Queue the texts whose images are encoded now, and end those whose are not to be."""
+        for each in () if self._media is None else self._media.ready():
+            if each.error is None:
+                self._queue.add(each.request)
+                continue
+            if self._waiting is not None:
+                self._waiting.ended(each.request)
+            self._ended.append(_refused(each.request.request_id, each.error, MEDIA))
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         names = as_request_ids(request_ids)
         running = {each.request_id for _, step in self._under_way for each in step.requests}
         queued = self._queue.remove(names)
+        if self._media is not None:
+            for each in queued:
+                self._media.release(each)
+            queued += self._media.remove(names)
         ended = [each.request_id for each in queued]
         if self._waiting is not None:
             for each in queued:
@@ -114,22 +137,26 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(len(self._queue) or self._under_way or self._ended or self._waiting)
+        return bool(len(self._queue) or self._under_way or self._ended or self._waiting or self._media)
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
         running = {each.request_id for _, step in self._under_way for each in step.requests}
-        waiting = set() if self._waiting is None else self._waiting.ids()
+        waiting = set().union(*(held.ids() for held in (self._waiting, self._media) if held is not None))
         return self._queue.ids() | waiting | (running - self._aborted)
 
     def _start(self) -> bool:
-        self._take_ready()
+        self._take_adapted()
+        self._take_encoded()
         if not len(self._queue):
-            if self._waiting and not self._under_way and not self._ended:
+            if self._waiting and not self._media and not self._under_way and not self._ended:
                 self._waiting.wait()
             return False
-        began = time.monotonic()
-        self._under_way.append((began, self.runner.dispatch(self._queue.take())))
+        began, texts = time.monotonic(), self._queue.take()
+        self._under_way.append((began, self.runner.dispatch(texts)))
+        if self._media is not None:
+            for each in texts:
+                self._media.release(each)
         return True
 
     def _complete(self, began: float, step: DispatchedTexts) -> list[EngineOutput]:
@@ -160,8 +187,10 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             self._step,
             step_seconds=self._step_seconds,
             num_running=running,
-            num_waiting=len(self._queue) + len(self._waiting or ()),
+            num_waiting=len(self._queue) + len(self._waiting or ()) + len(self._media or ()),
             num_compilations=self.runner.watch.count,
+            image_queries=0 if self._media is None else self._media.pool.num_queries,
+            image_hits=0 if self._media is None else self._media.pool.num_hits,
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -177,14 +206,15 @@ def _fault(request_id: str) -> EngineOutput:
     return EngineOutput(request_id, [], finish_reason="abort", refusal=fault_message(request_id), is_fault=True)
 
 
-def _refused(request_id: str, error: JaxLLMError) -> EngineOutput:
+def _refused(request_id: str, error: JaxLLMError, field: str) -> EngineOutput:
+    """The output for a request that is not served because of what it has in this field."""
     parameter = error.parameter if isinstance(error, RequestError) else None
     return EngineOutput(
         request_id,
         [],
         finish_reason="abort",
         refusal=str(error),
-        refused_parameter=parameter or "lora_request",
+        refused_parameter=parameter or field,
         is_fault=isinstance(error, RequestFaultError),
     )
 
@@ -199,4 +229,10 @@ def _describe(resolved: ResolvedPoolingConfig, num_shapes: int) -> EngineInfo:
         matryoshka=settings.matryoshka,
         answers=settings.answers,
     )
-    return describe(resolved.common, num_shapes, pooling=pooling)
+    common = resolved.common
+    info = describe(common, num_shapes, pooling=pooling)
+    if info.images is None:
+        return info
+    # Texts are read whole.
+    images = replace(info.images, longest_span=common.span_within(common.max_model_len))
+    return replace(info, images=images)

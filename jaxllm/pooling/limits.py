@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from jaxllm.config.engine_info import EngineInfo, PoolingInfo
-from jaxllm.engine.validation import check_adapter, unknown_token
+from jaxllm.config.engine_info import EngineInfo, ImageInfo, PoolingInfo
+from jaxllm.engine.validation import check_adapter, check_images, unknown_token
 from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
@@ -19,12 +19,13 @@ class PoolingLimits:
     max_model_len: int
     pooling: PoolingInfo
     max_loras: int = 0
+    images: ImageInfo | None = None
 
     @classmethod
     def of(cls, info: EngineInfo) -> "PoolingLimits":
         """The limits of an engine that pools."""
         assert info.pooling is not None
-        return cls(info.model, info.vocab_size, info.max_model_len, info.pooling, info.max_loras)
+        return cls(info.model, info.vocab_size, info.max_model_len, info.pooling, info.max_loras, info.images)
 
     def check(self, request: PoolingRequest) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
@@ -36,6 +37,8 @@ class PoolingLimits:
             raise self.too_long(f"{length} tokens")
         if ((request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)).any():
             raise unknown_token(request.prompt_token_ids, self.vocab_size)
+        if request.media is not None:
+            check_images(request.media, self.images)
         self.check_params(request.params)
 
     def check_adapter(self, lora: LoRARequest | None) -> None:

@@ -1,6 +1,6 @@
 """Runs steps of a pooling engine: packs texts, calls the executable of their bucket, reads the results."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,10 +13,14 @@ from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.compile.first_run import first_run
-from jaxllm.executor.program_table import EMPTY_ADAPTERS, ROW_SQUARES, SCALE_ADAPTER, SET_ADAPTER
+from jaxllm.executor.program_table import EMPTY_ADAPTERS, ENCODE, ROW_SQUARES, SCALE_ADAPTER, SET_ADAPTER
+from jaxllm.media.grid_positions import grid_offsets
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
+
+EMPTY_MEDIA = "empty_media"
+"""The program that makes the pool of images' rows."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,15 @@ class PoolingRunner:
         hidden_size: int,
         size: int,
         watch: CompilationWatch,
+        grid_merge: int | None = None,
     ) -> None:
+        """`grid_merge` patches each way are a row, where rows of images are rotated by their places in a grid."""
         self.watch = watch
         self._parameters = parameters
         self._adapters: Any = ()
         self._row_squares: Any = ()
+        self._media: tuple[jax.Array, ...] = ()
+        self._grid_merge = grid_merge
         self._executables = executables
         self._buckets = buckets
         self._shape = shape
@@ -73,7 +81,21 @@ class PoolingRunner:
 
     def _run_empty(self, bucket: Bucket) -> None:
         packed, _ = self._layouts[bucket].host_buffer()
-        jax.block_until_ready(self._executables.get(bucket.name)(self._parameters, self._adapters, packed))
+        step = self._executables.get(bucket.name)
+        jax.block_until_ready(step(self._parameters, self._adapters, self._media, packed))
+
+    def empty_media(self) -> None:
+        """Make the pool of images' rows, empty."""
+        self._media = self._executables.get(EMPTY_MEDIA)()
+
+    def encode(self, size: int, *inputs: np.ndarray) -> None:
+        """Encode a crop of an image into the pool, for the steps dispatched from now on. Returns at once.
+
+        `inputs` are those of `encoding`.
+        """
+        program: Any = self._executables.get(ENCODE.sized_name(size))
+        with self.watch.watching("an image"):
+            self._media = (program(self._parameters, *self._media, *inputs),)
 
     def empty_adapters(self) -> None:
         """Make the slots for adapters, empty."""
@@ -100,7 +122,7 @@ class PoolingRunner:
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.get(bucket.name)
         with self.watch.watching(bucket):
-            results, hidden = executable(self._parameters, self._adapters, self._pack(requests, bucket))
+            results, hidden = executable(self._parameters, self._adapters, self._media, self._pack(requests, bucket))
         results.copy_to_host_async()
         if not self._shape.settings.of_tokens and any(wants_tokens(request.params) for request in requests):
             hidden.copy_to_host_async()
@@ -145,7 +167,7 @@ class PoolingRunner:
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""
         self.watch.close()
-        for leaf in (*self._parameters, *self._adapters):
+        for leaf in (*self._parameters, *self._adapters, *self._media):
             leaf.delete()
         self._executables.close()
 
@@ -167,7 +189,26 @@ class PoolingRunner:
         if self._shape.adapters is not None:
             views["adapter_slots"][:rows] = [request.adapter_slot for request in requests]
             views["adapter_slots"][rows:] = -1
+        if self._shape.sees_images:
+            for first, request in zip((ends - lengths).tolist(), requests, strict=True):
+                self._pack_media(request, {name: views[name][..., first:] for name in self._shape.media_fields})
         return packed
+
+    def _pack_media(self, request: PoolingRequest, fields: Mapping[str, np.ndarray]) -> None:
+        """Fill in what a step must know of the images of a text; `fields` begin with its first token."""
+        media, length, visible = request.media, len(request.prompt_token_ids), fields.get("visible_until")
+        if visible is not None:
+            visible[:length] = np.arange(1, length + 1)
+            for begin, end in () if media is None else media.spans.tolist():
+                visible[begin:end] = end
+        if media is None:
+            return
+        fields["media_rows"][media.places] = request.media_rows
+        if "rotary_offsets" in fields:
+            assert self._grid_merge is not None
+            offsets, shift = grid_offsets(media, self._grid_merge)
+            fields["rotary_offsets"][:, : media.end] = offsets
+            fields["rotary_offsets"][:, media.end : length] = shift
 
     def _wish(self, params: PoolingParams) -> tuple[int, bool]:
         """Numbers per result, and whether it is normalised or activated."""

@@ -4,7 +4,7 @@ Axis letters: T tokens, R rows (texts), D hidden size, O numbers per result (of 
 classifier).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.media_programs import with_media
 from jaxllm.executor.packed_layout import PackedLayout
-from jaxllm.models.batch import PackedSequences
+from jaxllm.models.batch import PackedSequences, TextMedia
 from jaxllm.models.options import AdapterShape
 from jaxllm.models.pooling_model import PoolingModel
 from jaxllm.pallas_kernels.low_rank import TokenSlots
@@ -35,11 +36,23 @@ class PoolingShape:
     settings: PoolingSettings
     adapters: AdapterShape | None = None
     """Slots for adapters, if there are any."""
+    hidden_size: int = 0
+    """Of the model's layers, where rows of images may stand in place of tokens; 0 elsewhere."""
+    has_grid_positions: bool = False
+    """Whether such rows turn by their places in an image."""
+    sees_spans: bool = False
+    """Whether tokens may see later ones of their span."""
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether texts may have images."""
+        return self.hidden_size > 0
 
     def layout(self, bucket: Bucket) -> PackedLayout:
         """The packed input of a bucket. `sizes` are dimensions to keep, `flags` 1 for normalisation or activation.
 
-        `adapter_slots` are there where there are slots, -1 for rows without an adapter.
+        `adapter_slots` are there where there are slots, -1 for rows without an adapter. `media_rows` are 1 + the row of
+        the pool in place of each token, or 0; for the others see `TextMedia`.
         """
         tokens, rows = bucket.tokens, bucket.rows
         return PackedLayout(
@@ -53,8 +66,24 @@ class PoolingShape:
                 "sizes": ((rows,), np.int32),
                 "flags": ((rows,), np.int32),
                 **({} if self.adapters is None else {"adapter_slots": ((rows,), np.int32)}),
+                **({"media_rows": ((tokens,), np.int32)} if self.sees_images else {}),
+                **({"rotary_offsets": ((3, tokens), np.int32)} if self.has_grid_positions else {}),
+                **({"visible_until": ((tokens,), np.int32)} if self.sees_spans else {}),
             }
         )
+
+    @property
+    def media_fields(self) -> tuple[str, ...]:
+        """The fields that say something of images, for each token."""
+        others = (("rotary_offsets", self.has_grid_positions), ("visible_until", self.sees_spans))
+        return ("media_rows", *(name for name, is_there in others if is_there)) if self.sees_images else ()
+
+    def media_of(self, inputs: Mapping[str, jax.Array], pool: Sequence[jax.Array]) -> TextMedia | None:
+        """The rows of images in a step, of the one pool [E, n * D] that there is where texts may have images."""
+        if not self.sees_images:
+            return None
+        given, added = with_media(None, pool[0], inputs["media_rows"], self.hidden_size)
+        return TextMedia(given, added, inputs.get("rotary_offsets"), inputs.get("visible_until"))
 
     def slots_of(self, slots: jax.Array) -> TokenSlots | None:
         """Slots of tokens or of rows as products take them, where there are any."""
@@ -63,13 +92,14 @@ class PoolingShape:
 
 
 def make_step(merge: Merge, shape: PoolingShape, bucket: Bucket) -> Callable[..., Any]:
-    """The function `(parameters, adapters, packed) -> (results float32 [R, O], hidden states [T, D])` of one bucket.
+    """The function of one bucket, which takes `(parameters, adapters, media, packed)`.
 
-    For a model with results per token, results are [T, O] and there are no hidden states.
+    It returns results float32 [R, O] and hidden states [T, D]. For a model with results per token, results are [T, O]
+    and there are no hidden states. `media` is a tuple of the pool of images' rows, empty for a model of text alone.
     """
     layout = shape.layout(bucket)
 
-    def step(parameters: Any, adapters: Any, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(parameters: Any, adapters: Any, media: Any, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
         model = merge(parameters, adapters)
         inputs = layout.unpack(packed)
         segments = Segments(*(inputs[name] for name in ("starts", "rows", "num_tokens", "num_rows")))
@@ -78,7 +108,8 @@ def make_step(merge: Merge, shape: PoolingShape, bucket: Bucket) -> Callable[...
             slots = inputs["adapter_slots"]
             is_token = jnp.arange(bucket.tokens, dtype=jnp.int32) < segments.num_tokens
             of_rows, of_tokens = map(shape.slots_of, (slots, jnp.where(is_token, slots[segments.rows], -1)))
-        hidden = model(PackedSequences(inputs["token_ids"], inputs["token_types"], segments, of_tokens))
+        rows = shape.media_of(inputs, media)
+        hidden = model(PackedSequences(inputs["token_ids"], inputs["token_types"], segments, of_tokens, rows))
         task, sizes, flags = shape.settings.tasks[0], inputs["sizes"], inputs["flags"]
         if shape.settings.of_tokens:
             sizes, flags, states = sizes[segments.rows], flags[segments.rows], hidden.astype(jnp.float32)

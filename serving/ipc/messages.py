@@ -245,15 +245,18 @@ class Pool(msgspec.Struct, tag=True):
     second_text: int | None
     owner: Owner
     lora_request: LoRARequest | None = None
+    media: Media | None = None
 
     @classmethod
     def of(cls, request: PoolingRequest) -> "Pool":
         """The message for a request."""
-        return cls(**{name: getattr(request, name) for name in cls.__struct_fields__})
+        given = {name: getattr(request, name) for name in cls.__struct_fields__}
+        return cls(**{**given, "media": None if request.media is None else Media.of(request.media)})
 
     def request(self) -> PoolingRequest:
         """The request that the message stands for."""
-        return PoolingRequest(**{name: getattr(self, name) for name in self.__struct_fields__})
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return PoolingRequest(**{**given, "media": None if self.media is None else self.media.media()})
 
 
 class Abort(msgspec.Struct, tag=True):

@@ -1,6 +1,7 @@
 """What the engine does for requests with images: they wait until their images are encoded, and run then."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from jaxllm.engine.features.encoded_media import EncodedMedia
 from jaxllm.engine.features.faults import Faults
 from jaxllm.executor.media_calls import MediaCalls, SoundRowCalls
+from jaxllm.executor.program_table import ENCODE
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.media.grid_positions import grid_offsets
@@ -57,7 +59,8 @@ class MediaRequests(EncodedMedia):
             assert sound is not None
             return cls(faults, pool, SoundRowCalls(runner.calls, sound), scheduler, patches_per_step=patches)
         merge = tower.merge if resolved.model.has_grid_positions else None
-        return cls(faults, pool, MediaCalls(runner.calls, tower), scheduler, patches_per_step=patches, grid_merge=merge)
+        calls = MediaCalls(partial(runner.calls.call_sized, ENCODE), tower)
+        return cls(faults, pool, calls, scheduler, patches_per_step=patches, grid_merge=merge)
 
     def encode(self, item: MediaItem) -> Iterator[int]:
         """See `EncodedMedia`."""

@@ -139,13 +139,13 @@ def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepSh
         ),
         last_tokens=array((slots,), jnp.int32, "shards"),
         hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
-        media_pool=_media_pool(resolved),
+        media_pool=media_pool(resolved),
         drafter_cache=_drafter_cache(resolved, shards * pages),
     )
 
 
-def _media_pool(resolved: ResolvedConfig) -> Any:
-    """Rows of images, where the engine takes some."""
+def media_pool(resolved: ResolvedConfig) -> Any:
+    """Shape of the pool of images' rows, or None where the engine takes none."""
     if not resolved.sees_images:
         return None
     tower = resolved.model.tower
