@@ -168,7 +168,8 @@ class AsyncLLM(AsyncControl):
         self.tokenizer = tokenizer
         self.default_params = loading.default_params(self.config.model, Path(info.model_folder))
         if info.pooling is not None:
-            self.inputs = PoolingInputs(tokenizer, info)
+            images, _ = loading.prompt_media(info, tokenizer, None)
+            self.inputs = PoolingInputs(tokenizer, info, images)
             self.engines.members.serve(PoolingProcessor)
         else:
             self._forms = loading.form_checker(self.config, info, tokenizer)

@@ -14,6 +14,7 @@ from jaxllm.serving.media.source import MediaSource
 from jaxllm.serving.media.video.frames import VideoFrames, videos_of
 from jaxllm.serving.media.video.loader import VideoLoader
 from jaxllm.serving.options.media import MediaOptions
+from jaxllm.serving.pooling.inputs import PoolingInputs
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.media_parts import Loaders, take_media
 from jaxllm.serving.text.messages import AUDIO, IMAGE, VIDEO, Conversation, Message
@@ -26,7 +27,7 @@ from jaxllm.serving.text.stand_ins import Written
 class ChatMedia:
     """The media that the model takes. What loads them by URLs is made when it is first asked for."""
 
-    def __init__(self, inputs: InputProcessor, options: MediaOptions) -> None:
+    def __init__(self, inputs: InputProcessor | PoolingInputs, options: MediaOptions) -> None:
         self._inputs, self._options = inputs, options
 
     @property

@@ -317,7 +317,7 @@ def open_engine(
                 # Only here: models that generate start faster without the import.
                 from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
 
-                return PoolingLLMEngine(engine, tokenizer)
+                return PoolingLLMEngine(engine, tokenizer, media)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
             makers = prompt_media(info, tokenizer, media or MediaOptions())
             inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms, *makers)

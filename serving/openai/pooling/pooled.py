@@ -9,18 +9,20 @@ from starlette.requests import Request
 from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.requests.media import FIELD as MEDIA
 from jaxllm.serving.http.identity import ADAPTER, Identity, Named, identify, requested_rank
 from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import unless_gone
 from jaxllm.serving.http.submission import log_requests, owned
-from jaxllm.serving.openai.chat.prompt import render
+from jaxllm.serving.openai.chat.prompt import Prepared, prepare_media, render
 from jaxllm.serving.openai.completions.routes import split_prompts
 from jaxllm.serving.openai.generation.validation import check_texts, checked_priority
 from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
+from jaxllm.serving.text.messages import IMAGE
 from jaxllm.serving.text.prompts import Prompt
 
 
@@ -77,23 +79,31 @@ async def pool_texts(
             split = partial(split_prompts, body.input, most=server.limits.max_sequences)
             prompts = list(await server.bodies.work(request, split))
     else:
-        prompts = [await _render(body, server)]
+        prompts = [await render_messages(request, body, server)]
     field = "input" if body.messages is None else "messages"
     return await pool(request, server, body, prompts, params, prefix=prefix, field=field, add_special_tokens=special)
 
 
-async def _render(body: TextsRequest, server: ServerState) -> str:
-    """The text that the chat template makes of the messages."""
+async def render_messages(request: Request, body: TextsRequest, server: ServerState) -> Prompt:
+    """The text that the chat template makes of the messages, and their images. Raises `RequestError`."""
     assert body.messages is not None
-    same = ("continue_final_message", "chat_template", "chat_template_kwargs")
+    same = (
+        "messages", "continue_final_message", "chat_template", "chat_template_kwargs", "mm_processor_kwargs",
+        "media_io_kwargs",
+    )  # fmt: skip
     chat = TokenizeRequest(
-        messages=body.messages,
-        add_generation_prompt=bool(body.add_generation_prompt),
-        **{name: getattr(body, name) for name in same},
+        add_generation_prompt=bool(body.add_generation_prompt), **{name: getattr(body, name) for name in same}
     )
     with naming_fields(prompt="messages"):
+        prepared = await prepare_media(request, server, chat)
         _, text = await server.run_text_of(chat.chat_template)(render, server, chat)
-    return text
+    return with_images(text, prepared)
+
+
+def with_images(text: str, prepared: Prepared) -> Prompt:
+    """A prompt of a text, with its images and videos if there are any."""
+    images = prepared.get(IMAGE)
+    return {"prompt": text, MEDIA: {IMAGE: list(images)}} if images else text
 
 
 def usage(results: Sequence[PoolingRequestOutput]) -> TextUsage:

@@ -15,8 +15,6 @@ from jaxllm.serving.http.body.bounds import (
 )
 from jaxllm.serving.openai.protocol.messages import Message
 
-_TEXT_ONLY = "this model accepts text only"
-
 
 class PooledRequest(Body, kw_only=True):
     """Fields of every request to a pooling model."""
@@ -35,7 +33,10 @@ class PooledRequest(Body, kw_only=True):
     """Part of the response's id and of the log; by default random."""
 
     cache_salt: Annotated[Any, Ignored("a pooling model caches nothing")] = None
-    mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Fields of the image processor, for the images of this request."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """Which frames of videos are used: {"video": {"num_frames": 16, "fps": 1}}."""
 
 
 class TextsRequest(PooledRequest, kw_only=True):
@@ -55,7 +56,6 @@ class TextsRequest(PooledRequest, kw_only=True):
     """A chat template (Jinja) for this request; rejected unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
-    media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
 
 
 class EmbeddingRequest(TextsRequest, kw_only=True):

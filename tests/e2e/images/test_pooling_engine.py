@@ -105,7 +105,7 @@ def test_a_fault_of_an_image_ends_its_text_alone(engine: PoolingEngine, monkeypa
     monkeypatch.setattr(calls, "encode", failing)
     engine.add_request(_request("broken", [1, pixels(77, 2, 2), 3]))
     engine.add_request(_request("whole", [1, pixels(78, 2, 2), 3]))
-    outputs = {}
+    outputs: dict[str, Any] = {}
     while engine.has_unfinished_requests():
         outputs.update((output.request_id, output) for output in engine.step())
     assert outputs["broken"].is_fault

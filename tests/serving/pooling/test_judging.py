@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jaxllm import LLM, PoolingParams
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.serving.pooling.judging import BEFORE, BEHIND, PAIR
+from jaxllm.serving.pooling.judging import JUDGED_TEXTS
 from tests.jaxllm.pooling.driving import QUICK
 
 QUERY = "what color is the sky"
@@ -33,13 +33,13 @@ def test_scores_are_the_probability_of_yes(judge: Path) -> None:
         with pytest.raises(RequestError, match="leaves no room"):
             llm.score(QUERY, DOCUMENTS, pooling_params=PoolingParams(truncate_prompt_tokens=20))
     for document, each in zip(DOCUMENTS, found, strict=True):
-        text = BEFORE + PAIR.format(QUERY, document) + BEHIND
+        text = JUDGED_TEXTS.before + JUDGED_TEXTS.pair.format(QUERY, document) + JUDGED_TEXTS.after
         token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert each.prompt_token_ids == token_ids
         assert each.outputs.score == pytest.approx(probability(judge, token_ids), abs=2e-5)
     assert len({round(each.outputs.score, 6) for each in found}) == len(found)
     whole = found[2].prompt_token_ids
-    behind = tokenizer(BEHIND, add_special_tokens=False)["input_ids"]
+    behind = tokenizer(JUDGED_TEXTS.after, add_special_tokens=False)["input_ids"]
     assert cut.prompt_token_ids == whole[: min(300, len(whole)) - len(behind)] + behind
 
 
