@@ -94,7 +94,7 @@ def test_images_are_not_cut(server: ServerProcess) -> None:
 def test_in_a_script(reference: Reference) -> None:
     options: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "optimization_level": 0}
     image = picture(5)
-    prompt = {"prompt": TEXT, "multi_modal_data": {"image": image}}
+    prompt: dict[str, Any] = {"prompt": TEXT, "multi_modal_data": {"image": image}}
     with LLM(str(reference.folder), runner="pooling", **options, enforce_eager=True, max_image_patches=144) as llm:
         seen, text = llm.embed([prompt, "What is this?"], use_tqdm=False)
         (states,) = llm.encode(prompt, PoolingParams(normalize=False), pooling_task="token_embed", use_tqdm=False)
