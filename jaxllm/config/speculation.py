@@ -177,11 +177,12 @@ class SpeculationOptions(Section):
             given.setdefault("method", "ngram")
         elif model is not None:
             given["model"] = model
-            given.setdefault("method", "draft_model")
         for key, option_name in _KEYS.items():
             value = getattr(self, option_name)
             if value is not None and given.setdefault(key, value) != value:
                 raise ConfigError(f"{option_name}={value!r}: speculative_config has {key}={given[key]!r}; give one")
+        if "model" in given:
+            given.setdefault("method", "draft_model")
         return {key: value for key, value in given.items() if key not in _WITHOUT_EFFECT}
 
 

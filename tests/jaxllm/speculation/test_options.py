@@ -32,6 +32,7 @@ def drafting(**options: Any) -> Drafting | None:
         ({"spec_method": "mtp"}, Drafting("mtp", 3)),
         ({"speculative_config": {"method": "deepseek_mtp", "num_speculative_tokens": 1}}, Drafting("mtp", 1)),
         ({"speculative_model": "org/small"}, Drafting("draft_model", 3, model="org/small")),
+        ({"spec_method": "eagle3", "speculative_model": "org/head"}, Drafting("eagle3", 3, model="org/head")),
         (
             {"speculative_config": {"method": "eagle3", "model": "org/head", "revision": "main"}},
             Drafting("eagle3", 3, model="org/head", revision="main"),
