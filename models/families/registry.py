@@ -245,6 +245,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "Qwen2VLForConditionalGeneration": _Known("qwen_vl.QWEN2"),
     "Qwen2_5_VLForConditionalGeneration": _Known("qwen_vl.QWEN2_5"),
     "Qwen3VLForConditionalGeneration": _Known("qwen_vl.QWEN3_DENSE"),
+    "Qwen3VLForSequenceClassification": _Known("qwen_vl.QWEN3_DENSE", "classify"),
     "Qwen3VLMoeForConditionalGeneration": _Known("qwen_vl.QWEN3_MOE"),
     "Qwen3_5ForConditionalGeneration": _Known("qwen3_next.QWEN3_5"),
     "Qwen3_5MoeForConditionalGeneration": _Known("qwen3_next.QWEN3_5_MOE"),

@@ -29,7 +29,7 @@ from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.async_control import AsyncControl
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.output_stream import OutputStream
-from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
+from jaxllm.serving.pooling.inputs import GivenPrompt, PooledText, PoolingInputs
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.pooling.processor import PooledResult, PoolingProcessor
 from jaxllm.serving.text.chat import load_chat_template, render_chat
@@ -303,7 +303,7 @@ class AsyncLLM(AsyncControl):
 
     async def prepare_texts(
         self,
-        prompts: Sequence[Prompt | TextPair],
+        prompts: Sequence[GivenPrompt],
         params: PoolingParams | Sequence[PoolingParams],
         request_ids: Sequence[str],
         *,

@@ -1,6 +1,7 @@
 """Embeddings and scores in a script: what the methods of `LLM` do with a pooling engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jaxllm.config.engine_info import PoolingInfo
@@ -9,12 +10,14 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
 from jaxllm.serving.llm.progress import UseTqdm
-from jaxllm.serving.pooling.inputs import TextPair
+from jaxllm.serving.pooling.inputs import GivenPrompt, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringRequestOutput
-from jaxllm.serving.pooling.scoring import Scoring
+from jaxllm.serving.pooling.scoring import Scoring, crosses
+from jaxllm.serving.pooling.sides import JUDGE_TEMPLATE, Side
 from jaxllm.serving.text.adapters import GivenAdapters
 from jaxllm.serving.text.chat import render_chat
-from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.text.messages import IMAGE, VIDEO, normalise_messages
+from jaxllm.serving.text.prompts import ParsedPrompt
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 
@@ -33,7 +36,7 @@ class OfflinePooling:
         return pooling
 
     def pool(
-        self, prompts: Sequence[Prompt | TextPair], params: Params, task: str | None, lora_request: GivenAdapters = None
+        self, prompts: Sequence[GivenPrompt], params: Params, task: str | None, lora_request: GivenAdapters = None
     ) -> list[PoolingRequestOutput]:
         """Results of texts; `task` is that of all requests, where their parameters do not name one themselves.
 
@@ -57,15 +60,54 @@ class OfflinePooling:
         lora_request: GivenAdapters = None,
     ) -> list[ScoringRequestOutput]:
         """Scores of pairs of texts, see `LLM.score`."""
-        scoring = Scoring(self._pooling, texts("text_1", first), texts("text_2", second), params)
-        prompts: list[str | TextPair] = scoring.prompts
+        sides, others = self._sides("text_1", first), self._sides("text_2", second)
+        scoring = Scoring(self._pooling, sides, others, params, partial(self._render, chat_template))
+        prompts = scoring.prompts
         if chat_template is not None:
             prompts = [self._rendered(pair, chat_template) for pair in prompts]
         return scoring.scores(self.pool(prompts, scoring.params, None, lora_request))
 
-    def _rendered(self, pair: str | TextPair, chat_template: str) -> str:
+    def _sides(self, name: str, given: Any) -> list[str | Side]:
+        """Texts, and parts with their images: {"content": [...]}, one or several. Raises `RequestError`."""
+        several = [given] if isinstance(given, (str, Mapping)) else given
+        if not isinstance(several, (list, tuple)) or not any(isinstance(each, Mapping) for each in several):
+            return [*texts(name, given)]
+        return [self._side(name, each) if isinstance(each, Mapping) else texts(name, each)[0] for each in several]
+
+    def _side(self, name: str, given: Mapping[str, Any]) -> str | Side:
+        content, media = given.get("content"), self._engine.chat_media
+        if set(given) != {"content"} or not isinstance(content, (list, tuple)) or not content:
+            raise RequestError(f"{name}: expected text or {{'content': [...]}} with parts", name)
+        known = frozenset() if media is None else media.media
+        messages: list[Mapping[str, Any]] = [{"role": "user", "content": content}]
+        taken: dict[str, list[Any]] = {}
+        if media is not None:
+            messages, taken = media.take(messages, None)
+        (message,) = normalise_messages(messages, media=known)
+        if not taken:
+            return "\n".join(part["text"] for part in message["content"])
+        return Side(message["content"], [*taken.get(IMAGE, ()), *taken.get(VIDEO, ())])
+
+    def _render(self, chat_template: str | None, messages: list[Mapping[str, Any]]) -> str:
+        """A prompt of sides with images: as a template says, or as rerankers are asked, or the model's own template."""
+        tokenizer, media = self._engine.tokenizer, self._engine.chat_media
+        assert tokenizer is not None
+        assert media is not None
+        judges = crosses(self._pooling) and chat_template is None
+        return render_chat(
+            tokenizer,
+            messages,
+            chat_template=JUDGE_TEMPLATE if judges else chat_template,
+            chat_template_content_format="openai" if judges else "auto",
+            add_generation_prompt=False,
+            media=media.media,
+        )
+
+    def _rendered(self, pair: GivenPrompt, chat_template: str) -> GivenPrompt:
         """The text that a template makes of a pair, with the roles that vLLM gives them."""
         tokenizer = self._engine.tokenizer
+        if isinstance(pair, ParsedPrompt):
+            return pair
         if not isinstance(pair, TextPair):
             raise RequestError(
                 "chat_template does not apply to embedding models, which encode each text separately", "chat_template"

@@ -1,6 +1,6 @@
 """The methods of `LLM` for models that pool."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import CapacityError, ConfigError, RequestError, short_for
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
+
+Scored = str | Mapping[str, Any]
+"""A text, or {"content": parts}."""
 
 
 @short_for((ConfigError, RequestError, CapacityError))
@@ -96,8 +99,8 @@ class PoolingMethods(EngineMethods):
 
     def score(
         self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
+        text_1: Scored | Sequence[Scored],
+        text_2: Scored | Sequence[Scored],
         /,
         *,
         use_tqdm: UseTqdm = True,
@@ -110,6 +113,7 @@ class PoolingMethods(EngineMethods):
 
         A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
         A list of `lora_request` has one for each text that is read, of both sides for an embedding model.
+        Of a model that sees, each may be parts with images as in a conversation: {"content": [...]}.
         `chat_template` (Jinja text) writes what the cross-encoder reads, of messages with the roles query and document.
         """
         refuse_foreign(tokenization_kwargs=tokenization_kwargs)

@@ -42,6 +42,10 @@ class TextPair:
     second: str
 
 
+GivenPrompt = Prompt | TextPair | ParsedPrompt
+"""What is pooled, as people give it, or read already."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class PooledText:
     """A checked request. Its one child is what the engine runs."""
@@ -70,7 +74,7 @@ class PoolingInputs:
 
     def prepare(
         self,
-        prompts: Sequence[Prompt | TextPair],
+        prompts: Sequence[GivenPrompt],
         params: PoolingParams | Sequence[PoolingParams],
         request_ids: Sequence[str],
         *,
@@ -131,7 +135,7 @@ class PoolingInputs:
         )
 
     def _read(
-        self, index: int, prompts: Sequence[Prompt | TextPair], params: Sequence[PoolingParams]
+        self, index: int, prompts: Sequence[GivenPrompt], params: Sequence[PoolingParams]
     ) -> TextPair | ParsedPrompt:
         """The prompt of this number, with what stands for its images. Raises `RequestError`."""
         prompt = prompts[index]
@@ -140,7 +144,7 @@ class PoolingInputs:
                 for text in (prompt.first, prompt.second):
                     check_text(text)
                 return prompt
-            parsed = parse_prompt(prompt)
+            parsed = prompt if isinstance(prompt, ParsedPrompt) else parse_prompt(prompt)
             if parsed.cache_salt is not None:
                 raise RequestError("cache_salt: a pooling model caches nothing", "cache_salt")
             if parsed.embeds is not None:

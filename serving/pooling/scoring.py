@@ -7,8 +7,10 @@ import numpy as np
 from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.pooling.inputs import TextPair
+from jaxllm.serving.pooling.inputs import GivenPrompt, TextPair
+from jaxllm.serving.pooling.judging import ANSWERS
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
+from jaxllm.serving.pooling.sides import Render, Side, rendered
 
 
 class Scoring:
@@ -18,8 +20,14 @@ class Scoring:
     """
 
     def __init__(
-        self, pooling: PoolingInfo, first: Sequence[str], second: Sequence[str], params: PoolingParams | None = None
+        self,
+        pooling: PoolingInfo,
+        first: Sequence[str | Side],
+        second: Sequence[str | Side],
+        params: PoolingParams | None = None,
+        render: Render | None = None,
     ) -> None:
+        """`render` writes prompts of sides with images, see `crosses`; then texts alongside these are messages, too."""
         if len(first) not in (1, len(second)) or not second or not first:
             raise RequestError(
                 f"{len(first)} first texts and {len(second)} second texts: give one first text for all second texts, "
@@ -38,19 +46,22 @@ class Scoring:
         self.is_late_interaction = task == "token_embed"
         """Whether `scores` has more to compute than an event loop should."""
         self._crosses, self._measure = task == "score", _maxsim if task == "token_embed" else _cosine
+        has_images = any(isinstance(side, Side) for side in (*first, *second))
+        if has_images and self._crosses and pooling.answers != ANSWERS:
+            raise RequestError("this model reads pairs of texts only, without images", "text_1")
         own = PoolingParams() if params is None else params
         cut = own.truncate_prompt_tokens
-        self.prompts: list[str | TextPair]
+        self.prompts: list[GivenPrompt]
         if self._crosses:
             firsts = list(first) * self._count if self._one_first else first
-            self.prompts = [TextPair(*texts) for texts in zip(firsts, second, strict=True)]
+            self.prompts = [_pair(*sides, render) for sides in zip(firsts, second, strict=True)]
             self.params = PoolingParams(task="score", truncate_prompt_tokens=cut, use_activation=own.activates)
         else:
             if own.activates is not None:
                 raise RequestError(
                     "use_activation does not apply to embedding models, whose scores are cosines", "use_activation"
                 )
-            self.prompts = [*first, *second]
+            self.prompts = [_alone(side, render if has_images else None) for side in (*first, *second)]
             self.params = PoolingParams(task=task, truncate_prompt_tokens=cut, normalize=True)
 
     def scores(self, results: Sequence[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
@@ -69,6 +80,28 @@ class Scoring:
         score = self._measure(first.outputs.data, second.outputs.data)
         tokens = first.prompt_token_ids + second.prompt_token_ids
         return ScoringRequestOutput(second.request_id, ScoringOutput(score), tokens)
+
+
+def crosses(pooling: PoolingInfo) -> bool:
+    """Whether the model reads both sides together. Prompts with images are of the roles query and document then.
+
+    Otherwise they are messages of a user.
+    """
+    return "score" in pooling.tasks
+
+
+def _pair(first: str | Side, second: str | Side, render: Render | None) -> GivenPrompt:
+    if isinstance(first, str) and isinstance(second, str):
+        return TextPair(first, second)
+    assert render is not None
+    return rendered(render, [("query", first), ("document", second)])
+
+
+def _alone(side: str | Side, render: Render | None) -> GivenPrompt:
+    if render is not None:
+        return rendered(render, [("user", side)])
+    assert isinstance(side, str)
+    return side
 
 
 def _cosine(first: np.ndarray, second: np.ndarray) -> float:

@@ -58,16 +58,18 @@ def medium_of(kind: str) -> str | None:
     return None if given is None else given.medium
 
 
-def placed_media(messages: Sequence[Any]) -> list[PlacedMedium]:
+def placed_media(messages: Sequence[Any], names: Sequence[str] | None = None) -> list[PlacedMedium]:
     """The images and sounds in messages, in order; messages and parts have attributes.
 
-    Raises `RequestError` for a part of one with neither a URL nor a uuid.
+    `names` are those of the messages, by default messages[0] and so on. Raises `RequestError` for a part of one with
+    neither a URL nor a uuid.
     """
     found: list[PlacedMedium] = []
     for index, message in enumerate(messages):
+        name = f"messages[{index}]" if names is None else names[index]
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.type in URLS:
-                where, given = f"messages[{index}].content[{place}]", URLS[part.type]
+                where, given = f"{name}.content[{place}]", URLS[part.type]
                 value = getattr(part, given.field)
                 url = None if value is None and part.uuid is not None else url_of(where, given.field, value)
                 found.append(PlacedMedium(where, url, part.uuid, given.medium))

@@ -147,7 +147,7 @@ def _plain(where: str, message: Message, media: Collection[str]) -> dict[str, An
         plain["reasoning_content"] = plain["reasoning"]
     if isinstance(message.content, list):
         parts = enumerate(message.content)
-        plain["content"] = [_part(f"{where}.content[{index}]", part, media) for index, part in parts]
+        plain["content"] = [plain_part(f"{where}.content[{index}]", part, media) for index, part in parts]
     if message.content is None and message.refusal is not None:
         plain["content"] = message.refusal
     if message.tool_calls is not None:
@@ -165,7 +165,7 @@ def _call(where: str, call: ToolCall) -> dict[str, Any]:
     return {**with_template_fields(call), "function": with_template_fields(call.function)}
 
 
-def _part(where: str, part: ContentPart, media: Collection[str]) -> dict[str, Any]:
+def plain_part(where: str, part: ContentPart, media: Collection[str]) -> dict[str, Any]:
     """A part of the content. Whether the template reads one that is not text is found out with the template."""
     medium = medium_of(part.type)
     if medium in media:

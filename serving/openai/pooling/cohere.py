@@ -15,15 +15,21 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.openai.generation.validation import check_texts
+from jaxllm.serving.openai.pooling.parts import HasContent, renderer, sides_of
 from jaxllm.serving.openai.pooling.pooled import pool, usage
 from jaxllm.serving.openai.protocol.cohere import (
     CohereEmbeddings,
     CohereEmbedRequest,
     CohereEmbedResponse,
     CohereMeta,
+    CoherePart,
     CohereUnits,
     CohereVersion,
 )
+from jaxllm.serving.openai.protocol.messages import ContentPart, Contents
+from jaxllm.serving.pooling.inputs import GivenPrompt
+from jaxllm.serving.pooling.sides import Render, Side, rendered
 
 _TYPES = {
     "search_query": ("query",),
@@ -40,7 +46,8 @@ async def create_cohere_embedding(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await server.bodies.read(request, CohereEmbedRequest)
-    texts, field = _texts(body)
+    given, field = _given(body)
+    names = [f"{field}[{place}]" for place in range(len(given))]
     with naming_fields(dimensions="output_dimension", truncate_prompt_tokens="max_tokens"):
         params = PoolingParams(
             task="embed",
@@ -48,9 +55,13 @@ async def create_cohere_embedding(request: Request) -> Response:
             truncate_prompt_tokens=None if body.truncate == "NONE" else body.max_tokens or -1,
             truncation_side="left" if body.truncate == "START" else None,
         )
-        prompts = [_prefix(server, body.input_type) + text for text in texts]
-        if body.truncate == "NONE" and body.max_tokens is not None:
-            await _check_lengths(server, prompts, field, body.max_tokens)
+        check_texts(field, len(given), server.limits)
+        sides = await sides_of(request, server, given, names, body.mm_processor_kwargs)
+        prefix = _prefix(server, body.input_type)
+        texts = [prefix + side for side in sides if isinstance(side, str)]
+        if body.truncate == "NONE" and body.max_tokens is not None and texts:
+            await _check_lengths(server, texts, field, body.max_tokens)
+        prompts = await server.llm.run_text(_prompts, renderer(server, judges=False), prefix, sides)
         identity, results = await pool(request, server, body, prompts, params, prefix="embd", field=field)
     vectors = [each.outputs.data for each in results]
     return json_response(
@@ -65,18 +76,39 @@ async def create_cohere_embedding(request: Request) -> Response:
     )
 
 
-def _texts(body: CohereEmbedRequest) -> tuple[list[str], str]:
-    """The texts, and the field that has them. Raises `RequestError`."""
-    if (body.texts is None) == (body.inputs is None):
-        raise RequestError("give exactly one of texts and inputs", "texts")
-    if body.texts is not None:
-        texts, field = body.texts, "texts"
+def _given(body: CohereEmbedRequest) -> tuple[list[str | HasContent], str]:
+    """The texts or parts, and the field that has them. Raises `RequestError`."""
+    fields = [name for name in ("texts", "inputs", "images") if getattr(body, name) is not None]
+    if body.images == [] and len(fields) == 2:
+        fields.remove("images")
+    if len(fields) != 1:
+        raise RequestError("give exactly one of texts, inputs and images", "texts")
+    (field,) = fields
+    given: list[str | HasContent]
+    if field == "texts":
+        given = [*(body.texts or ())]
+    elif field == "inputs":
+        given = [Contents(content=[_part(part) for part in each.content]) for each in body.inputs or ()]
     else:
-        texts = ["\n".join(part.text for part in each.content) for each in body.inputs or ()]
-        field = "inputs"
-    if not texts:
+        parts = (ContentPart(type="image_url", image_url=url) for url in body.images or ())
+        given = [Contents(content=[part]) for part in parts]
+    if not given:
         raise RequestError(f"{field}: the list is empty", field)
-    return texts, field
+    return given, field
+
+
+def _part(part: CoherePart) -> ContentPart:
+    return ContentPart(type=part.type, text=part.text, image_url=part.image_url)
+
+
+def _prompts(render: Render, prefix: str, sides: Sequence[str | Side]) -> list[GivenPrompt]:
+    """Texts with what the model wants before them, and prompts of a user's message for those with images."""
+    return [prefix + side if isinstance(side, str) else rendered(render, [_user(prefix, side)]) for side in sides]
+
+
+def _user(prefix: str, side: Side) -> tuple[str, Side]:
+    before = [{"type": "text", "text": prefix}] if prefix else []
+    return "user", Side([*before, *side.parts], side.images)
 
 
 def _prefix(server: ServerState, input_type: str | None) -> str:

@@ -20,7 +20,7 @@ from jaxllm.serving.openai.completions.routes import split_prompts
 from jaxllm.serving.openai.generation.validation import check_texts, checked_priority
 from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
-from jaxllm.serving.pooling.inputs import TextPair
+from jaxllm.serving.pooling.inputs import GivenPrompt
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.text.messages import IMAGE
 from jaxllm.serving.text.prompts import Prompt
@@ -36,7 +36,7 @@ async def pool(
     request: Request,
     server: ServerState,
     body: PooledBody,
-    prompts: Sequence[Prompt | TextPair],
+    prompts: Sequence[GivenPrompt],
     params: PoolingParams,
     *,
     prefix: str,

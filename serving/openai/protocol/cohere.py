@@ -4,10 +4,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.http.body.base import Answer, Body, Refused
-from jaxllm.serving.http.body.bounds import AtLeastOne, Int64, Text, documented
+from jaxllm.serving.http.body.base import Answer, Body
+from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, AtLeastOne, Int64, Text, at_most, documented
 
-_TEXT_ONLY = "this model accepts text only"
 Vectors = list[list[float]]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
@@ -15,9 +14,10 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class CoherePart(Body, kw_only=True):
     """A part of an input."""
 
-    type: Literal["text"]
-    text: str
-    image_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: Any = None
+    """Of type image_url: the URL of an image, https or data, or an object with it as url."""
 
 
 class CohereInput(Body, kw_only=True):
@@ -51,7 +51,10 @@ class CohereEmbedRequest(Body, kw_only=True):
     request_id: str | None = None
     """Part of the response's id and of the log; by default random."""
 
-    images: Annotated[Any, Refused(_TEXT_ONLY, ([],))] = None
+    images: Annotated[list[str], at_most(MOST_DOCUMENTS)] | None = None
+    """URLs of images, https or data, in place of texts or inputs."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Fields of the image processor, for the images of this request."""
 
 
 class CohereEmbeddings(Answer, kw_only=True):

@@ -32,6 +32,13 @@ class ContentPart(TemplateBody, kw_only=True):
     data: Annotated[Any, Refused("embeddings are supported as prompts of /v1/completions only")] = None
 
 
+class Contents(Body, kw_only=True):
+    """What stands for a text: parts, such as images."""
+
+    content: Annotated[list[ContentPart], at_most(MOST_PARTS, minItems=1)]
+    """Texts, images and videos, as in the messages of a chat."""
+
+
 class CalledFunction(TemplateBody, kw_only=True):
     """A function that the model called; chat templates see other fields, too."""
 

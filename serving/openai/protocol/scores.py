@@ -5,10 +5,11 @@ from typing import Annotated, Any
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.http.body.base import Answer, Body, Refused
-from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, Natural, at_most
+from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, MOST_PARTS, Natural, at_most
+from jaxllm.serving.openai.protocol.messages import ContentPart, Contents
 from jaxllm.serving.openai.protocol.pooling import PooledRequest, TextUsage
 
-Texts = str | Annotated[list[str], at_most(MOST_DOCUMENTS, minItems=1)]
+Texts = str | Contents | Annotated[list[str | Contents], at_most(MOST_DOCUMENTS, minItems=1)]
 
 
 class ScoredRequest(PooledRequest, kw_only=True):
@@ -67,15 +68,17 @@ class ScoreResponse(Answer, kw_only=True):
 class DocumentText(Body, kw_only=True):
     """A document as an object."""
 
-    text: str
+    text: str | None = None
+    content: Annotated[list[ContentPart], at_most(MOST_PARTS, minItems=1)] | None = None
+    """Texts, images and videos, as in the messages of a chat; or else text."""
 
 
 class RerankRequest(ScoredRequest, kw_only=True):
     """Documents to be put in order by how well they fit a query."""
 
-    query: str
-    documents: Annotated[list[str | DocumentText], at_most(MOST_DOCUMENTS, minItems=1)]
-    """Texts, or objects with text."""
+    query: str | Contents
+    documents: DocumentText | Annotated[list[str | DocumentText], at_most(MOST_DOCUMENTS, minItems=1)]
+    """Texts, or objects with text or parts; or one such object."""
     top_n: Natural | None = None
     """Most results; 0 or none: all."""
     return_documents: bool | None = None
@@ -85,7 +88,7 @@ class RerankRequest(ScoredRequest, kw_only=True):
 
 
 class RankedDocument(Answer, kw_only=True):
-    """The text of a document."""
+    """The text of a document; of parts, what text they have."""
 
     text: str
 

@@ -94,7 +94,7 @@ def test_images_are_not_cut(server: ServerProcess) -> None:
 def test_in_a_script(reference: Reference) -> None:
     options: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "optimization_level": 0}
     image = picture(5)
-    prompt: dict[str, Any] = {"prompt": TEXT, "multi_modal_data": {"image": image}}
+    prompt: Any = {"prompt": TEXT, "multi_modal_data": {"image": image}}
     with LLM(str(reference.folder), runner="pooling", **options, enforce_eager=True, max_image_patches=144) as llm:
         seen, text = llm.embed([prompt, "What is this?"], use_tqdm=False)
         (states,) = llm.encode(prompt, PoolingParams(normalize=False), pooling_task="token_embed", use_tqdm=False)
@@ -107,3 +107,46 @@ def test_in_a_script(reference: Reference) -> None:
     np.testing.assert_allclose(seen.outputs.embedding, vector, atol=1e-4)
     np.testing.assert_allclose(text.outputs.embedding, _wanted(reference, "What is this?", [])[1], atol=1e-4)
     np.testing.assert_allclose(states.outputs.data, reference.states(TEXT, [image])[1], atol=1e-4, rtol=1e-4)
+
+
+def _user(reference: Reference, content: list[Any], images: list[Any]) -> np.ndarray:
+    """The vector of a user's message."""
+    text = f"user:{''.join(part.get('text', MARKER) for part in content)}"
+    return _wanted(reference, text, images)[1]
+
+
+def test_scores_of_images(server: ServerProcess, reference: Reference) -> None:
+    images = [picture(1), picture(2, 30, 40)]
+    parts = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+    text = {"type": "text", "text": "a cat"}
+    documents = [{"content": [parts[0]]}, {"content": [text, parts[1]]}, "a cat"]
+    query = _user(reference, [text], [])
+    found = [
+        _user(reference, [parts[0]], images[:1]),
+        _user(reference, [text, parts[1]], images[1:]),
+        _user(reference, [text], []),
+    ]
+    wanted = [float(query @ each) for each in found]
+    scores = httpx.post(f"{server.url}/score", json={"data_1": "a cat", "data_2": documents}, timeout=60).json()
+    np.testing.assert_allclose([each["score"] for each in scores["data"]], wanted, atol=1e-4)
+    ranked = httpx.post(f"{server.url}/rerank", json={"query": "a cat", "documents": documents}, timeout=60).json()
+    assert [each["index"] for each in ranked["results"]] == sorted(range(3), key=lambda index: -wanted[index])
+    assert {each["index"]: each["document"]["text"] for each in ranked["results"]} == {0: "", 1: "a cat", 2: "a cat"}
+    for name, body in (
+        ("data_2[1].content[0]", {"data_1": "a", "data_2": ["b", {"content": [{**parts[0], "image_url": "x"}]}]}),
+        ("max_tokens_per_doc", {"data_1": "a", "data_2": documents, "max_tokens_per_doc": 3}),
+    ):
+        answer = httpx.post(f"{server.url}/score", json=body, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), answer.text
+
+
+def test_coheres_images(server: ServerProcess, reference: Reference) -> None:
+    image = picture(3)
+    part = {"type": "image_url", "image_url": {"url": data_url(image)}}
+    wanted = _user(reference, [part], [image])
+    for body in ({"images": [data_url(image)]}, {"inputs": [{"content": [part]}]}):
+        answer = httpx.post(f"{server.url}/v2/embed", json={"input_type": "search_document", **body}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        np.testing.assert_allclose(answer.json()["embeddings"]["float"][0], wanted, atol=1e-4)
+    wrong = httpx.post(f"{server.url}/v2/embed", json={"images": ["cat.png"]}, timeout=60)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "images[0].content[0]"), wrong.text
