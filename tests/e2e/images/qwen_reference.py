@@ -56,6 +56,11 @@ class Reference:
         self.model.model.rope_deltas = None
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **found}
 
+    def num_rows(self, image: Image.Image) -> int:
+        """Rows that an image becomes."""
+        ids = self._inputs("<|image_pad|>", [image])["input_ids"][0].tolist()
+        return int(ids.count(self.image_token))
+
     def answer(self, text: str, images: list[Image.Image]) -> tuple[list[int], list[int]]:
         """Token ids of the prompt, and of the answer."""
         inputs = self._inputs(text, images)
