@@ -131,7 +131,7 @@ async def _scores(
     prefix: str,
     field: str,
 ) -> tuple[Identity, list[float], TextUsage, list[str | Side]]:
-    """Who the response is, the scores, the tokens, and the second sides as they were read."""
+    """Who the response is, the scores, the tokens, and the second sides as they were given."""
     params = PoolingParams(
         use_activation=body.use_activation,
         activation=body.activation,
@@ -143,13 +143,13 @@ async def _scores(
     kwargs, info = (body.mm_processor_kwargs, body.media_io_kwargs), pooling_info(server)
     sides = await sides_of(request, server, first.items, first.names, *kwargs)
     others = await sides_of(request, server, second.items, second.names, *kwargs)
-    sides = await _shortened(server, sides, body, "max_tokens_per_query")
-    others = await _shortened(server, others, body, "max_tokens_per_doc")
-    if any(isinstance(side, Side) for side in (*sides, *others)):
+    cut = await _shortened(server, sides, body, "max_tokens_per_query")
+    cut_others = await _shortened(server, others, body, "max_tokens_per_doc")
+    if any(isinstance(side, Side) for side in (*cut, *cut_others)):
         render = renderer(server, judges=crosses(info))
-        scoring = await server.llm.run_text(Scoring, info, sides, others, params, render)
+        scoring = await server.llm.run_text(Scoring, info, cut, cut_others, params, render)
     else:
-        scoring = Scoring(info, sides, others, params)
+        scoring = Scoring(info, cut, cut_others, params)
     identity, results = await pool(request, server, body, scoring.prompts, scoring.params, prefix=prefix, field=field)
     late = scoring.is_late_interaction
     scores = await server.llm.run_text(scoring.scores, results) if late else scoring.scores(results)
