@@ -80,7 +80,7 @@ def read_paligemma(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 _PROJECTOR = "multi_modal_projector"
-_PARTS = {
+PARTS = {
     **TEXT_PARTS,
     "vision_tower.vision_model.": "vision_tower.",
     "model.vision_tower.vision_model.": "vision_tower.",
@@ -103,5 +103,5 @@ def paligemma_names(config: ModelConfig) -> Names:
     return {**text, **clip_names("vision_tower"), "tower.projector.linear": f"{_PROJECTOR}.linear"}
 
 
-GEMMA3 = Family(read_gemma3_images, weight_names=GEMMA3_NAMES, renamed=_PARTS, other_parts=OTHER_PARTS)
-PALIGEMMA = Family(read_paligemma, weight_names=paligemma_names, renamed=_PARTS, other_parts=OTHER_PARTS)
+GEMMA3 = Family(read_gemma3_images, weight_names=GEMMA3_NAMES, renamed=PARTS, other_parts=OTHER_PARTS)
+PALIGEMMA = Family(read_paligemma, weight_names=paligemma_names, renamed=PARTS, other_parts=OTHER_PARTS)

@@ -24,6 +24,7 @@ _USES = (
     "ForTokenClassification",
     "ForProcessRewardModel",
     "ForRewardModel",
+    "ForRetrieval",
     "Model",
 )
 """The endings of the names of architectures."""
@@ -199,6 +200,8 @@ _FAMILIES: dict[str, _Known | Family] = {
     "ColBERTJinaRobertaModel": _Known("colbert.JINA"),
     "ColBERTModel": _Known("colbert.BERT"),
     "ColBERTModernBertModel": _Known("colbert.MODERN_BERT"),
+    "ColPaliForRetrieval": _Known("colvision.PALI"),
+    "ColQwen2ForRetrieval": _Known("colvision.QWEN2"),
     "DeepseekVLForConditionalGeneration": _Known("deepseek_vl"),
     "ElectraForPreTraining": _Known("electra"),
     "EuroBertForMaskedLM": _Known("llama.BIDIRECTIONAL", "embed"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jaxllm.models.families.family import Family, HeadPlan
 
-VECTOR_SIZES = ("colbert_dim", "dim", "projection_dim")
+VECTOR_SIZES = ("colbert_dim", "dim", "embedding_dim", "projection_dim")
 """How configurations of ColBERT call the length of a token's vector."""
 
 

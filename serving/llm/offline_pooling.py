@@ -12,8 +12,9 @@ from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
 from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.pooling.inputs import GivenPrompt, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringRequestOutput
+from jaxllm.serving.pooling.retrieval import retrieval_template
 from jaxllm.serving.pooling.scoring import Scoring, crosses
-from jaxllm.serving.pooling.sides import JUDGE_TEMPLATE, Side
+from jaxllm.serving.pooling.sides import JUDGE_TEMPLATE, Side, Writer
 from jaxllm.serving.text.adapters import GivenAdapters
 from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.messages import IMAGE, VIDEO, normalise_messages
@@ -61,7 +62,7 @@ class OfflinePooling:
     ) -> list[ScoringRequestOutput]:
         """Scores of pairs of texts, see `LLM.score`."""
         sides, others = self._sides("text_1", first), self._sides("text_2", second)
-        scoring = Scoring(self._pooling, sides, others, params, partial(self._render, chat_template))
+        scoring = Scoring(self._pooling, sides, others, params, self._writer(chat_template))
         prompts = scoring.prompts
         if chat_template is not None:
             prompts = [self._rendered(pair, chat_template) for pair in prompts]
@@ -88,20 +89,24 @@ class OfflinePooling:
             return "\n".join(part["text"] for part in message["content"])
         return Side(message["content"], [*taken.get(IMAGE, ()), *taken.get(VIDEO, ())])
 
-    def _render(self, chat_template: str | None, messages: list[Mapping[str, Any]]) -> str:
-        """A prompt of sides with images: as a template says, or as rerankers are asked, or the model's own template."""
-        tokenizer, media = self._engine.tokenizer, self._engine.chat_media
-        assert tokenizer is not None
-        assert media is not None
-        judges = crosses(self._pooling) and chat_template is None
-        return render_chat(
+    def _writer(self, chat_template: str | None) -> Writer | None:
+        """What writes prompts of sides with images, by this template if one is given; None where there may be none."""
+        tokenizer, media, images = self._engine.tokenizer, self._engine.chat_media, self._engine.inputs.images
+        if tokenizer is None or media is None or images is None:
+            return None
+        judges = crosses(self._pooling)
+        own = JUDGE_TEMPLATE if judges else retrieval_template(images.model)
+        is_own = chat_template is None and own is not None
+        render = partial(
+            render_chat,
             tokenizer,
-            messages,
-            chat_template=JUDGE_TEMPLATE if judges else chat_template,
-            chat_template_content_format="openai" if judges else "auto",
+            chat_template=own if is_own else chat_template,
+            chat_template_content_format="openai" if is_own else "auto",
             add_generation_prompt=False,
             media=media.media,
         )
+        roles = ("query", "document") if judges or is_own else ("user", "user")
+        return Writer(render, roles, of_texts=is_own and not judges)
 
     def _rendered(self, pair: GivenPrompt, chat_template: str) -> GivenPrompt:
         """The text that a template makes of a pair, with the roles that vLLM gives them."""

@@ -294,6 +294,8 @@ def _gemma4(model: Model) -> Placeholder:
 PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "AyaVisionProcessor": _aya,
     "Cohere2VisionProcessor": _cohere2_vision,
+    "ColPaliProcessor": _paligemma,
+    "ColQwen2Processor": _merged("<|image_pad|>"),
     "DeepseekVLProcessor": _deepseek_vl,
     "Gemma3Processor": _gemma3,
     "Gemma4Processor": _gemma4,

@@ -10,7 +10,7 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.pooling.inputs import GivenPrompt, TextPair
 from jaxllm.serving.pooling.judging import ANSWERS
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
-from jaxllm.serving.pooling.sides import Render, Side, rendered
+from jaxllm.serving.pooling.sides import Side, Writer, rendered
 
 
 class Scoring:
@@ -25,9 +25,9 @@ class Scoring:
         first: Sequence[str | Side],
         second: Sequence[str | Side],
         params: PoolingParams | None = None,
-        render: Render | None = None,
+        writer: Writer | None = None,
     ) -> None:
-        """`render` writes prompts of sides with images, see `crosses`; then texts alongside these are messages, too."""
+        """`writer` writes prompts of sides with images, and then those of the texts alongside, too."""
         if len(first) not in (1, len(second)) or not second or not first:
             raise RequestError(
                 f"{len(first)} first texts and {len(second)} second texts: give one first text for all second texts, "
@@ -54,14 +54,17 @@ class Scoring:
         self.prompts: list[GivenPrompt]
         if self._crosses:
             firsts = list(first) * self._count if self._one_first else first
-            self.prompts = [_pair(*sides, render) for sides in zip(firsts, second, strict=True)]
+            self.prompts = [_pair(*sides, writer) for sides in zip(firsts, second, strict=True)]
             self.params = PoolingParams(task="score", truncate_prompt_tokens=cut, use_activation=own.activates)
         else:
             if own.activates is not None:
                 raise RequestError(
                     "use_activation does not apply to embedding models, whose scores are cosines", "use_activation"
                 )
-            self.prompts = [_alone(side, render if has_images else None) for side in (*first, *second)]
+            used = writer if has_images or (writer is not None and writer.of_texts) else None
+            roles = ("", "") if used is None else used.roles
+            pairs = zip(roles, (first, second), strict=True)
+            self.prompts = [_alone(side, role, used) for role, several in pairs for side in several]
             self.params = PoolingParams(task=task, truncate_prompt_tokens=cut, normalize=True)
 
     def scores(self, results: Sequence[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
@@ -83,23 +86,20 @@ class Scoring:
 
 
 def crosses(pooling: PoolingInfo) -> bool:
-    """Whether the model reads both sides together. Prompts with images are of the roles query and document then.
-
-    Otherwise they are messages of a user.
-    """
+    """Whether the model reads both sides together."""
     return "score" in pooling.tasks
 
 
-def _pair(first: str | Side, second: str | Side, render: Render | None) -> GivenPrompt:
+def _pair(first: str | Side, second: str | Side, writer: Writer | None) -> GivenPrompt:
     if isinstance(first, str) and isinstance(second, str):
         return TextPair(first, second)
-    assert render is not None
-    return rendered(render, [("query", first), ("document", second)])
+    assert writer is not None
+    return rendered(writer.render, [*zip(writer.roles, (first, second), strict=True)])
 
 
-def _alone(side: str | Side, render: Render | None) -> GivenPrompt:
-    if render is not None:
-        return rendered(render, [("user", side)])
+def _alone(side: str | Side, role: str, writer: Writer | None) -> GivenPrompt:
+    if writer is not None:
+        return rendered(writer.render, [(role, side)])
     assert isinstance(side, str)
     return side
 

@@ -37,6 +37,18 @@ class Side:
         return "\n".join(str(part["text"]) for part in self.parts if part["type"] == "text")
 
 
+@dataclass(frozen=True)
+class Writer:
+    """How prompts of sides are written by a template. With `of_texts`, those of texts alone are, too.
+
+    `roles` are those of the first and of the second side.
+    """
+
+    render: Render
+    roles: tuple[str, str] = ("user", "user")
+    of_texts: bool = False
+
+
 def rendered(render: Render, sides: Sequence[tuple[str, str | Side]]) -> ParsedPrompt:
     """The prompt of a message for each side, which are given with their roles. Raises `RequestError`."""
     messages: list[Mapping[str, Any]] = [{"role": role, "content": _parts(side)} for role, side in sides]

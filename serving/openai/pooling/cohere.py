@@ -61,7 +61,7 @@ async def create_cohere_embedding(request: Request) -> Response:
         texts = [prefix + side for side in sides if isinstance(side, str)]
         if body.truncate == "NONE" and body.max_tokens is not None and texts:
             await _check_lengths(server, texts, field, body.max_tokens)
-        prompts = await server.llm.run_text(_prompts, renderer(server, judges=False), prefix, sides)
+        prompts = await server.llm.run_text(_prompts, renderer(server), prefix, sides)
         identity, results = await pool(request, server, body, prompts, params, prefix="embd", field=field)
     vectors = [each.outputs.data for each in results]
     return json_response(

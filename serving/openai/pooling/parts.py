@@ -11,7 +11,8 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.prompt import media_of, plain_part
 from jaxllm.serving.openai.protocol.messages import ContentPart
-from jaxllm.serving.pooling.sides import JUDGE_TEMPLATE, Render, Side
+from jaxllm.serving.pooling.retrieval import retrieval_template
+from jaxllm.serving.pooling.sides import JUDGE_TEMPLATE, Render, Side, Writer
 from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.media_parts import placed_media
@@ -73,15 +74,29 @@ def _is_known(part: Mapping[str, Any], media: frozenset[str]) -> bool:
     return part["type"] == "text" or part["type"] in media
 
 
-def renderer(server: ServerState, *, judges: bool) -> Render:
-    """Writes prompts of messages with images: as rerankers are asked, or by the chat template; for threads."""
+def writer_of(server: ServerState, *, judges: bool) -> Writer | None:
+    """What writes prompts of sides: as rerankers are asked, as models that search pages were trained, or as messages.
+
+    None for a model of text alone.
+    """
+    images = getattr(server.llm.inputs, "images", None)
+    if images is None:
+        return None
+    own = JUDGE_TEMPLATE if judges else retrieval_template(images.model)
+    if own is None:
+        return Writer(renderer(server))
+    return Writer(renderer(server, own), ("query", "document"), of_texts=not judges)
+
+
+def renderer(server: ServerState, template: str | None = None) -> Render:
+    """Writes prompts of messages with images: by a template of parts, or by the chat template; for threads."""
     return partial(
         render_chat,
         server.tokenizer,
-        chat_template=JUDGE_TEMPLATE if judges else server.llm.chat_template,
-        chat_template_content_format="openai" if judges else server.options.chat_template_content_format,
+        chat_template=template or server.llm.chat_template,
+        chat_template_content_format="openai" if template else server.options.chat_template_content_format,
         add_generation_prompt=False,
-        chat_template_kwargs=None if judges else server.options.default_chat_template_kwargs,
+        chat_template_kwargs=None if template else server.options.default_chat_template_kwargs,
         allow_special_tokens=server.options.allow_special_tokens_in_content,
         media=media_of(server),
     )

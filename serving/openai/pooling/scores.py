@@ -14,7 +14,7 @@ from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.generation.validation import check_texts
-from jaxllm.serving.openai.pooling.parts import HasContent, renderer, sides_of
+from jaxllm.serving.openai.pooling.parts import HasContent, sides_of, writer_of
 from jaxllm.serving.openai.pooling.pooled import pool, pooling_info, usage
 from jaxllm.serving.openai.protocol.messages import Contents
 from jaxllm.serving.openai.protocol.pooling import TextUsage
@@ -145,11 +145,11 @@ async def _scores(
     others = await sides_of(request, server, second.items, second.names, *kwargs)
     cut = await _shortened(server, sides, body, "max_tokens_per_query")
     cut_others = await _shortened(server, others, body, "max_tokens_per_doc")
-    if any(isinstance(side, Side) for side in (*cut, *cut_others)):
-        render = renderer(server, judges=crosses(info))
-        scoring = await server.llm.run_text(Scoring, info, cut, cut_others, params, render)
-    else:
+    writer = writer_of(server, judges=crosses(info))
+    if writer is None:
         scoring = Scoring(info, cut, cut_others, params)
+    else:
+        scoring = await server.llm.run_text(Scoring, info, cut, cut_others, params, writer)
     identity, results = await pool(request, server, body, scoring.prompts, scoring.params, prefix=prefix, field=field)
     late = scoring.is_late_interaction
     scores = await server.llm.run_text(scoring.scores, results) if late else scoring.scores(results)
