@@ -41,7 +41,7 @@ def test_scores_are_the_probability_of_yes(tmp_path: Path, demo_folder: Path) ->
     documents: list[Any] = ["a cat", {"content": [first]}, {"content": [url, second]}, {"content": [second, text]}]
     options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "optimization_level": 0, "enforce_eager": True}
     answers = {"classifier_from_token": ["no", "yes"], "architectures": ["Qwen3VLForSequenceClassification"]}
-    overrides = {"hf_overrides": {**answers, "is_original_qwen3_reranker": True}}
+    overrides: dict[str, Any] = {"hf_overrides": {**answers, "is_original_qwen3_reranker": True}}
     with LLM(str(tmp_path / "model"), runner="pooling", **options, **overrides, max_image_patches=144) as llm:
         found = llm.score("cats", documents, use_tqdm=False)
         (seen,) = llm.score({"content": [first]}, "a cat", use_tqdm=False)
