@@ -604,11 +604,12 @@ def test_an_unknown_option_is_an_error(tmp_path: Path) -> None:
 
 
 OTHER_NAMES = {
+    "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
     "MPTForCausalLM": "MptForCausalLM",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "RWForCausalLM": "FalconForCausalLM",
 }
-"""Architectures that old checkpoints have under another name, with the same family."""
+"""Architectures that checkpoints have under another name than transformers, with the same family."""
 
 
 def test_other_names() -> None:
