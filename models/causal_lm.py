@@ -31,6 +31,7 @@ from jaxllm.models.sharding import constrain, token_axis
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
+    from jaxllm.models.checkpoint.parameter_loader import Change
     from jaxllm.models.drafters.plan import Drafter
     from jaxllm.models.layers.altup import Streams
     from jaxllm.models.layers.token_input import TokenInputs
@@ -192,11 +193,12 @@ def load_model(
     dtype: DTypeLike,
     progress: Callable[[int, int], None] | None = None,
     drafter_source: "WeightSource | None" = None,
+    change: "Change | None" = None,
 ) -> CausalLM:
     """The model with the parameters of a checkpoint, in `dtype`, or with random ones; see `load_into`.
 
     A stage (`ForwardOptions.stage`) reads only its own tensors. A drafter that is apart has the parameters of
-    `drafter_source`.
+    `drafter_source`. With a `change` parameters have other values than the checkpoint's.
     """
     model = abstract_model(config, options, dtype)
     plan, drafter = options.drafter, model.drafter
@@ -204,7 +206,7 @@ def load_model(
         model.drafter = None
     # Known before memory is taken.
     scales = kv_scales_of(model, source) if isinstance(source, Checkpoint) else {}
-    model = load_into(model, source, checkpoint_names(config, options), given=scales, progress=progress)
+    model = load_into(model, source, checkpoint_names(config, options), given=scales, progress=progress, change=change)
     if plan is not None and plan.is_apart:
         assert drafter_source is not None
         model.drafter = cast("Drafter", plan.load(cast(nnx.Module, drafter), drafter_source, None))

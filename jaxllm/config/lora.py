@@ -47,3 +47,8 @@ class LoRAOptions(Section):
         "memory, and adapters that change others are rejected; experts are the routed ones. Default: all linear "
         "layers.",
     )
+    merge_lora: str | None = option(
+        None,
+        "Folder of an adapter that is added to the weights when they are read, in float32: the model is served with "
+        "it, at the speed of the model alone. Without enable_lora.",
+    )

@@ -47,6 +47,8 @@ def resolve_pooling_config(config: EngineConfig) -> ResolvedPoolingConfig:
     Raises:
         ConfigError: the model cannot be found or read, or an option does not suit it or the devices.
     """
+    if config.lora.merge_lora is not None:
+        raise ConfigError("merge_lora is for models that generate; merge the adapter with PEFT's merge_and_unload")
     resolved = resolve_config(config, runner="pooling")
     devices = resolved.num_devices * resolved.data_shards
     if devices > 1:

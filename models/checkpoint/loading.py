@@ -16,6 +16,7 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ParameterSpec
 
 if TYPE_CHECKING:
+    from jaxllm.models.checkpoint.parameter_loader import Change
     from jaxllm.models.checkpoint.random_weights import RandomWeights
 
     WeightSource = Checkpoint | RandomWeights
@@ -47,11 +48,12 @@ def load_into(
     *,
     given: Mapping[tuple[str | int, ...], np.ndarray] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    change: "Change | None" = None,
 ) -> Model:
     """The model with the parameters of a checkpoint, read to the devices one tensor at a time, or with random ones.
 
     `given` are tensors, by the path of their parameter in the model, that are not looked for. `progress` is called with
-    the bytes done and the bytes in total.
+    the bytes done and the bytes in total. With a `change` parameters have other values than the checkpoint's.
 
     Raises `ModelError` naming the tensor or file that is missing, unexpected, wrongly shaped or corrupt.
     """
@@ -61,7 +63,7 @@ def load_into(
     specs = {path: ParameterSpec.of(variable) for path, variable in flat}
     sought = {path: spec for path, spec in specs.items() if path not in given}
     if isinstance(source, Checkpoint):
-        arrays = load_arrays(match_checkpoint(source, names, sought), sought, progress)
+        arrays = load_arrays(match_checkpoint(source, names, sought), sought, progress, change=change)
     else:
         arrays = source.arrays(sought, names.slots(sought), progress)
     arrays.update({path: whole_parameter(specs[path], tensor) for path, tensor in given.items()})

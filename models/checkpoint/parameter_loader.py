@@ -7,7 +7,7 @@ as a mapping from the same paths to arrays.
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,23 +31,41 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 
+class Change(Protocol):
+    """What is made of values that were read, before they are in their parameter's type."""
+
+    def changes(self, target: WeightTarget) -> bool:
+        """Whether a target has other values."""
+        ...
+
+    def merged(self, target: WeightTarget, values: np.ndarray) -> np.ndarray:
+        """The other values, from those of the checkpoint in float32."""
+        ...
+
+
 def load_arrays(
     tensors: "Matched",
     specs: Specs,
     progress: Progress | None = None,
     filling: "ParameterLoader | None" = None,
+    change: Change | None = None,
 ) -> dict[ParameterPath, jax.Array]:
     """Read a checkpoint, tensor by tensor, each to its parameter's type and straight to the devices.
 
     Each device gets only its part of a parameter that is split over devices. Where devices are those of several
     hosts, rows that are only for others are not read. Host memory beyond the result is the
     tensors of one parameter, and what `read_ahead` has read beyond them. `filling` takes them, if one has begun
-    already. Raises `ModelError`.
+    already. With a `change` parameters have other values. Raises `ModelError`.
     """
     total = sum(tensor.num_bytes for tensor, _ in tensors)
-    filling = ParameterLoader(specs) if filling is None else filling
+    filling = ParameterLoader(specs, change) if filling is None else filling
     done = 0
-    wanted = ((tensor, _read_as(own, specs), _rows_here(tensor, own, specs)) for tensor, own in tensors)
+    wanted = (
+        (tensor, np.dtype(np.float32), None)
+        if change is not None and any(map(change.changes, own))
+        else (tensor, _read_as(own, specs), _rows_here(tensor, own, specs))
+        for tensor, own in tensors
+    )
     with closing(read_ahead(wanted)) as read:
         for (_, own), (tensor, values) in zip(tensors, read, strict=True):
             for slot in own:
@@ -94,7 +112,8 @@ def _rows_here(tensor: "Found", own: Sequence[WeightTarget], specs: Specs) -> np
 class ParameterLoader:
     """Parameters that become complete, on the devices."""
 
-    def __init__(self, specs: Specs) -> None:
+    def __init__(self, specs: Specs, change: Change | None = None) -> None:
+        self._change = change
         self.arrays: dict[ParameterPath, jax.Array] = {}
         self._specs = specs
         self._incomplete: dict[ParameterPath, HostParameter] = {}
@@ -104,6 +123,10 @@ class ParameterLoader:
     def take(self, name: str, slot: WeightTarget, tensor: "np.ndarray | QuantizedMatrix") -> None:
         """Put what a slot has of the tensor called `name` where it belongs."""
         spec = self._specs[slot.path]
+        if isinstance(tensor, np.ndarray) and self._change is not None and self._change.changes(slot):
+            values = self._change.merged(slot, slot.rows.expand(slot.take(tensor, slot.shape)))
+            self.add(slot, values.astype(spec.array.dtype))
+            return
         if isinstance(tensor, np.ndarray) and spec.matrix is None:
             own = tensor.astype(spec.array.dtype, copy=False)
             self.add(slot, slot.rows.expand(slot.take(own, slot.shape)))

@@ -16,6 +16,7 @@ from jaxllm.models.checkpoint.weight_target import ParameterPath
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
+    from jaxllm.models.checkpoint.parameter_loader import Change
 
 LoadWeights = Callable[[ResolvedConfig, Progress], tuple[jax.Array, ...]]
 """Gives the parameters' leaves of an engine, or of a stage of it, on the devices. Raises `ModelError`."""
@@ -24,20 +25,29 @@ LoadWeights = Callable[[ResolvedConfig, Progress], tuple[jax.Array, ...]]
 def open_engine_weights(resolved: ResolvedConfig) -> LoadWeights:
     """Open what an engine's weights come from, once for all of its stages. Nothing is read yet. Raises `ModelError`."""
     options = resolved.config.model
+    if resolved.config.lora.merge_lora is not None:
+        # Few engines merge an adapter: starts are faster without the import.
+        from jaxllm.executor.weights.merging import merge_while_loading
+
+        return merge_while_loading(resolved, load_leaves)
     if options.load_format == "sharded_state":
         # Few engines read one: starts are faster without the import.
         from jaxllm.executor.weights.sharded.load import SavedState
 
         return SavedState(resolved.folder).load
-    return partial(_load, open_weights(resolved.folder, options.load_format, options.seed))
+    return partial(load_leaves, open_weights(resolved.folder, options.load_format, options.seed))
 
 
-def _load(source: "WeightSource", resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
+def load_leaves(
+    source: "WeightSource", resolved: ResolvedConfig, progress: Progress, change: "Change | None" = None
+) -> tuple[jax.Array, ...]:
+    """The parameters' leaves, see `load_model`."""
+
     def report(done: int, total: int) -> None:
         progress("Loading weights", done, total)
 
     drafter = open_drafter_weights(resolved)
-    model = load_model(source, resolved.model, resolved.forward, jnp.dtype(resolved.dtype), report, drafter)
+    model = load_model(source, resolved.model, resolved.forward, jnp.dtype(resolved.dtype), report, drafter, change)
     return tuple(jax.tree.leaves(nnx.split(model)[1]))
 
 
