@@ -13,7 +13,7 @@ def adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
     """The slots of an engine whose activations have type `dtype`; None for none. Raises `ConfigError`."""
     options = config.lora
     if options.merge_lora is not None and options.enable_lora:
-        raise ConfigError("merge_lora: the model is no more the one that other adapters are for; omit enable_lora")
+        raise ConfigError("merge_lora changes the weights that other adapters were trained for; omit enable_lora")
     if not options.enable_lora:
         return None
     if options.max_cpu_loras is not None and options.max_cpu_loras < options.max_loras:

@@ -94,7 +94,7 @@ class WeightStore:
         if self._updates:
             raise RequestError("a weight update is already in progress: finish it first")
         if self._parts[0][0].config.lora.merge_lora is not None:
-            raise RequestError("weight update: the weights have an adapter in them (merge_lora); start anew")
+            raise RequestError("weight update: merge_lora has changed the weights; restart the engine instead")
         self.restore(progress)
         self._begun_whole = self.place == "devices" and self.needs is None
         try:
