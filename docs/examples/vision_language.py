@@ -1,4 +1,4 @@
-"""Describes a drawing, with a model that sees: `python vision_language.py Qwen/Qwen2.5-VL-3B-Instruct`."""
+"""Describes a drawing, with a model that sees: `python vision_language.py [MODEL]`."""
 
 import sys
 
@@ -17,11 +17,11 @@ def draw() -> Image.Image:
 
 
 def main() -> None:
-    model = sys.argv[1] if len(sys.argv) > 1 else "HuggingFaceTB/SmolVLM-256M-Instruct"
-    llm = LLM(model=model, max_model_len=2048, limit_mm_per_prompt={"image": 1})
+    model = sys.argv[1] if len(sys.argv) > 1 else "demo-vision"
+    llm = LLM(model=model, limit_mm_per_prompt={"image": 1})
     params = SamplingParams(temperature=0, max_tokens=64)
     image = {"type": "image_pil", "image_pil": draw()}
-    for question in ("What is in this picture?", "Which shape is red?"):
+    for question in ("What is in this picture?", "What color is the square?"):
         parts = [image, {"type": "text", "text": question}]
         (answer,) = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
         print(f"{question} {answer.outputs[0].text}")

@@ -9,8 +9,9 @@ from jaxllm.models.errors import ModelError
 
 DEMO = "demo"
 
-SHIPPED = {DEMO: "demo", "demo-eagle3": "demo_eagle3"}
-"""Models that come with jaxllm, and their folders: a small Llama, and an EAGLE-3 head that guesses for it."""
+SHIPPED = {DEMO: "demo", "demo-eagle3": "demo_eagle3", "demo-vision": "demo_vision"}
+"""Models that come with jaxllm, and their folders: a small Llama, an EAGLE-3 head that guesses for it, and an Idefics 3
+that was made of it and describes pictures of shapes."""
 
 
 def find_model(

@@ -127,8 +127,12 @@ def states_between(params: Params, shape: Shape, tokens: jax.Array, documents: j
     A token attends to earlier tokens of its own document only: rotary positions are relative, so a document in the
     middle of a row sees what it would see alone at its start.
     """
+    return states_of(params, shape, params[EMBEDDING][tokens], documents)
+
+
+def states_of(params: Params, shape: Shape, x: jax.Array, documents: jax.Array) -> list[jax.Array]:
+    """The same of embeddings (batch, length, hidden)."""
     bias = attention_bias(documents)
-    x = params[EMBEDDING][tokens]
     states = [x]
     for layer in range(shape.layers):
         normed = norm(x, params[layer_name(layer, "input_layernorm")], shape.norm_eps)

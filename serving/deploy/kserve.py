@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from jaxllm.models.checkpoint.find_model import SHIPPED
 from jaxllm.serving.deploy.container import Object, pod, serve_container
 from jaxllm.serving.deploy.installation import PORT, Installation
 
@@ -19,8 +20,9 @@ def kserve_objects(installation: Installation) -> list[Object]:
     """
     bucket = installation.weights_bucket
     storage = f"hf://{installation.model}" if bucket is None else f"gs://{bucket.name}/{bucket.folder}".rstrip("/")
-    is_shipped = installation.model == "demo"
-    there = replace(installation, weights_bucket=None, executables=None, model="demo" if is_shipped else _MODEL)
+    is_shipped = installation.model in SHIPPED
+    name = installation.model if is_shipped else _MODEL
+    there = replace(installation, weights_bucket=None, executables=None, model=name)
     container = {**serve_container(there), "name": "kserve-container"}
     container["ports"] = [{"containerPort": PORT, "protocol": "TCP"}]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):

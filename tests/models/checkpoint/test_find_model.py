@@ -15,6 +15,7 @@ from tests.models import small
 def test_local_models(tmp_path: Path) -> None:
     assert find_model(str(tmp_path)) == tmp_path
     assert find_model("demo") == Path(module.__file__).parents[1] / "demo"
+    assert find_model("demo-vision") == Path(module.__file__).parents[1] / "demo_vision"
     assert find_model("demo-eagle3") == Path(module.__file__).parents[1] / "demo_eagle3"
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match="is a file; give the folder"):
