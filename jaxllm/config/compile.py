@@ -26,7 +26,11 @@ MOE_BACKENDS = (
 class CompileOptions(Section):
     """Compilation, its caches, and the choice of kernels."""
 
-    enforce_eager: bool = option(False, "Compile each step shape on first use instead of all of them at start-up.")
+    enforce_eager: bool = option(
+        False,
+        "Compile each program on first use instead of all of them at start-up: the start takes less time, and the "
+        "first requests of each kind wait for the compiler.",
+    )
     background_compilation: bool = option(
         False,
         "Accept requests as soon as three step shapes are compiled, and compile the others in the background. Until "

@@ -1,18 +1,14 @@
 """Engines and prompts that the end-to-end tests share: compiling one takes a while."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from jaxllm.config.progress import Progress
 from jaxllm.engine.engine import Engine
 from jaxllm.executor import resolved
-from jaxllm.executor.compile.executables import Executables
-from jaxllm.executor.compile.program import Executable
 from scripts.demo_model import held_out
 from tests.e2e.driving import make_engine
 from tests.thinned import EVERY_CASE
@@ -28,32 +24,6 @@ def few_sizes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not EVERY_CASE:
             patch.setattr(resolved, "GROWTH", 16)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_programs() -> Iterator[None]:
-    """Engines with `enforce_eager` make all programs when they are first used, not only steps.
-
-    Those for grammars, log-probabilities, biases and copies take half of a small engine's start, and most tests use
-    few of them. They are made in a thread of their own, as at a start, where no watch takes them for a surprise.
-    """
-    get, making = Executables.get, Executables._making
-
-    def get_elsewhere(self: Executables, name: str) -> Executable:
-        if name in self._ready:
-            return self._ready[name]
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(get, self, name).result()
-
-    def make_with_steps(self: Executables, names: Sequence[str], progress: Progress) -> Any:
-        steps = {bucket.name for bucket in self._programs.buckets.all}
-        return making(self, names if steps.intersection(names) else [], progress)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if not EVERY_CASE:
-            patch.setattr(Executables, "get", get_elsewhere)
-            patch.setattr(Executables, "_making", make_with_steps)
         yield
 
 

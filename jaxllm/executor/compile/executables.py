@@ -153,10 +153,12 @@ class Executables:
         """Compile the step of each bucket, and everything besides the steps, during the block.
 
         Leaving the block waits for the rest. An exception in it (weights that cannot be loaded, say) gives up what has
-        not begun. On TPU all of it is done after the block, which may compile as well.
+        not begun. On TPU all of it is done after the block, which may compile as well. With `enforce_eager` nothing is
+        compiled yet, see `get`.
         """
         left_out = {bucket.name for bucket in self._programs.buckets.all} - {bucket.name for bucket in buckets}
-        with self._making([name for name in self._programs.programs if name not in left_out], progress):
+        names = [name for name in self._programs.programs if name not in left_out]
+        with self._making([] if self._options.enforce_eager else names, progress):
             yield
 
     @contextmanager
@@ -166,7 +168,7 @@ class Executables:
         progress(self._stage, 0, len(names))
 
         def make_one(name: str) -> None:
-            self.get(name)
+            self._make_ready(name)
             progress(self._stage, next(finished), len(names))
 
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
@@ -192,11 +194,18 @@ class Executables:
         return name in self._programs.programs
 
     def get(self, name: str) -> Executable:
-        """The executable of a program, made now if it was not before."""
-        made = self._ready.get(name)
-        if made is None:
-            made = self._ready[name] = self._make(name)
-        return made
+        """The executable of a program, made now if it was not before.
+
+        With `enforce_eager` that is meant, and another thread does it: whatever watches this one for compilations has
+        none to report.
+        """
+        if name not in self._ready:
+            if self._options.enforce_eager:
+                with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
+                    pool.submit(self._make_ready, name).result()
+            else:
+                self._make_ready(name)
+        return self._ready[name]
 
     def make_again(self, why: str) -> bool:
         """Compile again what came from a cache, with a warning; False if nothing did."""
@@ -214,11 +223,12 @@ class Executables:
         """Forget what was made: the code of a set of steps takes tens of MiB, however long somebody holds this."""
         self._ready.clear()
 
-    def _make(self, name: str) -> Executable:
+    def _make_ready(self, name: str) -> None:
+        if name in self._ready:
+            return
         program = self._programs.programs[name]
-        if self._provider is not None:
-            return self._provider(name, program, self._compile)
-        return self._compile(program)
+        provider = self._provider
+        self._ready[name] = self._compile(program) if provider is None else provider(name, program, self._compile)
 
     def _compile(self, program: Program) -> Executable:
         return program.compile(compiler_options(self._programs, self._options))

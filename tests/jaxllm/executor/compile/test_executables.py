@@ -10,12 +10,14 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm.bundle.portable import DeviceAssignment, from_bytes, to_bytes
-from jaxllm.config import EngineConfig
+from jaxllm.config import CompileOptions, EngineConfig
+from jaxllm.errors import EngineError
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.cached import noticing_hits
-from jaxllm.executor.compile.executables import without_compilation_cache
+from jaxllm.executor.compile.compilations import CompilationWatch
+from jaxllm.executor.compile.executables import Executables, without_compilation_cache
 from jaxllm.executor.compile.generation import generation_programs
-from jaxllm.executor.compile.program import Program
+from jaxllm.executor.compile.program import Program, ProgramSet
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.state_programs import set_pages
 
@@ -35,6 +37,37 @@ def test_a_step_copies_neither_cache_nor_sampling_state(bucket: Bucket, stack: s
     assert cache > 200e6
     assert memory.alias_size_in_bytes > cache
     assert memory.temp_size_in_bytes < cache / 10
+
+
+@pytest.fixture(scope="module")
+def programs() -> ProgramSet[Any]:
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 8}
+    return generation_programs(resolve_config(EngineConfig.from_options(options)), num_pages=8)
+
+
+@pytest.fixture
+def watch() -> Iterator[CompilationWatch]:
+    watch = CompilationWatch(strict=True)
+    yield watch
+    watch.close()
+
+
+def test_with_enforce_eager_programs_are_made_on_first_use(programs: ProgramSet[Any], watch: CompilationWatch) -> None:
+    executables = Executables(programs, CompileOptions(enforce_eager=True))
+    with executables.compiling(programs.buckets.all):
+        pass
+    assert not any(executables.has_step(bucket) for bucket in programs.buckets.all)
+    with watch.watching("a call"):
+        executables.get("set_pages")
+    assert watch.count == 0
+
+
+def test_without_it_a_program_that_is_not_made_is_a_surprise(
+    programs: ProgramSet[Any], watch: CompilationWatch
+) -> None:
+    executables = Executables(programs, CompileOptions())
+    with pytest.raises(EngineError, match=r"after warm-up for a call: .*set_pages"), watch.watching("a call"):
+        executables.get("set_pages")
 
 
 @pytest.fixture
