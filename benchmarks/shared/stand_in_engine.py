@@ -80,8 +80,8 @@ class StandIn:
             self._left.pop(name, None)
         match message:
             case Add():
-                for name, params in message.sequences:
-                    self._left[name] = params.max_tokens or MAX_MODEL_LEN
+                for each in message.sequences:
+                    self._left[each.request_id] = each.params.max_tokens or MAX_MODEL_LEN
             case Abort(names):
                 for name in names:
                     self._left.pop(name, None)

@@ -323,7 +323,9 @@ class Engine(StepLoop[Dispatched]):
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         """Remember when new requests were scheduled, until their first output takes it along."""
         for request in plan.admitted:
-            if not request.num_preemptions and (request.group is None or request.group.leader is request):
+            # Of those with output it was told before.
+            is_new = not (request.num_preemptions or request.output_token_ids)
+            if is_new and (request.group is None or request.group.leader is request):
                 self._scheduled[request.request_id] = now
 
     def _refuse(self, request: Request, message: str, parameter: str | None, *, is_fault: bool = False) -> None:

@@ -23,7 +23,7 @@ class KVManager:
     tokens, how many windows are worth keeping alongside those where hits are likely to end, see `Retention`.
 
     `prefix_queries` and `prefix_hits` count prompt tokens looked up in and found in the prefix cache, once per
-    request (resumption after preemption is not counted).
+    request (going on after preemption, or after the end of another engine, is not counted).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class KVManager:
             self._pool.keep_when_idle(shared)
             request.kept_ends = self.retention.ends(request.num_tokens, self._num_shared(request))
         pages = self._behind(cached, request.num_tokens, self._take(count))
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and not request.output_token_ids:
             request.num_cached_tokens = num_cached
             if self._reads_cache(request):
                 self.prefix_queries += request.num_tokens

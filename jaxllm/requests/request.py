@@ -52,12 +52,15 @@ class Request:
     """The images in place of prompt tokens."""
     lora_request: LoRARequest | None = None
     """The adapter that it asks for."""
+    draw_number: int | None = None
+    """Picks its noise where it has no seed, so that another engine draws the same; None: its arrival does."""
 
     slot: int = -1
     arrival: int = -1
     share: int = -1
     """The index of its owner in the scheduler's accounts."""
     output_token_ids: list[int] = field(default_factory=list)
+    """Tokens so far of a request without a slot: it was preempted, or another engine had it."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0

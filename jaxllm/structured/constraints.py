@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.config import StructuredOptions
+from jaxllm.errors import RequestError
 from jaxllm.requests.request import Request
-from jaxllm.structured.backend import Grammar, Vocabulary, make_backend, mask_words
+from jaxllm.structured.backend import Grammar, Matcher, Vocabulary, make_backend, mask_words
 from jaxllm.structured.compiler import GrammarCompiler
 from jaxllm.structured.constraint import Constraint
 from jaxllm.structured.options import with_options
@@ -43,7 +44,7 @@ class Constraints:
             self._vocabulary = replace(self._vocabulary, end_token_ids=tuple(request.eos_token_ids))
         form = request.params.structured_outputs
         if form is None:
-            request.constraint = Constraint(request.params, None, request.eos_token_ids)
+            self._give(request, None)
             return True
         self._compiling[request] = self._compiler.compile(with_options(form, self._options), request.grammar_bytes)
         return False
@@ -64,7 +65,15 @@ class Constraints:
 
     def start(self, request: Request, compiled: Future[Grammar]) -> None:
         """Give a request its constraint. Raises `RequestError` where its grammar is wrong."""
-        request.constraint = Constraint(request.params, compiled.result().matcher(), request.eos_token_ids)
+        self._give(request, compiled.result().matcher())
+
+    def _give(self, request: Request, matcher: Matcher | None) -> None:
+        """Give a request its constraint, after the output that it may have of another engine. Raises `RequestError`."""
+        constraint = Constraint(request.params, matcher, request.eos_token_ids)
+        problem = constraint.take(request.output_token_ids) if request.output_token_ids else None
+        if problem is not None:
+            raise RequestError(f"structured_outputs: {problem}", "structured_outputs")
+        request.constraint = constraint
 
     def wait(self) -> None:
         """Wait a little for a grammar."""

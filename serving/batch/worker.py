@@ -59,6 +59,7 @@ async def run_batch(
                 json_logs=options.log_format == "json",
                 max_restarts=options.max_restarts,
                 restart_window=options.restart_window,
+                max_request_crashes=options.max_request_crashes,
             )
         )
         if not await before(signals.first, loading):

@@ -175,6 +175,18 @@ def _crop(crop: ImageCrop) -> tuple[int, int, Weight]:
     return crop.height, crop.width, Weight.of("", crop.patches)
 
 
+class AddedSequence(msgspec.Struct, array_like=True):
+    """One of the sequences of an `Add`: its name, its parameters, and see `Request` for the others.
+
+    It has output if another engine had it before, which has ended.
+    """
+
+    request_id: str
+    params: SamplingParams
+    draw_number: int | None = None
+    output_token_ids: list[int] = []
+
+
 class Add(msgspec.Struct, tag=True):
     """Sequences to continue one prompt with; they share all but their names and parameters.
 
@@ -182,7 +194,7 @@ class Add(msgspec.Struct, tag=True):
     """
 
     prompt_token_ids: np.ndarray
-    sequences: list[tuple[str, SamplingParams]]
+    sequences: list[AddedSequence]
     priority: int
     cache_salt: str | None
     eos_token_ids: tuple[int, ...]
@@ -196,7 +208,10 @@ class Add(msgspec.Struct, tag=True):
     def of(cls, requests: list[Request]) -> "Add":
         """The message for requests that share their prompt."""
         first = requests[0]
-        sequences = [(request.request_id, request.params) for request in requests]
+        sequences = [
+            AddedSequence(request.request_id, request.params, request.draw_number, request.output_token_ids)
+            for request in requests
+        ]
         return cls(
             first.prompt_token_ids,
             sequences,
@@ -216,9 +231,9 @@ class Add(msgspec.Struct, tag=True):
         media = None if self.media is None else self.media.media()
         return [
             Request(
-                request_id=request_id,
+                request_id=each.request_id,
                 prompt_token_ids=self.prompt_token_ids,
-                params=params,
+                params=each.params,
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 eos_token_ids=self.eos_token_ids,
@@ -227,8 +242,10 @@ class Add(msgspec.Struct, tag=True):
                 media=media,
                 grammar_bytes=self.grammar_bytes,
                 lora_request=self.lora_request,
+                draw_number=each.draw_number,
+                output_token_ids=each.output_token_ids,
             )
-            for request_id, params in self.sequences
+            for each in self.sequences
         ]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -24,6 +25,7 @@ from jaxllm.serving.ipc.client.group import EngineGroup
 from jaxllm.serving.ipc.client.launch import launch_with_devices
 from jaxllm.serving.ipc.client.members import GroupOptions
 from jaxllm.serving.ipc.client.process import EngineProcess
+from jaxllm.serving.ipc.client.resumption import MAX_REQUEST_CRASHES
 from jaxllm.serving.ipc.messages import Add, Pool
 from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.async_control import AsyncControl
@@ -94,6 +96,8 @@ class AsyncLLM(AsyncControl):
         self._forms: CanaryChecker | None = None
         self._canary_start: asyncio.TimerHandle | None = None
         self._numbers = itertools.count()
+        # Of several processes before the same engines, none draws the same numbers as another.
+        self._draws = itertools.count(secrets.randbits(62) if engines.is_guest else 0)
 
     @classmethod
     async def start(
@@ -115,14 +119,16 @@ class AsyncLLM(AsyncControl):
         scale: Callable[[int, float], Awaitable[None]] | None = None,
         max_restarts: int | None = 0,
         restart_window: float = 600.0,
+        max_request_crashes: int = MAX_REQUEST_CRASHES,
     ) -> Self:
         """Start the engine processes and load model and tokenizer, side by side.
 
         `max_queued_requests` limits the sequences that wait alongside those that can run, `max_in_flight` all that
         there are, `max_queued_tokens` the prompt tokens of requests without a token yet; None: no limit.
-        An engine that says
-        nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
-        again `max_restarts` times within `restart_window` seconds (None: always); what it had gets an `EngineError`.
+        An engine that says nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends
+        is started again `max_restarts` times within `restart_window` seconds (None: always). What it had goes on in the
+        next one, or in another that lives. A request that was there `max_request_crashes` times in a row, without any
+        news of it, gets a `RequestFaultError`; with 0 every one gets an `EngineError`.
         `chat_template` is Jinja text or a file; with `skip_tokenizer_init` prompts and results are token ids. `launch`
         starts an engine process, or `launch_of` tells by an engine's number how that is done. With `is_guest`
         another process has the engines, and `scale` changes how many there are. Raises `ConfigError`,
@@ -144,6 +150,7 @@ class AsyncLLM(AsyncControl):
             launch_of=launch_of or partial(launch_with_devices, launch, config),
             max_restarts=max_restarts,
             restart_window=restart_window,
+            max_request_crashes=max_request_crashes,
             settings={"log_level": log_level, "json_logs": json_logs},
             is_guest=is_guest,
             scale=scale,
@@ -276,6 +283,9 @@ class AsyncLLM(AsyncControl):
         Raises `QueueFullError` when too many wait already, `EngineError` when the engine is dead or hangs, and
         `RequestError` for an id in use.
         """
+        for request in requests:
+            for child in request.children:
+                child.draw_number = next(self._draws)
         streams = [OutputStream(request, self.engines.drop) for request in requests]
         self.engines.submit(requests, streams, Add.of, data_parallel_rank)
         return streams

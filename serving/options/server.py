@@ -309,6 +309,13 @@ class ServerOptions(MediaOptions):
         minimum=0,
     )
     restart_window: float = option(600.0, "Seconds within which restarts are counted.", minimum=1.0)
+    max_request_crashes: int = option(
+        2,
+        "Times in a row that an engine may crash or hang with a request, without a token of it in between. The request "
+        "then gets status 500; all others continue in the next engine. 0: all requests of an engine that ends get an "
+        "error.",
+        minimum=0,
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after SIGTERM or Ctrl-C.", minimum=0.0
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxllm.errors import RequestError, RequestFaultError, quoted
+from jaxllm.pooling.request import PoolingRequest
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -39,6 +40,23 @@ class PoolingProcessor:
     def add(self, request: PooledText, reader: object = None) -> None:
         """Expect an output of this request from now on. There is nothing that `reader` could have before."""
         self._requests[request.request_id] = request
+
+    def progress(self, request_id: str) -> tuple[int, int]:
+        """Nothing comes of a request before its end."""
+        del request_id
+        return 0, 0
+
+    def continued(self, request_id: str) -> list[PoolingRequest]:
+        """The request, which begins again."""
+        return self._requests[request_id].children
+
+    def release(self, request_id: str) -> PooledText:
+        """A request, for another of these to `adopt`."""
+        return self._requests.pop(request_id)
+
+    def adopt(self, followed: PooledText) -> None:
+        """Follow a request that another of these has released."""
+        self._requests[followed.request_id] = followed
 
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
         """Take the outputs of one step, and give `PoolingRequestOutput`s.

@@ -86,6 +86,7 @@ def make_state(
     )
     llm.observers.append(metrics)
     llm.on_restart.append(metrics.count_engine_restart)
+    llm.engines.state.on_resume.append(metrics.count_resumed)
     llm.engines.state.on_resize.append(metrics.resize)
     before = None if shared_metrics is None else shared_metrics.own()
     if before is not None:

@@ -59,6 +59,7 @@ class AsgiServer:
             json_logs=json_logs,
             max_restarts=options.max_restarts,
             restart_window=options.restart_window,
+            max_request_crashes=options.max_request_crashes,
         )
         try:
             state = make_state(self.llm, options)

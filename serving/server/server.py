@@ -109,6 +109,7 @@ async def serve_at(
                 # Among others, this process does not start the engine: it is told of the next one.
                 max_restarts=options.max_restarts if worker is None else None,
                 restart_window=options.restart_window,
+                max_request_crashes=options.max_request_crashes,
             )
         )
         # Most of what answers needs is imported while the engine loads.

@@ -130,6 +130,7 @@ METRICS = (
     ),
     Described("compilations_after_warmup", "counter", "Compilations during steps; expected to be 0."),
     Described("engine_restarts", "counter", "Restarts of an engine that crashed or hung."),
+    Described("requests_resumed", "counter", "Requests that continued in another engine after theirs had ended."),
     Described("api_server_restarts", "counter", "Restarts of API server processes."),
     Described("step_seconds", "histogram", "Time of one engine step, from scheduling to outputs."),
     Described(

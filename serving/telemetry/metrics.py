@@ -119,6 +119,10 @@ class Metrics(Collector):
         self._engine(engine).info = info
         self._engine(engine).counters["engine_restarts"] += 1
 
+    def count_resumed(self, requests: int, engine: int = 0) -> None:
+        """So many requests go on after the end of their engine."""
+        self._engine(engine).counters["requests_resumed"] += requests
+
     def exposition(self, accept: str = "", *, process: bool = True) -> tuple[bytes, str]:
         """(body, content type) for an Accept header: Prometheus' text format, or OpenMetrics where it is asked for.
 

@@ -45,6 +45,18 @@ class OutputSink(Protocol[Request_contra]):
     def add(self, request: Request_contra, reader: Any = None) -> None:
         """Expect outputs of it; `reader` waits for them."""
 
+    def progress(self, request_id: str) -> tuple[int, int]:
+        """How far a request has come; it differs after any news of it."""
+
+    def continued(self, request_id: str) -> list[Any]:
+        """The children of a request that the engine has to go on with, and their output so far: for another engine."""
+
+    def release(self, request_id: str) -> Any:
+        """What is known of a request, which goes on, for another of these to `adopt`."""
+
+    def adopt(self, followed: Any) -> None:
+        """Follow a request that another of these has released."""
+
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
         """Take the outputs of one step."""
 

@@ -86,6 +86,14 @@ class Meter:
         for child in request.children:
             self._sequences[child.request_id] = SequenceTimes(shared)
 
+    def release(self, request_id: str) -> None:
+        """A sequence is another one's to measure from now on."""
+        del self._sequences[request_id]
+
+    def adopt(self, request_id: str, times: "SequenceTimes") -> None:
+        """Go on measuring a sequence that another one has released."""
+        self._sequences[request_id] = times
+
     def take(self, output: EngineOutput, now: float) -> None:
         """Measure an output that arrived `now`."""
         sequence, measured = self._sequences[output.request_id], self._measured

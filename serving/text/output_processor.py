@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from jaxllm.errors import RequestError, RequestFaultError, fault_message
 from jaxllm.models.errors import is_failure
 from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import Request
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import EndReason, Measurements, Meter
 from jaxllm.serving.text.outputs import RequestOutput
@@ -32,6 +33,14 @@ class Processed:
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     measurements: Measurements | None = None
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A request in flight, and its sequences that run, by the engine's ids."""
+
+    state: RequestState
+    sequences: dict[str, Sequence]
 
 
 class OutputProcessor:
@@ -87,6 +96,41 @@ class OutputProcessor:
             self._meter.add(request)
             for child in request.children:
                 self._sequences[child.request_id].times = self._meter.times(child.request_id)
+
+    def progress(self, request_id: str) -> tuple[int, int]:
+        """How many sequences of a request run, and how many tokens these have: it differs after any news of it."""
+        running = self._running(request_id)
+        return len(running), sum(len(sequence.token_ids) for _, sequence in running)
+
+    def continued(self, request_id: str) -> list[Request]:
+        """The children of a request that the engine has to go on with, with their output so far."""
+        children = []
+        for child, sequence in self._running(request_id):
+            # The same list, which grows: it is read before anything more comes.
+            child.output_token_ids = sequence.token_ids
+            children.append(child)
+        return children
+
+    def _running(self, request_id: str) -> list[tuple[Request, Sequence]]:
+        children, sequences = self._requests[request_id].request.children, self._sequences
+        return [(child, sequences[child.request_id]) for child in children if child.request_id in sequences]
+
+    def release(self, request_id: str) -> Followed:
+        """What is known of a request, which goes on, for another of these to `adopt`."""
+        sequences = {child.request_id: sequence for child, sequence in self._running(request_id)}
+        for name in sequences:
+            del self._sequences[name]
+            if self._meter is not None:
+                self._meter.release(name)
+        return Followed(self._requests.pop(request_id), sequences)
+
+    def adopt(self, followed: Followed) -> None:
+        """Follow a request that another of these has released."""
+        self._requests[followed.state.request.request_id] = followed.state
+        self._sequences |= followed.sequences
+        for name, sequence in followed.sequences.items():
+            if self._meter is not None and sequence.times is not None:
+                self._meter.adopt(name, sequence.times)
 
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
         """Take the outputs of one step. Outputs of unknown requests (aborted, or stopped already) are dropped."""

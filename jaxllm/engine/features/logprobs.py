@@ -22,8 +22,8 @@ class PromptLogprobs(StepFeature):
         self._found: dict[Request, list[TokenLogprobs | None]] = {}
 
     def handles(self, request: Request) -> bool:
-        """Whether the request asks for the log-probabilities of its prompt."""
-        return request.params.prompt_logprobs is not None
+        """Whether the request asks for the log-probabilities of its prompt, which came with its first token."""
+        return request.params.prompt_logprobs is not None and not request.output_token_ids
 
     def on_added(self, request: Request) -> None:
         """Nothing is known of the prompt yet."""

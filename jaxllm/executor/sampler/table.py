@@ -155,10 +155,12 @@ class SamplingTable:
     def _seed_of(self, request: Request) -> int:
         """32 bits from the request's 64; without any, from the engine's seed and the order of arrival.
 
-        The latter survives preemption, and is the same in every run that brings the same requests.
+        The latter survives preemption, and is the same in every run that brings the same requests. Where the order is
+        given (`Request.draw_number`), it survives the engine as well.
         """
-        own = request.params.seed
-        mixed = _mix(own & _MASK) if own is not None else _mix(_mix(self._seed & _MASK) ^ (request.arrival & _MASK))
+        own, number = request.params.seed, request.draw_number
+        number = request.arrival if number is None else number
+        mixed = _mix(own & _MASK) if own is not None else _mix(_mix(self._seed & _MASK) ^ (number & _MASK))
         high = mixed >> 32
         return high - 2**32 if high >= 2**31 else high
 

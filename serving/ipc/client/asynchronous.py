@@ -10,12 +10,13 @@ from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
 from jaxllm.engine.stats import StepStats
-from jaxllm.errors import EngineError
+from jaxllm.errors import EngineError, JaxLLMError
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch
 from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation
 from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
+from jaxllm.serving.ipc.client.resumption import Resumption
 from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
@@ -41,8 +42,9 @@ logger = logging.getLogger(__name__)
 class AsyncEngine:
     """Sends requests of one kind to the engine process, and what comes of them to their readers.
 
-    Everything belongs to the event loop on which this is made. When the process ends or hangs, every request that it
-    had gets an `EngineError`, and another process is started while the budget lasts.
+    Everything belongs to the event loop on which this is made. When the process ends or hangs, another one is started
+    while the budget lasts, and goes on with the requests, see `Resumption`; if there is none, they get an
+    `EngineError`.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class AsyncEngine:
         self._followed: OutputSink[Any] | None = None
         self._in_flight = InFlight(shared.admission)
         self._reconciliation = Reconciliation(self._in_flight)
+        self._resumption = Resumption(self._in_flight, shared.crashes)
+        self._make_message: Callable[[list[Any]], ToEngine]
         self._replies: dict[int, asyncio.Future[Called]] = {}
         self._numbers = itertools.count()
         self._watch: asyncio.Task[None] | None = None
@@ -120,17 +124,34 @@ class AsyncEngine:
 
     # Requests
 
-    def submit(self, request: Any, reader: Any, make_message: Callable[[list[Any]], ToEngine]) -> None:
+    def submit(
+        self, request: Any, reader: Any, make_message: Callable[[list[Any]], ToEngine], *, pinned: bool = False
+    ) -> None:
         """Send a prepared request, whose results are for this reader.
 
-        It has been admitted, and the engine is there, or will be soon. `make_message` is called with the children of
-        the request.
+        It has been admitted, and the engine is there, or will be soon. `make_message`, the same for all requests, is
+        called with the children of the request. If it is `pinned`, no other engine shall go on with it.
         """
         if self.health.down is None:
             self._heartbeat.expect()
+        self._make_message = make_message
+        if pinned:
+            self._resumption.pin(reader)
         self._in_flight.add(request, reader)
         self._outputs.add(request, reader)
         self._supervisor.connection.send(make_message(request.children))
+
+    def adopt(self, reader: Any, followed: Any, make_message: Callable[[list[Any]], ToEngine]) -> None:
+        """Go on with a request of another engine, which has ended; see `Refuge`."""
+        if self.health.down is None:
+            self._heartbeat.expect()
+        self._make_message = make_message
+        self._outputs.adopt(followed)
+        self._in_flight.adopt(reader)
+        self._send_again(reader.request.request_id)
+
+    def _send_again(self, request_id: str) -> None:
+        self._send(self._make_message(self._outputs.continued(request_id)))
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
@@ -153,9 +174,10 @@ class AsyncEngine:
             self._in_flight.remove(name)
         if children and self.health.error is None:
             self._send(Abort(children))
+        self._try_suspects()
         self._heartbeat.settle(owed=self._owes())
 
-    def _fail(self, request_ids: list[str], error: EngineError) -> None:
+    def _fail(self, request_ids: list[str], error: JaxLLMError) -> None:
         """End requests with an error."""
         readers = self._in_flight.readers(request_ids)
         self._drop(request_ids, "error")
@@ -220,7 +242,7 @@ class AsyncEngine:
         self._suspend(error, kill=True)
 
     def _suspend(self, error: EngineError, *, kill: bool = False) -> None:
-        """There is no engine any more: tell everybody whose request it had, and have another one started."""
+        """There is no engine any more: have another one started, which goes on with the requests."""
         error = self.health.suspend(error)
         stale = self._supervisor.has_other_weights
         # The next engine computes nothing before an update, for which no request can wait.
@@ -228,21 +250,61 @@ class AsyncEngine:
         self._loop.call_later(RESTART_WAIT_SECONDS, self._stop_waiting, error)
         self._heartbeat.settle(owed=False)
         unsent = self._supervisor.connection.unsent()
+        again: list[str] = []
         if stale:
             unsent = []
-        self._fail_sent(unsent, error)
+            self._fail(self._in_flight.ids(), error)
+        else:
+            again = self._resume(unsent, error)
+        self._forget_questions(error)
         self._supervisor.replace(error, kill=kill)
         if self.health.error is None:
+            for name in again:
+                self._send_again(name)
             for message in unsent:
                 self._send(message)
+            self._try_suspects()
 
-    def _fail_sent(self, unsent: list[ToEngine], error: EngineError) -> None:
-        """End everything that an engine knew which is gone, but what was `unsent` to it."""
+    def _resume(self, unsent: list[ToEngine], error: EngineError) -> list[str]:
+        """Let all go on that the engine had, which did not have what is `unsent`: in an engine that lives, or the next.
+
+        Returns what the next one shall have.
+        """
+        if self._followed is None:
+            return []
+        running, outputs = self._outputs.running(), self._outputs
+        waiting = {running[name] for message in unsent for name in request_ids(message)}
+        sent = [name for name in self._in_flight.ids() if name not in waiting]
+        found = self._resumption.sort(sent, outputs.progress)
+        for reader in found.guilty:
+            own = error if not self._shared.crashes.most else self._shared.crashes.error(reader, error)
+            self._fail([reader.request.request_id], own)
+        left = []
+        for reader in found.again:
+            name = reader.request.request_id
+            refuge = self._shared.find_refuge(self.number, reader) if self._resumption.may_move(reader) else None
+            if refuge is None:
+                left.append(name)
+            else:
+                self._in_flight.release(name)
+                refuge.adopt(reader, outputs.release(name), self._make_message)
+        if found.again:
+            logger.warning("resuming %d requests of the engine that ended", len(found.again))
+            for resumed in self._shared.on_resume:
+                resumed(len(found.again), self.number)
+        return left
+
+    def _try_suspects(self) -> None:
+        """Let the next suspect go on, if it is its turn."""
+        if self._resumption.is_trying and self.health.error is None:
+            reader = self._resumption.next(self._outputs.progress)
+            if reader is not None:
+                self._send_again(reader.request.request_id)
+
+    def _forget_questions(self, error: EngineError) -> None:
+        """There is nobody any more who could answer."""
         if self._followed is None:
             return
-        running = self._outputs.running()
-        waiting = {running[name] for message in unsent for name in request_ids(message)}
-        self._fail([name for name in self._in_flight.ids() if name not in waiting], error)
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(error)
@@ -252,8 +314,10 @@ class AsyncEngine:
         self._observe(StepStats(), self._outputs.process([]).measurements)
 
     def _stop_waiting(self, error: EngineError) -> None:
+        """The next engine takes its time: who has nothing yet may try elsewhere, and the others are served."""
         if self.health.down is error:
-            self._fail(self._in_flight.ids(), error)
+            crashes = self._shared.crashes
+            self._fail([name for name in self._in_flight.ids() if self._in_flight[name] not in crashes], error)
 
     def hear_end(self, generation: int, error: EngineError) -> None:
         """In the listening thread."""
@@ -299,6 +363,7 @@ class AsyncEngine:
                     self._take_reconciled(unknown)
                 case EngineError():
                     self._suspend(message)
+        self._try_suspects()
         self._heartbeat.settle(owed=self._owes())
 
     def _take_state(self, stats: StepStats | None) -> None:
@@ -343,7 +408,11 @@ class AsyncEngine:
         """Ask the engine to compare its requests with ours; one question at a time."""
         self._heartbeat.expect()
         if not self._reconciliation.is_open:
-            names = self._reconciliation.ask(self._outputs.running())
+            running = self._outputs.running()
+            if self._resumption.is_trying:
+                held = self._resumption.held()
+                running = {child: name for child, name in running.items() if name not in held}
+            names = self._reconciliation.ask(running)
             self._send(Reconcile(next(self._numbers), names))
 
     def _take_reconciled(self, unknown: list[str]) -> None:

@@ -20,15 +20,18 @@ from jaxllm.serving.ipc.messages import Call, CallResult, ControlMethod, EngineM
 class EngineGroup:
     """Sends each request to one of its engines. Belongs to the event loop on which it is made.
 
-    An engine that ends fails only its own requests. While it is started again, the others get what is new; where all
-    are gone, requests wait for the first that is back.
+    The others go on with the requests of an engine that ends. While it is started again, they get what is new; where
+    all are gone, requests wait for the first that is back.
     """
 
     def __init__(self, options: GroupOptions) -> None:
         """Nothing is started yet."""
-        self.state = SharedState()
+        self.state = SharedState(options.max_request_crashes)
+        self.state.find_refuge = self._find_refuge
         self._max_queued_requests, self._max_in_flight = options.max_queued_requests, options.max_in_flight
         self._max_queued_tokens = options.max_queued_tokens
+        self.is_guest = options.is_guest
+        """Whether another process has the engines."""
         self._router = Router(options.routing)
         self.state.observers.append(self)
         self.state.on_restart.append(self._forget)
@@ -82,11 +85,22 @@ class EngineGroup:
         if self._max_queued_tokens is not None:
             self._check_queued_tokens(self._max_queued_tokens)
         for request, reader in zip(requests, readers, strict=True):
-            first = request.children[0]
-            salt = getattr(first, "prefix_salt", None) if self._router.compares_prompts else None
-            count = len(request.children)
-            chosen = self._router.choose(possible, first.prompt_token_ids, sequences=count, salt=salt)
-            self.members.all[chosen].submit(request, reader, make_message)
+            chosen = self._choose(possible, request)
+            self.members.all[chosen].submit(request, reader, make_message, pinned=engine is not None)
+
+    def _choose(self, possible: Sequence[int], request: Any) -> int:
+        first = request.children[0]
+        salt = getattr(first, "prefix_salt", None) if self._router.compares_prompts else None
+        return self._router.choose(possible, first.prompt_token_ids, sequences=len(request.children), salt=salt)
+
+    def _find_refuge(self, number: int, reader: Any) -> AsyncEngine | None:
+        """An engine that lives, for a request of the one of this number."""
+        living = [
+            each.number
+            for each in self.members.open
+            if each.number != number and each.health.is_up and not each.stats.weights_problem
+        ]
+        return self.members.all[self._choose(living, reader.request)] if living else None
 
     def _check_queued_tokens(self, most: int) -> None:
         """Raise `QueueFullError` while prompts of so many tokens wait, or are computed."""

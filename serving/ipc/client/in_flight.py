@@ -108,6 +108,17 @@ class InFlight:
             self.idle.set()
         return reader
 
+    def release(self, request_id: str) -> None:
+        """A request, which goes on, is another engine's from now on."""
+        del self._readers[request_id]
+        if not self._readers:
+            self.idle.set()
+
+    def adopt(self, reader: Any) -> None:
+        """A request that another engine had, and was counted then."""
+        self._readers[reader.request.request_id] = reader
+        self.idle.clear()
+
     def readers(self, request_ids: Iterable[str]) -> list[Any]:
         """The readers of these requests."""
         return [self._readers[name] for name in request_ids]

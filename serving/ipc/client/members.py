@@ -15,6 +15,7 @@ from jaxllm.errors import EngineError, ScalingTimeoutError
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.placement import as_first
+from jaxllm.serving.ipc.client.resumption import MAX_REQUEST_CRASHES
 from jaxllm.serving.ipc.client.router import Routing
 from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, RestartBudget
@@ -36,6 +37,7 @@ class GroupOptions:
     launch_of: Callable[[int], Launch]
     max_restarts: int | None
     restart_window: float
+    max_request_crashes: int = MAX_REQUEST_CRASHES
     settings: dict[str, Any] = field(default_factory=dict)
     """More for `AsyncEngine.start`: how to log."""
     scale: Callable[[int, float], Awaitable[None]] | None = None

@@ -120,7 +120,7 @@ class SendQueue:
                 sent.append(name)
                 continue
             message = self._waiting[number]
-            left = [pair for pair in message.sequences if pair[0] != name] if isinstance(message, Add) else []
+            left = [each for each in message.sequences if each.request_id != name] if isinstance(message, Add) else []
             if left:
                 # The same place in the order.
                 self._waiting[number] = replace(message, sequences=left)
@@ -133,7 +133,7 @@ def request_ids(message: ToEngine) -> list[str]:
     """The engine's ids of the requests that a message brings."""
     match message:
         case Add():
-            return [name for name, _ in message.sequences]
+            return [each.request_id for each in message.sequences]
         case Pool(name):
             return [name]
     return []

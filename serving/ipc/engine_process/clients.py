@@ -152,7 +152,7 @@ class Clients:
     def _keep_book(self, client: Client, message: ToEngine) -> None:
         match message:
             case Add():
-                self._owners.update((name, client) for name, _ in message.sequences)
+                self._owners.update((each.request_id, client) for each in message.sequences)
             case Pool(name):
                 self._owners[name] = client
             case Abort(names):

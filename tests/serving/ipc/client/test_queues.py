@@ -9,14 +9,14 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.requests.owners import NOBODY
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.queues import SendQueue, request_ids
-from jaxllm.serving.ipc.messages import Abort, Add, Finish, Pool, Reconcile, ToEngine
+from jaxllm.serving.ipc.messages import Abort, Add, AddedSequence, Finish, Pool, Reconcile, ToEngine
 
 CREDIT = 4
 PROMPT = np.array([1], np.int32)
 
 
 def add(*names: str) -> Add:
-    return Add(PROMPT, [(name, SamplingParams()) for name in names], 0, None, (), NOBODY)
+    return Add(PROMPT, [AddedSequence(name, SamplingParams()) for name in names], 0, None, (), NOBODY)
 
 
 class Engine:

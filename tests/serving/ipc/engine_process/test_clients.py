@@ -22,6 +22,7 @@ from jaxllm.serving.ipc.engine_process.loop import run
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
+    AddedSequence,
     Configure,
     DetachClient,
     Failed,
@@ -39,7 +40,7 @@ COUNT = 3
 
 
 def add(*names: str) -> Add:
-    sequences = [(name, SamplingParams()) for name in names]
+    sequences = [AddedSequence(name, SamplingParams()) for name in names]
     return Add(np.array([1], np.int32), sequences, 0, None, (), NOBODY)
 
 

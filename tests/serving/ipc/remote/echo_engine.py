@@ -21,7 +21,7 @@ def main() -> None:
     for taken, message in enumerate(iter(sockets.receive, None), 1):
         if isinstance(message, Add):
             tokens = message.prompt_token_ids.tolist()
-            name = message.sequences[0][0]
+            name = message.sequences[0].request_id
             if name == "die":
                 _exit(7)
             send(Outputs([EngineOutput(name, tokens, finish_reason="stop")], StepStats()), taken)

@@ -24,7 +24,7 @@ from jaxllm.errors import ConfigError, EngineError
 from jaxllm.requests.owners import NOBODY
 from jaxllm.serving.ipc.client.connection import EngineConnection
 from jaxllm.serving.ipc.client.process import EngineProcess
-from jaxllm.serving.ipc.messages import Add, FromEngine, Outputs
+from jaxllm.serving.ipc.messages import Add, AddedSequence, FromEngine, Outputs
 from jaxllm.serving.ipc.remote import head as head_module
 from jaxllm.serving.ipc.remote.head import Head
 from jaxllm.serving.ipc.remote.host import HostSession, Stop
@@ -87,7 +87,7 @@ class Client:
         return self
 
     def ask(self, name: str, tokens: np.ndarray) -> None:
-        self.connection.send(Add(tokens, [(name, SamplingParams())], 0, None, (), NOBODY))
+        self.connection.send(Add(tokens, [AddedSequence(name, SamplingParams())], 0, None, (), NOBODY))
 
     def echo(self, tokens: np.ndarray) -> bool:
         """Whether these tokens come back."""
