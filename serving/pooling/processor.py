@@ -43,8 +43,7 @@ class PoolingProcessor:
 
     def progress(self, request_id: str) -> tuple[int, int]:
         """Nothing comes of a request before its end."""
-        del request_id
-        return 0, 0
+        return len(self._requests[request_id].children), 0
 
     def continued(self, request_id: str) -> list[PoolingRequest]:
         """The request, which begins again."""

@@ -65,7 +65,7 @@ class AsyncEngine:
         self._followed: OutputSink[Any] | None = None
         self._in_flight = InFlight(shared.admission)
         self._reconciliation = Reconciliation(self._in_flight)
-        self._resumption = Resumption(self._in_flight, shared.crashes)
+        self._resumption = Resumption(self._in_flight, shared.crashes, self._progress)
         self._make_message: Callable[[list[Any]], ToEngine]
         self._replies: dict[int, asyncio.Future[Called]] = {}
         self._numbers = itertools.count()
@@ -119,6 +119,9 @@ class AsyncEngine:
         assert self._followed is not None, "the engine is not serving yet"
         return self._followed
 
+    def _progress(self, request_id: str) -> tuple[int, int]:
+        return self._outputs.progress(request_id)
+
     def _send(self, message: ToEngine) -> None:
         self._supervisor.connection.send(message)
 
@@ -139,7 +142,10 @@ class AsyncEngine:
             self._resumption.pin(reader)
         self._in_flight.add(request, reader)
         self._outputs.add(request, reader)
-        self._supervisor.connection.send(make_message(request.children))
+        if self._resumption.is_trying:
+            self._resumption.hold(reader)
+        else:
+            self._supervisor.connection.send(make_message(request.children))
 
     def adopt(self, reader: Any, followed: Any, make_message: Callable[[list[Any]], ToEngine]) -> None:
         """Go on with a request of another engine, which has ended; see `Refuge`."""
@@ -148,7 +154,10 @@ class AsyncEngine:
         self._make_message = make_message
         self._outputs.adopt(followed)
         self._in_flight.adopt(reader)
-        self._send_again(reader.request.request_id)
+        if self._resumption.is_trying:
+            self._resumption.hold(reader)
+        else:
+            self._send_again(reader.request.request_id)
 
     def _send_again(self, request_id: str) -> None:
         self._send(self._make_message(self._outputs.continued(request_id)))
@@ -174,7 +183,7 @@ class AsyncEngine:
             self._in_flight.remove(name)
         if children and self.health.error is None:
             self._send(Abort(children))
-        self._try_suspects()
+        self._try_next()
         self._heartbeat.settle(owed=self._owes())
 
     def _fail(self, request_ids: list[str], error: JaxLLMError) -> None:
@@ -263,7 +272,7 @@ class AsyncEngine:
                 self._send_again(name)
             for message in unsent:
                 self._send(message)
-            self._try_suspects()
+            self._try_next()
 
     def _resume(self, unsent: list[ToEngine], error: EngineError) -> list[str]:
         """Let all go on that the engine had, which did not have what is `unsent`: in an engine that lives, or the next.
@@ -273,9 +282,9 @@ class AsyncEngine:
         if self._followed is None:
             return []
         running, outputs = self._outputs.running(), self._outputs
-        waiting = {running[name] for message in unsent for name in request_ids(message)}
+        waiting = {running[name] for message in unsent for name in request_ids(message)} | self._resumption.held()
         sent = [name for name in self._in_flight.ids() if name not in waiting]
-        found = self._resumption.sort(sent, outputs.progress)
+        found = self._resumption.sort(sent)
         for reader in found.guilty:
             own = error if not self._shared.crashes.most else self._shared.crashes.error(reader, error)
             self._fail([reader.request.request_id], own)
@@ -288,16 +297,14 @@ class AsyncEngine:
             else:
                 self._in_flight.release(name)
                 refuge.adopt(reader, outputs.release(name), self._make_message)
-        if found.again:
-            logger.warning("resuming %d requests of the engine that ended", len(found.again))
-            for resumed in self._shared.on_resume:
-                resumed(len(found.again), self.number)
+        for resumed in self._shared.on_resume:
+            resumed(len(sent) - len(found.guilty), self.number)
         return left
 
-    def _try_suspects(self) -> None:
-        """Let the next suspect go on, if it is its turn."""
+    def _try_next(self) -> None:
+        """Let the next request go on that waits for its turn, if others are tried."""
         if self._resumption.is_trying and self.health.error is None:
-            reader = self._resumption.next(self._outputs.progress)
+            reader = self._resumption.next()
             if reader is not None:
                 self._send_again(reader.request.request_id)
 
@@ -363,7 +370,7 @@ class AsyncEngine:
                     self._take_reconciled(unknown)
                 case EngineError():
                     self._suspend(message)
-        self._try_suspects()
+        self._try_next()
         self._heartbeat.settle(owed=self._owes())
 
     def _take_state(self, stats: StepStats | None) -> None:

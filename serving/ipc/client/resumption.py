@@ -32,14 +32,15 @@ class Crashes:
 
     def count(self, reader: Any, progress: Progress) -> int:
         """The engine that had the request has ended once more; how often in a row."""
-        times = 1 if self.has_news(reader, progress) else self._known[reader][0] + 1
+        known = self._known.get(reader)
+        times = 1 if known is None or known[1] != progress else known[0] + 1
         self._known[reader] = times, progress
         return times
 
-    def has_news(self, reader: Any, progress: Progress) -> bool:
-        """Whether the request has come further since then."""
+    def is_silent(self, reader: Any, progress: Progress) -> bool:
+        """Whether there is no news of the request from the engine that has it."""
         known = self._known.get(reader)
-        return known is None or known[1] != progress
+        return progress == (known[1] if known is not None else (len(reader.request.children), 0))
 
     def error(self, reader: Any, reason: EngineError) -> RequestFaultError:
         """The error of a request that is not tried again."""
@@ -50,7 +51,7 @@ class Crashes:
 
 
 class Sorted(NamedTuple):
-    """The readers of requests whose engine has ended, by what becomes of them. Suspects wait for `Resumption.next`."""
+    """The readers of requests whose engine has ended, by what becomes of them. Others wait for `Resumption.next`."""
 
     again: list[Any]
     """They go on at once."""
@@ -61,22 +62,22 @@ class Sorted(NamedTuple):
 class Resumption:
     """Decides what goes on after the end of one engine. Belongs to an event loop.
 
-    Whatever runs when an engine ends may be the reason. A request is a suspect when this was so several times without
-    any news of it. If there is one, it is to blame. If there are several, the others among them were there by chance:
-    so they are tried one at a time, alongside those that are none. Whichever is on trial when the engine ends is to
-    blame; one that brings news is free.
+    Any request of which there was no news from an engine, when that ended, may be the reason. If there was one alone,
+    several times, it is to blame. If there were several, they are tried one at a time: each when there is news of all
+    others that the engine has, and what is new waits for its turn as well. One that brings news is free.
     """
 
-    def __init__(self, in_flight: InFlight, crashes: Crashes) -> None:
-        self._in_flight, self._crashes = in_flight, crashes
+    def __init__(self, in_flight: InFlight, crashes: Crashes, progress: Callable[[str], Progress]) -> None:
+        """`progress` tells how far a request in flight has come."""
+        self._in_flight, self._crashes, self._progress = in_flight, crashes, progress
         self._held: deque[Any] = deque()
-        self._on_trial: Any = None
+        self._silent: list[Any] = []  # While some are held: what the engine has, without news of it.
         self._pinned: WeakSet[Any] = WeakSet()
 
     @property
     def is_trying(self) -> bool:
-        """Whether there are suspects."""
-        return self._on_trial is not None or bool(self._held)
+        """Whether requests are tried one at a time."""
+        return bool(self._held)
 
     def pin(self, reader: Any) -> None:
         """The request asked for this engine: it waits for the next one, even where others live."""
@@ -86,43 +87,42 @@ class Resumption:
         """Whether another engine may go on with the request."""
         return reader not in self._pinned
 
+    def hold(self, reader: Any) -> None:
+        """Let a request wait for its turn, while others are tried."""
+        self._held.append(reader)
+
     def held(self) -> set[str]:
-        """The requests that no engine has, because others are on trial."""
+        """The requests that no engine has, because others are tried."""
         return {reader.request.request_id for reader in self._held if self._is_there(reader)}
 
-    def sort(self, names: Iterable[str], progress: Callable[[str], Progress]) -> Sorted:
-        """The engine has ended which had these requests, in their order, among others that it did not have yet."""
-        held = self.held()
-        counts = {
-            reader: self._crashes.count(reader, progress(name))
-            for name, reader in ((name, self._in_flight[name]) for name in names if name not in held)
-        }
-        most = self._crashes.most
-        suspects = [reader for reader, times in counts.items() if times >= most]
-        guilty: list[Any] = []
-        if most == 0 or len(suspects) == 1:
-            guilty = suspects
-        elif self._on_trial in suspects:
-            guilty = [self._on_trial]
-        if self._on_trial in counts:
-            self._on_trial = None
-        self._held += [reader for reader in suspects if reader not in guilty]
-        return Sorted([reader for reader, times in counts.items() if times < most], guilty)
+    def sort(self, names: Iterable[str]) -> Sorted:
+        """The engine has ended which had these requests, in their order."""
+        crashes, most = self._crashes, self._crashes.most
+        had = {self._in_flight[name]: self._progress(name) for name in names}
+        silent = [reader for reader, progress in had.items() if crashes.is_silent(reader, progress)]
+        times = {reader: crashes.count(reader, progress) for reader, progress in had.items()}
+        if most == 0:
+            return Sorted([], list(had))
+        suspects = [reader for reader in silent if times[reader] >= most]
+        guilty = suspects if len(silent) == 1 else []
+        if self.is_trying or len(suspects) > len(guilty):
+            self._held.extendleft(reversed([reader for reader in silent if reader not in guilty]))
+        held = set(self._held)
+        self._silent = [reader for reader in had if reader not in held and reader not in guilty]
+        return Sorted(list(self._silent), guilty)
 
-    def next(self, progress: Callable[[str], Progress]) -> Any:
+    def next(self) -> Any:
         """The reader of a request that is to be tried now; None while another one is, and when there is none left."""
-        reader = self._on_trial
-        if reader is not None and self._is_there(reader):
-            name = reader.request.request_id
-            if not self._crashes.has_news(reader, progress(name)):
-                return None
-        self._on_trial = None
-        while self._held:
+        self._silent = [reader for reader in self._silent if self._is_there(reader) and self._is_silent(reader)]
+        while self._held and not self._silent:
             reader = self._held.popleft()
             if self._is_there(reader):
-                self._on_trial = reader
+                self._silent = [reader]
                 return reader
         return None
+
+    def _is_silent(self, reader: Any) -> bool:
+        return self._crashes.is_silent(reader, self._progress(reader.request.request_id))
 
     def _is_there(self, reader: Any) -> bool:
         # The name may be that of a newer request by now.
