@@ -259,51 +259,48 @@ class AsyncEngine:
         self._loop.call_later(RESTART_WAIT_SECONDS, self._stop_waiting, error)
         self._heartbeat.settle(owed=False)
         unsent = self._supervisor.connection.unsent()
-        again: list[str] = []
+        left: list[str] = []
         if stale:
             unsent = []
             self._fail(self._in_flight.ids(), error)
-        else:
-            again = self._resume(unsent, error)
+        elif self._followed is not None:
+            left = self._resume(unsent, error)
         self._forget_questions(error)
         self._supervisor.replace(error, kill=kill)
         if self.health.error is None:
-            for name in again:
+            for name in left:
                 self._send_again(name)
             for message in unsent:
                 self._send(message)
-            self._try_next()
 
     def _resume(self, unsent: list[ToEngine], error: EngineError) -> list[str]:
-        """Let all go on that the engine had, which did not have what is `unsent`: in an engine that lives, or the next.
-
-        Returns what the next one shall have.
-        """
-        if self._followed is None:
-            return []
-        running, outputs = self._outputs.running(), self._outputs
+        """See to all that the engine had, which did not have what is `unsent`. Returns what the next one shall have."""
+        running, crashes = self._outputs.running(), self._shared.crashes
         waiting = {running[name] for message in unsent for name in request_ids(message)} | self._resumption.held()
         sent = [name for name in self._in_flight.ids() if name not in waiting]
         found = self._resumption.sort(sent)
         for reader in found.guilty:
-            own = error if not self._shared.crashes.most else self._shared.crashes.error(reader, error)
-            self._fail([reader.request.request_id], own)
-        left = []
-        for reader in found.again:
-            name = reader.request.request_id
-            refuge = self._shared.find_refuge(self.number, reader) if self._resumption.may_move(reader) else None
-            if refuge is None:
-                left.append(name)
-            else:
-                self._in_flight.release(name)
-                refuge.adopt(reader, outputs.release(name), self._make_message)
-        for resumed in self._shared.on_resume:
-            resumed(len(sent) - len(found.guilty), self.number)
-        return left
+            self._fail([reader.request.request_id], crashes.error(reader, error) if crashes.most else error)
+        count = len(sent) - len(found.guilty)
+        if count:
+            logger.warning("%d requests of the engine continue in another one", count)
+            for resumed in self._shared.on_resume:
+                resumed(count, self.number)
+        return [reader.request.request_id for reader in found.again if not self._move(reader)]
+
+    def _move(self, reader: Any) -> bool:
+        """Let another engine go on with a request, if it may and one lives."""
+        refuge = self._shared.find_refuge(self.number, reader) if self._resumption.may_move(reader) else None
+        if refuge is None:
+            return False
+        name = reader.request.request_id
+        self._in_flight.release(name)
+        refuge.adopt(reader, self._outputs.release(name), self._make_message)
+        return True
 
     def _try_next(self) -> None:
         """Let the next request go on that waits for its turn, if others are tried."""
-        if self._resumption.is_trying and self.health.error is None:
+        if self._resumption.is_trying and self.health.is_up:
             reader = self._resumption.next()
             if reader is not None:
                 self._send_again(reader.request.request_id)
@@ -335,13 +332,17 @@ class AsyncEngine:
         self.info = info
         self._heartbeat.heard(owed=self._owes())
         self.health.resume()
+        self._try_next()
         for restarted in self._shared.on_restart:
             restarted(info, self.number)
 
     def take_loss(self, error: EngineError) -> None:
         """There will be no other engine."""
         self.health.lose(error)
-        self._fail(self._in_flight.ids(), error)
+        held = self._resumption.held()
+        for name in self._in_flight.ids():
+            if name in held or not self._move(self._in_flight[name]):
+                self._fail([name], error)
 
     # Events of the engine
 
