@@ -1,5 +1,6 @@
 """Messages between client and engine process: typed values, never pickled objects."""
 
+import signal
 from typing import Any, Literal
 
 import ml_dtypes
@@ -19,6 +20,9 @@ from jaxllm.requests.owners import Owner
 from jaxllm.requests.prompt_embeds import PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
+
+STACKS_SIGNAL = signal.SIGUSR1
+"""Has an engine process write to its log what each of its threads does, even where Python does not run."""
 
 
 class Hello(msgspec.Struct, tag=True):

@@ -1,6 +1,8 @@
 """Logits processors that tests give to engines: what an operator might write, in each of the forms."""
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -141,3 +143,17 @@ class CompiledNoRepeats(JaxLogitsProcessor):
     def apply(self, logits: jax.Array, parameters: jax.Array) -> jax.Array:
         tokens = jnp.arange(logits.shape[1], dtype=jnp.int32)
         return jnp.where((tokens[None, :, None] == parameters[:, None, :]).any(axis=2), -jnp.inf, logits)
+
+
+class EndsEngine(AdapterLogitsProcessor):
+    """Ends the engine, as a crash does, after so many tokens of a request: `extra_args={"ends_engine_after": 5}`."""
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Any:
+        after = extra(params, "ends_engine_after")
+        return None if after is None else partial(self._end, after)
+
+    @staticmethod
+    def _end(after: int, output: list[int], logits: np.ndarray) -> np.ndarray:
+        if len(output) >= after:
+            os._exit(3)
+        return logits

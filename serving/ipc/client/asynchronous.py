@@ -268,25 +268,30 @@ class AsyncEngine:
         self._forget_questions(error)
         self._supervisor.replace(error, kill=kill)
         if self.health.error is None:
+            self._tell_resumed(len(left))
+            held = self._resumption.held()
             for name in left:
-                self._send_again(name)
+                if name not in held:
+                    self._send_again(name)
             for message in unsent:
                 self._send(message)
 
     def _resume(self, unsent: list[ToEngine], error: EngineError) -> list[str]:
-        """See to all that the engine had, which did not have what is `unsent`. Returns what the next one shall have."""
+        """See to all that the engine had, which did not have what is `unsent`. Returns what is left to the next one."""
         running, crashes = self._outputs.running(), self._shared.crashes
         waiting = {running[name] for message in unsent for name in request_ids(message)} | self._resumption.held()
         sent = [name for name in self._in_flight.ids() if name not in waiting]
         found = self._resumption.sort(sent)
         for reader in found.guilty:
             self._fail([reader.request.request_id], crashes.error(reader, error) if crashes.most else error)
-        count = len(sent) - len(found.guilty)
+        self._tell_resumed(sum([self._move(reader) for reader in found.again]))
+        return [name for name in sent if self._in_flight.get(name) is not None]
+
+    def _tell_resumed(self, count: int) -> None:
         if count:
-            logger.warning("%d requests of the engine continue in another one", count)
+            logger.warning("%d requests of the engine that ended continue in another one", count)
             for resumed in self._shared.on_resume:
                 resumed(count, self.number)
-        return [reader.request.request_id for reader in found.again if not self._move(reader)]
 
     def _move(self, reader: Any) -> bool:
         """Let another engine go on with a request, if it may and one lives."""

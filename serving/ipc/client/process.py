@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxllm import version
+from jaxllm.serving.ipc.messages import STACKS_SIGNAL
 
 END_SECONDS = 10.0
 """How long a process may take to end before it is killed."""
+_STACKS_SECONDS = 0.2
 ENGINE_MODULE = "jaxllm.serving.ipc.engine_process"
 """The module that an engine process runs."""
 
@@ -66,9 +68,12 @@ class EngineProcess:
         self._waiter.join(END_SECONDS)
 
     def kill(self, reason: str) -> None:
-        """Kill the process at once."""
-        del reason  # Whoever kills it will say so.
-        self._child.kill()
+        """Kill the process, after a moment in which it writes where its threads are; whoever kills it says why."""
+        del reason
+        self._child.send_signal(STACKS_SIGNAL)
+        timer = threading.Timer(_STACKS_SECONDS, self._child.kill)
+        timer.daemon = True
+        timer.start()
 
     def reach(self, folder: str) -> str:
         """The folder of a client's sockets, as the process sees it."""

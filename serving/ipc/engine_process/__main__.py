@@ -5,6 +5,7 @@ with the process that started it, however that one ends.
 """
 
 import contextlib
+import faulthandler
 import fcntl
 import logging
 import os
@@ -24,7 +25,7 @@ from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.load import load_engine
 from jaxllm.serving.ipc.engine_process import loop
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
-from jaxllm.serving.ipc.messages import Failed, Loading, Ready
+from jaxllm.serving.ipc.messages import STACKS_SIGNAL, Failed, Loading, Ready
 from jaxllm.serving.telemetry.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ def main(
     # a client this process ends anyway.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.stderr is not None:
+        faulthandler.register(STACKS_SIGNAL)
     _continue_without_client()
     input_queue: InputQueue = InputQueue()
     _start(_watch_client, input_queue, folder)

@@ -1,6 +1,6 @@
 """A local Ray cluster: engines that it places and starts, and the programs of docs/examples/ray.
 
-The tokens are the same as without it, a dead actor costs its own requests, and a batch goes on where it was killed.
+The tokens are the same as without it, a dead actor costs no request, and a batch goes on where it was killed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from jaxllm import LLM, EngineConfig, EngineError, SamplingParams
+from jaxllm import LLM, EngineConfig, SamplingParams
 from jaxllm.serving.ipc.client import asynchronous, health
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from tests.ports import free_ports
@@ -133,7 +133,7 @@ async def test_each_engine_sees_its_chips(llm: AsyncLLM) -> None:
 
 
 @in_loop
-async def test_a_dead_actor_costs_its_own_requests(llm: AsyncLLM) -> None:
+async def test_requests_of_a_dead_actor_go_on(llm: AsyncLLM) -> None:
     pid = llm.engine_pids[0]
     lost = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG, data_parallel_rank=0))
     kept = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG, data_parallel_rank=1))
@@ -141,9 +141,7 @@ async def test_a_dead_actor_costs_its_own_requests(llm: AsyncLLM) -> None:
     actor = psutil.Process(pid).parent()
     assert actor is not None
     actor.kill()
-    with pytest.raises(EngineError, match="actor died"):
-        await lost
-    assert await kept
+    assert await lost == await kept
     assert await text_of(llm, PROMPTS[0], SEEDED, data_parallel_rank=0), "it waits for the next one"
     assert llm.engine_pids[0] != pid
 
@@ -162,8 +160,7 @@ async def test_an_engine_on_another_machine(cluster: str) -> None:
         await until(lambda: llm.num_unfinished == 1)
         handle: Any = llm.engines.engines[0]._supervisor.connection._process
         handle._ray.kill(handle._actor)
-        with pytest.raises(EngineError, match=r"disappeared|vanished|actor died"):
-            await lost
+        assert await lost, "it goes on in the next one"
         assert await text_of(llm, PROMPTS[0], SEEDED) == wanted[0], "it waits for the next one"
     finally:
         await llm.shutdown()
@@ -191,8 +188,9 @@ async def test_one_engine_in_two_processes(
         await until(lambda: llm.num_unfinished == 1)
         handle: Any = llm.engines.engines[0]._supervisor.connection._process
         handle._ray.kill(handle._actors.actors[1])
-        with pytest.raises(EngineError, match="process 1 of 2: its actor died"):
-            await lost
+        await until(lambda: not llm.engines.engines[0].health.is_up)
+        assert "process 1 of 2: its actor died" in str(llm.engines.engines[0].health.down)
+        assert await lost, "it goes on in the next one"
         assert await text_of(llm, PROMPTS[0], GREEDY) == greedy[0], "it waits for the next ones"
     finally:
         await llm.shutdown()

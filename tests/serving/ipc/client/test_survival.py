@@ -70,7 +70,7 @@ def lose_next(llm: AsyncLLM, *, replace: bool) -> Lossy:
 
 
 async def test_a_lost_message_is_noticed_by_its_number(llm: AsyncLLM) -> None:
-    """An engine that cannot report its outputs ends; everybody hears why, and the next one goes on."""
+    """An engine that misses a message ends, and the next one goes on with everything."""
     other = asyncio.ensure_future(collect(llm, LONG))
     await until(lambda: llm.num_unfinished == 1)
     pid = llm.engine_pids[0]
@@ -79,10 +79,10 @@ async def test_a_lost_message_is_noticed_by_its_number(llm: AsyncLLM) -> None:
     await until(lambda: lossy.lost)
     # With nothing else to say, this would be the question about the requests in flight.
     behind = asyncio.ensure_future(collect(llm, SHORT))
-    for task in (lost, other, behind):
-        with pytest.raises(EngineError, match="was lost"):
-            async with asyncio.timeout(60):
-                await task
+    async with asyncio.timeout(120):
+        texts = ["".join(output.outputs[0].text for output in await task) for task in (lost, other)]
+        assert texts[0] == texts[1]
+        assert (await behind)[-1].finished
     await llm.wait_for_engine()
     assert (await collect(llm, SHORT))[-1].finished
     assert llm.engine_pids[0] != pid
@@ -102,7 +102,8 @@ async def test_a_request_that_the_engine_does_not_know_fails_alone(llm: AsyncLLM
     assert (llm.engine_pids[0], llm.num_unfinished) == (pid, 0)
 
 
-async def test_what_ends_with_an_engine_is_counted_as_an_error(llm: AsyncLLM) -> None:
+async def test_what_ends_with_an_engine_is_counted_as_an_error(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.engines.state.crashes, "most", 0)
     ended: list[str] = []
 
     class Seen:
@@ -171,10 +172,7 @@ async def test_it_dies_twice_and_while_requests_are_added(llm: AsyncLLM) -> None
     async def load() -> None:
         while not over:
             await llm.wait_for_engine()
-            try:
-                ends.append((await collect(llm, SHORT))[-1].finished)
-            except EngineError as error:
-                ends.append(error)
+            ends.append((await collect(llm, SHORT))[-1].finished)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(6):
@@ -190,7 +188,7 @@ async def test_it_dies_twice_and_while_requests_are_added(llm: AsyncLLM) -> None
         await until(lambda: ends[begun:].count(True) >= 10)
         over = True
     assert llm.num_unfinished == 0
-    assert all(end is True or "SIGKILL" in str(end) for end in ends)
+    assert all(ends)
 
 
 async def test_an_engine_that_hangs_is_replaced(llm: AsyncLLM) -> None:
@@ -201,24 +199,23 @@ async def test_an_engine_that_hangs_is_replaced(llm: AsyncLLM) -> None:
     pid = llm.engine_pids[0]
     limit, heartbeat.limit = heartbeat.limit, 1.5
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(EngineError, match="the engine hangs"):
-        await task
+    await until(lambda: llm.engines.engines[0].health.down is not None)
+    assert "the engine hangs" in str(llm.engines.engines[0].health.down)
     heartbeat.limit = limit
-    await llm.wait_for_engine()
+    assert (await task)[-1].finished
     assert llm.engine_pids[0] != pid
-    assert (await collect(llm, SHORT))[-1].finished
 
 
 async def test_no_more_restarts() -> None:
     llm = await AsyncLLM.start(EngineConfig.from_options(OPTIONS), max_restarts=1, log_level="critical")
     try:
+        stream = llm.generate("Once upon a time", LONG)
         for _ in range(2):
-            await llm.wait_for_engine()
-            task = asyncio.ensure_future(collect(llm, LONG))
-            await until(lambda: llm.num_unfinished == 1)
+            await anext(stream)
             os.kill(llm.engine_pids[0], signal.SIGKILL)
-            with pytest.raises(EngineError, match="SIGKILL"):
-                await task
+            await until(lambda: not llm.engines.engines[0].health.is_up)
+        with pytest.raises(EngineError, match="SIGKILL"):
+            [output async for output in stream]
         assert "1 restarts within 600 s" in str(await llm.loss)
         with pytest.raises(EngineError, match="SIGKILL"):
             llm.check_health()
