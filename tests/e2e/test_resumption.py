@@ -42,8 +42,8 @@ SCHEMA = {
 }
 Asked = tuple[str, SamplingParams, bool]
 """A prompt, its parameters, and whether it is a stream."""
-Answer = dict[int, tuple[str, list[int], list[Any], Any, Any]]
-"""Of each sequence: text, tokens, log-probabilities, finish reason and stop reason."""
+Answer = dict[int, tuple[Any, ...]]
+"""Of each sequence: text, tokens, log-probabilities, finish reason and stop reason; at -1, those of the prompt."""
 
 
 def sampled(**params: Any) -> SamplingParams:
@@ -89,12 +89,12 @@ async def llm() -> AsyncIterator[AsyncLLM]:
 async def read(stream: OutputStream) -> Answer:
     found: Answer = {}
     async for output in stream:
+        if output.prompt_logprobs is not None:
+            found[-1] = (*found.get(-1, ()), output.prompt_logprobs)
         for each in output.outputs:
-            text, ids, logprobs, *_ = found.get(each.index, ("", [], [], None, None))
-            more = (each.logprobs or []) if output.prompt_logprobs is None else [output.prompt_logprobs, each.logprobs]
-            found[each.index] = (
-                text + each.text, ids + each.token_ids, logprobs + more, each.finish_reason, each.stop_reason
-            )  # fmt: skip
+            text, ids, logprobs, *_ = found.get(each.index, ("", [], []))
+            logprobs = logprobs + (each.logprobs or [])
+            found[each.index] = text + each.text, ids + each.token_ids, logprobs, each.finish_reason, each.stop_reason
     return found
 
 
@@ -127,11 +127,9 @@ async def kill_while_it_runs(llm: AsyncLLM, running: "asyncio.Future[Any]", draw
         await asyncio.wait([running], timeout=draw.choice([0.02, 0.3, 1.0]) * draw.random())
         if running.done():
             break
-        # Also when it is just starting: then it is another one that was not ready.
-        pid = llm.engine_pids[0]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(llm.engine_pids[0], signal.SIGKILL)
         kills += 1
-        while not running.done() and llm.engine_pids[0] == pid and llm.engines.engines[0].health.is_up:  # noqa: ASYNC110
+        while llm.engines.engines[0].health.is_up:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return kills
 
