@@ -343,6 +343,8 @@ class AsyncEngine:
 
     def take_loss(self, error: EngineError) -> None:
         """There will be no other engine."""
+        if self.health.error is not None:
+            return  # It has been closed.
         self.health.lose(error)
         held = self._resumption.held()
         for name in self._in_flight.ids():

@@ -161,9 +161,10 @@ class EngineSupervisor:
             self._give_up(EngineError(f"the engine process {old.pid} cannot be killed"))
             return
         while (failure := await self._start_again(delay)) is not None:
-            if self._retired:
-                return
             reason = EngineError(f"the engine could not be restarted: {failure}")
+            if self._retired:
+                self._owner.take_loss(reason)
+                return
             again = self._renew()
             if again is None:
                 self._give_up(reason)

@@ -80,7 +80,7 @@ async def test_a_lost_message_is_noticed_by_its_number(llm: AsyncLLM) -> None:
     # With nothing else to say, this would be the question about the requests in flight.
     behind = asyncio.ensure_future(collect(llm, SHORT))
     async with asyncio.timeout(120):
-        texts = ["".join(output.outputs[0].text for output in await task) for task in (lost, other)]
+        texts = [(await task)[-1].outputs[0].text for task in (lost, other)]
         assert texts[0] == texts[1]
         assert (await behind)[-1].finished
     await llm.wait_for_engine()
@@ -211,6 +211,7 @@ async def test_no_more_restarts() -> None:
     try:
         stream = llm.generate("Once upon a time", LONG)
         for _ in range(2):
+            await llm.wait_for_engine()
             await anext(stream)
             os.kill(llm.engine_pids[0], signal.SIGKILL)
             await until(lambda: not llm.engines.engines[0].health.is_up)
