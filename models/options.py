@@ -29,6 +29,8 @@ class AdapterShape:
     """The largest rank of an adapter of routed experts; 0: they have no slots."""
     num_expert_slots: int = 0
     """How many slots these have."""
+    most_labels: int = 0
+    """The most labels of an adapter's classifier, where it may have more than the model's."""
 
 
 @dataclass(frozen=True)

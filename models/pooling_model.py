@@ -121,10 +121,13 @@ class Head(nnx.Module):
         self.out = linear(labels, bias=plan.bias)
         slots = options.adapters
         self.whole_dense = _add_slots(self.dense, slots)
-        self.whole_out = _add_slots(self.out, slots)
+        self.whole_out = _add_slots(self.out, slots, 0 if slots is None else slots.most_labels)
 
     def __call__(self, pooled: jax.Array, adapters: TokenSlots | None = None) -> jax.Array:
-        """Map [R, D] to [R, labels], before any softmax. `adapters` are the slots of the rows' adapters."""
+        """Map [R, D] to [R, labels], before any softmax. `adapters` are the slots of the rows' adapters.
+
+        There are as many columns as any adapter may have labels.
+        """
         context = ForwardContext(adapters=adapters)
         if self.dense is not None:
             pooled = _replaced(self.whole_dense, self.dense(pooled, context), pooled, adapters)
@@ -133,13 +136,13 @@ class Head(nnx.Module):
         return _replaced(self.whole_out, self.out(pooled, context), pooled, adapters)
 
 
-def _add_slots(linear: Linear | None, shape: AdapterShape | None) -> WholeSlots | None:
+def _add_slots(linear: Linear | None, shape: AdapterShape | None, most_outputs: int = 0) -> WholeSlots | None:
     """Give a layer of a head slots for products of low rank; returns those for whole layers."""
     if linear is None or shape is None:
         return None
     # Slots of some modules only are those of some modules in layers.
     add_adapter_slots(linear, replace(shape, modules=None))
-    return WholeSlots(linear, shape)
+    return WholeSlots(linear, shape, most_outputs)
 
 
 def _replaced(whole: WholeSlots | None, base: jax.Array, x: jax.Array, adapters: TokenSlots | None) -> jax.Array:
@@ -180,7 +183,8 @@ class PoolingModel(nnx.Module):
     def scores(self, pooled: jax.Array, adapters: TokenSlots | None = None) -> jax.Array:
         """Scores float32 [R, labels] of pooled hidden states [R, D]. Only of a classifier.
 
-        `adapters` are the slots of the rows' adapters, where the model has slots.
+        `adapters` are the slots of the rows' adapters, where the model has slots: the scores of a row come first, and
+        what comes after as many as its adapter has labels says nothing.
         """
         assert self.head is not None
         return self.head(pooled.astype(self.dtype), adapters).astype(jnp.float32)

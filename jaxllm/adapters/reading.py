@@ -74,7 +74,8 @@ def read_for(
         except ModelError as error:
             raise RequestError(f"adapter {quoted(lora.lora_name)}: {error}", "lora_request") from error
         invocation = found[0].config.invocation_tokens or ()
-        return HostAdapter(bytes.fromhex(found[0].digest), tuple(map(tuple, arrays)), invocation)
+        digest, labels = bytes.fromhex(found[0].digest), found[0].num_labels
+        return HostAdapter(digest, tuple(map(tuple, arrays)), labels, invocation)
 
     return read
 

@@ -36,6 +36,8 @@ class HostAdapter:
     """sha256 of its content."""
     stages: tuple[tuple[np.ndarray, ...], ...]
     """For each stage of layers what one slot has of each array of its slots, in order: the inputs of `SET_ADAPTER`."""
+    num_labels: int | None = None
+    """Labels of the classifier that it brings along, if it does."""
     invocation: tuple[int, ...] = ()
     """The tokens in a prompt from whose last occurrence on the adapter counts (aLoRA). Empty: from the start on."""
 

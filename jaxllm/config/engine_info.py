@@ -25,8 +25,8 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How a model pools: see `jaxllm.pooling.settings.PoolingSettings`.
 
     `tasks` are what requests may ask for, the default first. `size` is the length of an embedding or the number of
-    classes, which `labels` names. `answers` are the two tokens that a language model is to choose from, where its score
-    is the probability of the second.
+    classes, which `labels` names; an adapter may have up to `most_labels`. `answers` are the two tokens that a language
+    model is to choose from, where its score is the probability of the second.
     """
 
     tasks: tuple[str, ...]
@@ -35,6 +35,7 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     matryoshka: tuple[int, ...] | None = None
     answers: tuple[str, ...] = ()
+    most_labels: int = 0
 
 
 class StageInfo(msgspec.Struct, frozen=True, kw_only=True):

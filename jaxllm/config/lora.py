@@ -47,6 +47,12 @@ class LoRAOptions(Section):
         "memory, and adapters that change others are rejected; experts are the routed ones. Default: all linear "
         "layers.",
     )
+    max_lora_cls_labels: int | None = option(
+        None,
+        "Most labels of a classifier that an adapter brings along (modules_to_save). Default: as many as the model's.",
+        minimum=1,
+        maximum=1_000_000,
+    )
     merge_lora: str | None = option(
         None,
         "Folder of an adapter that is added to the weights when they are read, in float32: the model is served with "

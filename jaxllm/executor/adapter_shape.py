@@ -34,4 +34,5 @@ def adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
         options.lora_vectors,
         expert_rank=experts,
         num_expert_slots=options.max_loras if experts else 0,
+        most_labels=options.max_lora_cls_labels or 0,
     )

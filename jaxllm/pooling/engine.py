@@ -220,7 +220,7 @@ def _refused(request_id: str, error: JaxLLMError, field: str) -> EngineOutput:
 
 
 def _describe(resolved: ResolvedPoolingConfig, num_shapes: int) -> EngineInfo:
-    settings = resolved.settings
+    settings, common = resolved.settings, resolved.common
     pooling = PoolingInfo(
         tasks=settings.tasks,
         pooling_type=settings.pooling_type,
@@ -228,8 +228,8 @@ def _describe(resolved: ResolvedPoolingConfig, num_shapes: int) -> EngineInfo:
         labels=settings.labels,
         matryoshka=settings.matryoshka,
         answers=settings.answers,
+        most_labels=max(settings.num_labels or 0, common.config.lora.max_lora_cls_labels or 0),
     )
-    common = resolved.common
     info = describe(common, num_shapes, pooling=pooling)
     if info.images is None:
         return info

@@ -39,7 +39,7 @@ class PoolingLimits:
             raise unknown_token(request.prompt_token_ids, self.vocab_size)
         if request.media is not None:
             check_images(request.media, self.images)
-        self.check_params(request.params)
+        self.check_params(request.params, has_adapter=request.lora_request is not None)
 
     def check_adapter(self, lora: LoRARequest | None) -> None:
         """See the function `check_adapter`."""
@@ -53,8 +53,11 @@ class PoolingLimits:
             "prompt",
         )
 
-    def check_params(self, params: PoolingParams) -> None:
-        """Raise `RequestError` for what the model does not do."""
+    def check_params(self, params: PoolingParams, *, has_adapter: bool = False) -> None:
+        """Raise `RequestError` for what the model does not do.
+
+        That of an adapter is known once it is read: how many classes it distinguishes.
+        """
         tasks = self.pooling.tasks
         task = params.task or tasks[0]
         if task not in tasks:
@@ -73,7 +76,8 @@ class PoolingLimits:
         for name in ("dimensions", "normalize"):
             if getattr(params, name) is not None:
                 raise RequestError(f"{name}: applies to embeddings, not to task={quoted(task)}", name)
-        classes = len(self.pooling.labels) or 1
+        classes = self.pooling.most_labels if has_adapter else len(self.pooling.labels)
+        classes = classes or 1
         beyond = [index for index in params.returned_token_ids or () if index >= classes]
         if beyond:
             raise RequestError(

@@ -16,7 +16,8 @@ class PoolingRequest:
 
     `prompt_token_ids` is int32 [length]. Tokens from position `second_text` on are of the second of two texts that are
     read together; None: there is one. `share`: the owner's index in `Shares` while the text waits. `adapter_slot` is
-    where its adapter is on the devices; -1: it has none, or waits for it. `media` are its images, and `media_rows`
+    where its adapter is on the devices; -1: it has none, or waits for it. `num_labels` are those of the classifier that
+    the adapter brings along; None: the model's. `media` are its images, and `media_rows`
     int32 [rows] where these are in the pool on the devices, while they are needed.
     """
 
@@ -29,5 +30,6 @@ class PoolingRequest:
     lora_request: LoRARequest | None = None
     share: int = -1
     adapter_slot: int = -1
+    num_labels: int | None = None
     media: PromptMedia | None = None
     media_rows: np.ndarray | None = None

@@ -156,7 +156,7 @@ class PoolingRunner:
 
         Copies: the whole of the step's results need not stay for the sake of one.
         """
-        size, _ = self._wish(request.params)
+        size, _ = self._wish(request)
         if not wants_tokens(request.params):
             return results[row, :size].copy()
         if hidden is not None:
@@ -185,7 +185,7 @@ class PoolingRunner:
         for row, request in enumerate(requests):
             if request.second_text is not None:
                 views["token_types"][ends[row] - lengths[row] + request.second_text : ends[row]] = 1
-            views["sizes"][row], views["flags"][row] = self._wish(request.params)
+            views["sizes"][row], views["flags"][row] = self._wish(request)
         if self._shape.adapters is not None:
             views["adapter_slots"][:rows] = [request.adapter_slot for request in requests]
             views["adapter_slots"][rows:] = -1
@@ -210,12 +210,12 @@ class PoolingRunner:
             fields["rotary_offsets"][:, : media.end] = offsets
             fields["rotary_offsets"][:, media.end : length] = shift
 
-    def _wish(self, params: PoolingParams) -> tuple[int, bool]:
+    def _wish(self, request: PoolingRequest) -> tuple[int, bool]:
         """Numbers per result, and whether it is normalised or activated."""
-        settings = self._shape.settings
+        settings, params = self._shape.settings, request.params
         if settings.num_labels is not None:
             wanted = params.activates
-            return settings.num_labels, settings.use_activation if wanted is None else wanted
+            return request.num_labels or settings.num_labels, settings.use_activation if wanted is None else wanted
         if params.task == "token_classify":
             return 1, True
         normalize = settings.normalize if params.normalize is None else params.normalize
@@ -237,7 +237,7 @@ class PoolingRunner:
 
     def _tokens(self, hidden: np.ndarray, request: PoolingRequest) -> np.ndarray:
         """Results of every token, from hidden states [length, D]."""
-        size, flag = self._wish(request.params)
+        size, flag = self._wish(request)
         each = [np.full(FINISH_ROWS, value, np.int32) for value in (size, flag, request.adapter_slot)]
         assert request.params.task is not None
         executable: Any = self._executables.get(request.params.task)

@@ -22,7 +22,8 @@ from jaxllm.pooling.sentence_transformers import MODULES, SentenceTransformers, 
 
 PoolingType = Literal["last", "mean", "cls"]
 _CALLED: dict[str, PoolingType] = {"last": "last", "mean": "mean", "avg": "mean", "cls": "cls"}
-_ACTIVATIONS = {"identity": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
+Activation = Literal["none", "sigmoid", "softmax", "by_labels"]
+_ACTIVATIONS: Mapping[str, Activation] = {"identity": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,11 @@ class PoolingSettings:
 
     `use` is what requests get without asking; `pooling_type` which hidden states count; `normalize` and
     `use_activation` what happens where a request does not say. `labels` are the classes of a classifier, whose scores
-    the `activation` makes probabilities of. `matryoshka` lists the dimensions that embeddings may be cut to; empty:
-    all, None: none. `max_length` is the longest text the model's makers recommend. `answers` are two tokens, with their
-    ids: the score of a language model without a classifier is the probability of the second where one of them comes;
-    of one token, it is the sigmoid of its logit.
+    the `activation` makes probabilities of: with `by_labels` the sigmoid of one label or the softmax of several, since
+    an adapter may have another number than the model. `matryoshka` lists the dimensions that embeddings may be cut to;
+    empty: all, None: none. `max_length` is the longest text the model's makers recommend. `answers` are two tokens,
+    with their ids: the score of a language model without a classifier is the probability of the second where one of
+    them comes; of one token, it is the sigmoid of its logit.
     `dense` are layers after the pooling of an embedder, `token_dense` those for vectors of single tokens, and
     `lexical` those for a weight of each. `only` is the one task that is done, if it is one. Scores of tokens are those
     of tokens `step_token_id`, or of all. Results for tokens at the ends of a text are left out of a task where these
@@ -46,7 +48,7 @@ class PoolingSettings:
     normalize: bool = True
     use_activation: bool = True
     labels: tuple[str, ...] = ()
-    activation: Literal["none", "sigmoid", "softmax"] = "softmax"
+    activation: Activation = "softmax"
     matryoshka: tuple[int, ...] | None = None
     max_length: int | None = None
     answers: tuple[str, ...] = ()
@@ -161,7 +163,7 @@ def _classifier(file: ConfigFile, family: Family, use: str) -> PoolingSettings:
         pooling_type=_pooling_type(file, family, "classifier_pooling"),
         labels=labels,
         # A reward is any number.
-        activation="none" if count == 1 else _activation(file, len(labels)),
+        activation="none" if count == 1 else _activation(file),
         only=use if use == "token_classify" else "",
         step_token_id=family.head.step_token_id,
     )
@@ -212,7 +214,7 @@ def _labels(file: ConfigFile) -> tuple[str, ...]:
         raise file.wrong("id2label", "an object whose keys are numbers") from None
 
 
-def _activation(file: ConfigFile, count: int) -> Literal["none", "sigmoid", "softmax"]:
+def _activation(file: ConfigFile) -> Activation:
     """What makes scores of a classifier: what a cross-encoder says, else what follows from the kind of problem."""
     inner = file.section("sentence_transformers")
     text = inner.text("activation_fn", "") if inner is not None else ""
@@ -221,13 +223,11 @@ def _activation(file: ConfigFile, count: int) -> Literal["none", "sigmoid", "sof
         name = text.rpartition(".")[2].lower()
         if name not in _ACTIVATIONS:
             raise ModelError(f"{file.source}: activation {text!r} is not supported (known: {', '.join(_ACTIVATIONS)})")
-        return _ACTIVATIONS[name]  # type: ignore[return-value]
+        return _ACTIVATIONS[name]
     problem = file.text("problem_type", "")
     if problem == "regression":
         return "none"
-    if problem == "multi_label_classification" or count == 1:
-        return "sigmoid"
-    return "softmax"
+    return "sigmoid" if problem == "multi_label_classification" else "by_labels"
 
 
 def _matryoshka(file: ConfigFile) -> tuple[int, ...] | None:

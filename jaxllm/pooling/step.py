@@ -1,7 +1,7 @@
 """The device side of one step of a pooling engine: forward pass, pooling and what follows it, in one executable.
 
 Axis letters: T tokens, R rows (texts), D hidden size, O numbers per result (of an embedding, or the labels of a
-classifier).
+classifier, which are at most so many where adapters have others).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +157,8 @@ def finish(
     """Results float32 [R, O] of hidden states float32 [R, D], pooled or of tokens: embeddings, or scores of classes.
 
     An embedding keeps its first `sizes` numbers, the others are 0, and has length 1 where `flags` says so. Scores
-    become probabilities where `flags` says so. `adapters` are the slots of the rows' adapters.
+    become probabilities where `flags` says so; those of a row are the first `sizes`. `adapters` are the slots of the
+    rows' adapters.
     """
     flagged = (flags > 0)[:, None]
     if task in ("embed", "token_embed"):
@@ -168,6 +169,23 @@ def finish(
     if settings.use == "embed":
         return model.lexical_weights(pooled)
     scores = model.scores(pooled, adapters)
-    if settings.activation == "softmax":
-        return jnp.where(flagged, jax.nn.softmax(scores, axis=-1), scores)
-    return jnp.where(flagged, jax.nn.sigmoid(scores), scores) if settings.activation == "sigmoid" else scores
+    if adapters is None:
+        return jnp.where(flagged, _probabilities(scores, settings), scores)
+    # Rows that are none have a size of 0.
+    labels = jnp.maximum(sizes, 1)[:, None]
+    own = jnp.where(jnp.arange(scores.shape[1], dtype=jnp.int32) < labels, scores, -jnp.inf)
+    return jnp.where(flagged, _probabilities(own, settings, labels), scores)
+
+
+def _probabilities(scores: jax.Array, settings: PoolingSettings, labels: jax.Array | None = None) -> jax.Array:
+    """What the classifier's activation makes of scores [R, O]; labels beyond those of a row, int32 [R, 1], are -inf."""
+    match settings.activation:
+        case "none":
+            return scores
+        case "sigmoid":
+            return jax.nn.sigmoid(scores)
+        case "softmax":
+            return jax.nn.softmax(scores, axis=-1)
+    if labels is None:
+        return jax.nn.sigmoid(scores) if settings.num_labels == 1 else jax.nn.softmax(scores, axis=-1)
+    return jnp.where(labels == 1, jax.nn.sigmoid(scores), jax.nn.softmax(scores, axis=-1))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxllm.adapters.adapters import Adapters, Ready
 from jaxllm.adapters.reading import AdaptedStage, read_for
+from jaxllm.errors import RequestError
 from jaxllm.models.families import registry
 from jaxllm.models.pooling_model import abstract_pooling_model, checkpoint_names
 from jaxllm.pooling.request import PoolingRequest
@@ -40,8 +41,9 @@ class AdapterWaiting:
 
     def ready(self) -> Iterator[Ready[PoolingRequest]]:
         """Texts that have their adapter now, or cannot have it."""
-        for each in self._adapters.ready():
-            del self._held[each.request.request_id]
+        for found in self._adapters.ready():
+            del self._held[found.request.request_id]
+            each = check_labels(found)
             if each.error is not None:
                 self._adapters.forget(each.request)
             each.request.adapter_slot = each.slot
@@ -54,6 +56,22 @@ class AdapterWaiting:
     def ended(self, request: PoolingRequest) -> None:
         """The slot of a text's adapter may go to another, once nobody else uses it."""
         self._adapters.forget(request)
+
+
+def check_labels(ready: Ready[PoolingRequest]) -> Ready[PoolingRequest]:
+    """The same, with an error where the text asks for what the classifier of its adapter does not have."""
+    request, adapter = ready.request, ready.adapter
+    if adapter is None or adapter.num_labels is None:
+        return ready
+    labels = request.num_labels = adapter.num_labels
+    beyond = [index for index in request.params.returned_token_ids or () if index >= labels]
+    if beyond:
+        problem, parameter = f"{beyond[0]} is out of range: the adapter has {labels} classes", "returned_token_ids"
+    elif request.params.task == "score" and labels > 1:
+        problem, parameter = f"the adapter distinguishes {labels} classes; scoring requires one label", "model"
+    else:
+        return ready
+    return Ready(request, error=RequestError(f"{parameter}: {problem}", parameter))
 
 
 def make_adapters(resolved: ResolvedPoolingConfig, runner: PoolingRunner) -> Adapters[PoolingRequest]:

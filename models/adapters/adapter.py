@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from jaxllm.models.adapters.config import AdapterConfig
 from jaxllm.models.adapters.places import Kind
 from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
+
+CLASSIFIER: Final = ("head", "out")
+"""The path of a pooling model's classifier."""
 
 Key = tuple[ParameterPath, int | None]
 """A parameter's path in the model, and the number of a layer in it, if it stacks several."""
@@ -97,6 +101,11 @@ class Adapter:
     def rank(self) -> int:
         """The largest."""
         return max((each.rank for each in self.low_rank), default=0)
+
+    @property
+    def num_labels(self) -> int | None:
+        """Labels of the classifier that it brings along, if it does."""
+        return next((len(each.values) for each in self.replaced if each.target.path[:2] == CLASSIFIER), None)
 
     @property
     def num_bytes(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import DTypeLike
 
-from jaxllm.models.adapters.adapter import Adapter, LowRank, Replaced, TokenRows
+from jaxllm.models.adapters.adapter import CLASSIFIER, Adapter, LowRank, Replaced, TokenRows
 from jaxllm.models.adapters.config import AdapterConfig
 from jaxllm.models.adapters.errors import AdapterError
 from jaxllm.models.adapters.expert_reading import ExpertLimit, ExpertReading
@@ -297,5 +297,5 @@ class _Reading:
 
 def _with_rows(target: WeightTarget, tensor: Tensor) -> WeightTarget:
     """A classifier's target with as many rows as the adapter has labels."""
-    is_classifier = target.path[:2] == ("head", "out") and tensor.shape
+    is_classifier = target.path[:2] == CLASSIFIER and tensor.shape
     return replace(target, shape=(tensor.shape[0], *target.shape[1:])) if is_classifier else target

@@ -49,7 +49,9 @@ def slot_arrays(
         if _is_bias(replaced, slots):
             _put_bias(arrays, replaced)
             continue
-        arrays[_whole(path, path[-1])][0] = replaced.values
+        own = arrays[_whole(path, path[-1])][0]
+        # A classifier may have fewer labels than there is room for.
+        (own[0] if path[-1] == "bias" else own)[: len(replaced.values)] = replaced.values
         arrays[_whole(path, "is_present")][...] = 1
     return list(arrays.values())
 
@@ -78,7 +80,7 @@ def _problems(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
 
 def _problems_of_whole(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
     """What of the tensors that stand in the place of the model's own has no place in a slot."""
-    given = {each.target.path for each in adapter.replaced}
+    given = {each.target.path: len(each.values) for each in adapter.replaced}
     for replaced in adapter.replaced:
         if _is_bias(replaced, slots):
             continue
@@ -89,12 +91,15 @@ def _problems_of_whole(adapter: Adapter, slots: SlotShapes) -> Iterator[str]:
             continue
         if array is None:
             yield f"{replaced.name!r} is trained as a whole, which is not supported"
-        elif shape[0] != array.shape[-1 if path[-1] == "bias" else -2]:
-            labels = array.shape[-1 if path[-1] == "bias" else -2]
-            yield f"{replaced.name!r} has {shape[0]} labels, and the model's classifier has {labels}"
+        elif shape[0] > (most := array.shape[-1 if path[-1] == "bias" else -2]):
+            yield f"{replaced.name!r} has {shape[0]} labels, and slots have room for {most} (--max-lora-cls-labels)"
         for other in ("weight", "bias"):
-            if array is not None and _whole(path, other) in slots and (*path[:-1], other) not in given:
+            if array is None or _whole(path, other) not in slots:
+                continue
+            if (*path[:-1], other) not in given:
                 yield f"{replaced.name!r} has no {other} beside it"
+            elif given[*path[:-1], other] != shape[0]:
+                yield f"{replaced.name!r} has {shape[0]} labels, and its {other} {given[*path[:-1], other]}"
 
 
 def _is_of_heads(each: LowRank, slots: SlotShapes) -> bool:

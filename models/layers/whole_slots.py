@@ -20,12 +20,14 @@ FEWEST_ROWS = 2
 class WholeSlots(nnx.Module):
     """What the adapters in the slots have in the place of one linear layer, for small layers that few rows pass.
 
-    `weight` [S, out, in] and `bias` [S, 1, out] are there for slots whose `is_present` [S, 1, 1] is not 0.
+    `weight` [S, out, in] and `bias` [S, 1, out] are there for slots whose `is_present` [S, 1, 1] is not 0. `out` may be
+    more than the layer has: adapters use the first outputs.
     """
 
-    def __init__(self, linear: Linear, shape: AdapterShape) -> None:
+    def __init__(self, linear: Linear, shape: AdapterShape, most_outputs: int = 0) -> None:
+        """Adapters may have `most_outputs`, or as many outputs as the layer, if it has more."""
         out_size, in_size = linear.layout.shape
-        slots = shape.num_slots
+        out_size, slots = max(out_size, most_outputs), shape.num_slots
 
         def array(*sizes: int) -> AdapterArray:
             return AdapterArray(placeholder((slots, *sizes), jnp.dtype(shape.dtype), None))
@@ -34,8 +36,12 @@ class WholeSlots(nnx.Module):
         self.bias = array(1, out_size) if linear.bias is not None else None
 
     def replace(self, base: jax.Array, x: jax.Array, rows: TokenSlots) -> jax.Array:
-        """`base` [R, out], and for rows whose adapter has the layer its product with `x` [R, in]."""
+        """Outputs [R, out]: for rows whose adapter has the layer, its product with `x` [R, in].
+
+        For the others they are `base` [R, ...], the layer's own outputs, and zeros after these.
+        """
         weight, is_present = _value(self.weight), _value(self.is_present)[:, 0, 0] != 0
+        base = jnp.pad(base, ((0, 0), (0, weight.shape[1] - base.shape[1])))
         bias = None if self.bias is None else _value(self.bias)
         padded = jnp.pad(x, ((0, max(0, FEWEST_ROWS - len(x))), (0, 0)))
         count = len(x)

@@ -92,10 +92,10 @@ class PoolingInputs:
         each_params: list[PoolingParams] = broadcast_to_prompts("pooling_params", params, PoolingParams, count)
         each_priority = broadcast_to_prompts("priority", priority, int, count)
         adapters = adapter_of_each(lora_request, count, self.limits)
-        for index, own in enumerate(each_params):
+        for index, (own, adapter) in enumerate(zip(each_params, adapters, strict=True)):
             with naming_prompt(index, count):
                 own.validate()
-                self.limits.check_params(own)
+                self.limits.check_params(own, has_adapter=adapter is not None)
         given = [self._read(index, prompts, each_params) for index in range(count)]
         encoded = self._encode(given, each_params, add_special_tokens)
         requests = []

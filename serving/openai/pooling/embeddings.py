@@ -1,5 +1,7 @@
 """Embeddings, classes, and pooling in general."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
@@ -89,9 +91,9 @@ async def create_classification(request: Request) -> Response:
     data = [
         Classified(
             index=index,
-            label=labels[int(np.argmax(each.outputs.data))],
+            label=_label(labels, each.outputs.data),
             probs=each.outputs.data.tolist(),
-            num_classes=len(labels),
+            num_classes=len(each.outputs.data),
         )
         for index, each in enumerate(results)
     ]
@@ -100,3 +102,9 @@ async def create_classification(request: Request) -> Response:
             id=identity.id, created=identity.created, model=identity.model, data=data, usage=usage(results)
         )
     )
+
+
+def _label(labels: Sequence[str], scores: np.ndarray) -> str:
+    """The name of the class with the best score. Those of an adapter that has another number of them have no names."""
+    best = int(np.argmax(scores))
+    return labels[best] if len(labels) == len(scores) else f"LABEL_{best}"

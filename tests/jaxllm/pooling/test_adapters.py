@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from jaxllm.adapters.adapters import Ready
+from jaxllm.adapters.store import HostAdapter
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.resolved import resolve_pooling_config
+from jaxllm.pooling.waiting import check_labels
 from jaxllm.requests.lora_request import LoRARequest
 from tests.adapter_folders import write_adapter
 from tests.jaxllm.pooling.checkpoints import VOCAB, logits, save
@@ -190,6 +193,45 @@ def ended(engine: PoolingEngine, *requests: PoolingRequest) -> dict[str, Any]:
     return found
 
 
+def test_other_numbers_of_labels(tmp_path: Path) -> None:
+    """In one batch with the model's own; one label has the sigmoid, several the softmax of these alone."""
+    counts = (3, 1, 2, 7)
+    folders: list[Path | None] = [None]
+    models: list[Any] = []
+    for labels in counts:
+        model: Any = save(tmp_path / str(labels), "BertForSequenceClassification", num_labels=labels)
+        if models:
+            model.bert.load_state_dict(models[0].bert.state_dict())
+        (folder,), (wrapped,) = adapters(model, tmp_path, ["query"], "SEQ_CLS", 1)
+        folders += [] if labels == counts[0] else [folder.rename(tmp_path / f"of {labels}")]
+        models.append(model if labels == counts[0] else wrapped)
+    with engine_of(tmp_path / "3", **LORA | {"max_loras": 3}, max_lora_cls_labels=7) as engine:
+        for params in (RAW, PoolingParams()):
+            made = [asking(str(index), TEXTS[index % 5], folders[index % 4], params) for index in range(12)]
+            for index, scores in enumerate(run(engine, made)):
+                wanted = torch.from_numpy(logits(models[index % 4], TEXTS[index % 5]))
+                if params is not RAW:
+                    wanted = wanted.sigmoid() if len(wanted) == 1 else wanted.softmax(-1)
+                np.testing.assert_allclose(scores, wanted, atol=1e-4, rtol=0)
+        each = PoolingParams(task="token_classify", use_activation=False, returned_token_ids=[6, 0])
+        (scores,) = run(engine, [asking("0", TEXTS[1], folders[3], each)])
+        assert scores.shape == (len(TEXTS[1]), 2)
+        few = ended(engine, asking("0", TEXTS[1], folders[2], each))["0"]
+        assert "6 is out of range: the adapter has 2 classes" in str(few.refusal)
+        assert few.refused_parameter == "returned_token_ids"
+        with pytest.raises(RequestError, match="6 is out of range: the model has 3 classes"):
+            engine.add_request(asking("0", TEXTS[1], None, each))
+        assert engine.stats().num_compilations == 0
+
+
+def test_a_score_needs_one_label() -> None:
+    for labels, is_right in ((None, True), (1, True), (2, False)):
+        asked = request("0", TEXTS[0], PoolingParams(task="score"))
+        ready = check_labels(Ready(asked, 0, HostAdapter(b"", (), labels)))
+        assert (ready.error is None, asked.num_labels) == (is_right, labels)
+    assert "the adapter distinguishes 2 classes; scoring requires one label" in str(ready.error)
+
+
 def test_an_adapter_that_cannot_be_served_ends_its_text_alone(tmp_path: Path) -> None:
     model = save(tmp_path, "BertForSequenceClassification", num_labels=2)
     (good, *_), _ = adapters(model, tmp_path / "good", ["query"], "SEQ_CLS", 1)
@@ -209,7 +251,9 @@ def test_an_adapter_that_cannot_be_served_ends_its_text_alone(tmp_path: Path) ->
             asking("norms", TEXTS[2], norms),
         )
         np.testing.assert_allclose(found["good"].data, expected, atol=1e-6, rtol=0)
-        assert "'classifier.weight' has 5 labels, and the model's classifier has 2" in str(found["wide"].refusal)
+        assert "'classifier.weight' has 5 labels, and slots have room for 2 (--max-lora-cls-labels)" in str(
+            found["wide"].refusal
+        )
         assert "adapter_config.json is not there" in str(found["none"].refusal)
         assert "is trained as a whole, which is not supported" in str(found["norms"].refusal)
         assert found["none"].refused_parameter == "lora_request"

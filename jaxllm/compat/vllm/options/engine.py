@@ -100,7 +100,6 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     # Adapters
     **values("adapters are for the linear layers of models that read text", "default-mm-loras",
              "lora-extra-vocab-size", "long-lora-scaling-factors"),
-    **values("an adapter's classifier has as many labels as the model's", "max-lora-cls-labels"),
     **switches("adapters are for the linear layers of models that read text", "enable-tower-connector-lora",
                "enable-moe-shared-loras"),
     **switches("adapters of routed experts are read in either form", "enable-mixed-moe-lora-format"),
