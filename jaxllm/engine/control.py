@@ -112,6 +112,9 @@ class EngineControl(AdapterControl):
             raise RequestError(f"level={level}: must be 0, 1 or 2", "level")
         if not self._resolved.config.model.enable_sleep_mode:
             raise RequestError("sleep mode is off: start with --enable-sleep-mode (LLM(..., enable_sleep_mode=True))")
+        if level == 2 and self._resolved.config.lora.merge_lora is not None:
+            # What is read afterwards would be the weights without the adapter.
+            raise RequestError("level=2: merge_lora has changed the weights, which cannot be read again; use level 1")
         store = self._weights() if level else None
         if self._is_updating:
             raise RequestError("a weight update is in progress: finish it before the engine sleeps")

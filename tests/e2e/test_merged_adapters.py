@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, RequestError
 from tests.e2e.driving import make_engine, request, run
 from tests.models.adapters.test_experts import PARAMETERS
 from tests.models.adapters.trained import PROMPTS, linear_layers, save, train
@@ -44,8 +44,12 @@ def test_tokens_are_those_of_the_merged_model(tmp_path: Path, case: str) -> None
     folder = save(trained, tmp_path / "adapter")
     expected = [greedy(trained, prompt, 8) for prompt in PROMPTS]
     assert expected != base
-    engine = make_engine(model=str(tmp_path), merge_lora=str(folder), **OPTIONS)
+    engine = make_engine(model=str(tmp_path), merge_lora=str(folder), enable_sleep_mode=True, **OPTIONS)
     try:
+        with pytest.raises(RequestError, match="level=2: merge_lora has changed the weights"):
+            engine.control.sleep(2)
+        assert engine.control.sleep(1)
+        engine.control.wake_up()
         given = [
             request(str(index), prompt, temperature=0.0, max_tokens=8, ignore_eos=True)
             for index, prompt in enumerate(PROMPTS)
