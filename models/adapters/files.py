@@ -15,8 +15,15 @@ from jaxllm.models.checkpoint.parameter_reloader import all_finite
 from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
 from jaxllm.models.errors import ModelError
 
-ORBAX_FILES: Final = ("_CHECKPOINT_METADATA", "_METADATA", "items", "0")
+ORBAX_FILES: Final = ("_CHECKPOINT_METADATA", "_METADATA", "items", "model_params", "0")
 """One of which is in a folder that Orbax has written."""
+MAXTEXT: Final = (
+    "convert it with MaxText (python -m maxtext.checkpoint_conversion.to_huggingface, lora.lora_restore_path) or Tunix "
+    "to PEFT's format or a merged model"
+)
+"""What to do with an adapter of JAX's trainers. How its numbers lie depends on the trainer's own model."""
+MAXTEXT_NAMES: Final = (".lora_a.kernel", ".lora_b.kernel", "_lora_a", "_lora_b")
+"""Ends of the names that MaxText has had, and of Qwix's, which MaxText and Tunix have."""
 MAX_BYTES: Final = 4 * 2**30
 """Of the weights. One of rank 64 for a dense model of 70 billion parameters has 1.7 GB in float16."""
 
@@ -30,11 +37,21 @@ def weights_file(folder: Path, max_bytes: int) -> Path:
             if size > max_bytes:
                 raise AdapterError(f"{path}: {size} bytes; at most {max_bytes} are read")
             return path
-    if any((folder / name).exists() for name in ORBAX_FILES):
-        raise AdapterError(
-            f"{folder}: a checkpoint of Orbax, as MaxText writes it; convert it with MaxText to PEFT's format"
-        )
     raise AdapterError(f"{folder}: none of {', '.join(WEIGHT_FILES)} is there")
+
+
+def check_no_orbax(folder: Path) -> None:
+    """Raise `AdapterError` for a folder of MaxText or Tunix, which may have a configuration, but no weights' file."""
+    has_weights = any((folder / name).is_file() for name in WEIGHT_FILES)
+    if not has_weights and any((folder / name).exists() for name in ORBAX_FILES):
+        raise AdapterError(f"{folder}: a checkpoint of Orbax, as MaxText and Tunix write it; {MAXTEXT}")
+
+
+def unknown_name(name: str) -> str:
+    """What is wrong with a tensor's name that is of no form."""
+    if name.endswith(MAXTEXT_NAMES):
+        return f"has a name of MaxText's or Tunix's; {MAXTEXT}"
+    return "has a name that is none of an adapter's tensors"
 
 
 def headers(path: Path) -> dict[str, Tensor]:

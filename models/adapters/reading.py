@@ -13,7 +13,7 @@ from jaxllm.models.adapters.adapter import CLASSIFIER, Adapter, LowRank, Replace
 from jaxllm.models.adapters.config import AdapterConfig
 from jaxllm.models.adapters.errors import AdapterError
 from jaxllm.models.adapters.expert_reading import ExpertLimit, ExpertReading
-from jaxllm.models.adapters.files import MAX_BYTES, TensorReader, headers, weights_file
+from jaxllm.models.adapters.files import MAX_BYTES, TensorReader, check_no_orbax, headers, unknown_name, weights_file
 from jaxllm.models.adapters.names import Role, TensorName, parse_name
 from jaxllm.models.adapters.places import HEAD, Place, Places
 from jaxllm.models.checkpoint.names import CheckpointNames
@@ -56,6 +56,7 @@ def read_adapter(
     of another shape or rank, without its other half, or with numbers that are not finite; also where modules that the
     configuration means have no tensors, or the adapter changes nothing.
     """
+    check_no_orbax(folder)
     config = AdapterConfig.read(folder)
     path = weights_file(folder, max_bytes)
     return _Reading(config, path, Places(model, names), np.dtype(dtype), max_rank, experts).adapter()
@@ -109,10 +110,8 @@ class _Reading:
     def _sort(self, tensor: Tensor) -> None:
         """Find the module of a tensor."""
         parsed = parse_name(tensor.name, is_mlx=self._config.tool == "mlx")
-        if parsed is None and tensor.name.endswith((".lora_a.kernel", ".lora_b.kernel")):
-            raise self._error(tensor, "has a name of MaxText's; convert the adapter with MaxText to PEFT's format")
         if parsed is None:
-            raise self._error(tensor, "has a name that is none of an adapter's tensors")
+            raise self._error(tensor, unknown_name(tensor.name))
         if parsed.role == "unused":
             return
         found = self._find(tensor, parsed)

@@ -145,7 +145,15 @@ def test_a_stage_takes_its_own_layers(tmp_path: Path) -> None:
     assert not any(adapter.skipped for adapter in adapters)
 
 
-def test_names_of_maxtext_are_named(tmp_path: Path) -> None:
-    values = {"params.decoder.layers.self_attention.query.lora_a.kernel": np.ones((16, 2, 2), np.float32)}
-    with pytest.raises(AdapterError, match=r"lora_a.kernel' has a name of MaxText's"):
+@pytest.mark.parametrize("end", ["query.lora_a.kernel", "query.kernel_lora_b", "q_einsum.w_lora_a"])
+def test_names_of_maxtext_are_named(tmp_path: Path, end: str) -> None:
+    values = {f"params.decoder.layers.self_attention.{end}": np.ones((16, 2, 2), np.float32)}
+    with pytest.raises(AdapterError, match=rf"{end}' has a name of MaxText's or Tunix's; convert it with MaxText"):
         read(save(tmp_path, values))
+
+
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "items", "0"])
+def test_checkpoints_of_orbax_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(AdapterError, match=r"a checkpoint of Orbax, .*maxtext.checkpoint_conversion.to_huggingface"):
+        read(tmp_path)
