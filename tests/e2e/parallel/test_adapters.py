@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxllm.requests.request import Request
 from tests.adapter_folders import write_adapter
 from tests.e2e.driving import make_engine, run
 from tests.e2e.parallel.test_hosts import process
@@ -74,6 +75,42 @@ def test_several_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
     wanted = tokens(folders)
     for way in WAYS:
         assert tokens(folders, **way) == wanted, way
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", [{}, *WAYS], ids=str)
+def test_many_adapters_through_few_slots(tmp_path: Path, way: dict[str, object]) -> None:
+    """Each request has the tokens that it has alone, though it is preempted, cut into chunks, and finds prefixes."""
+    folders = [write_adapter(tmp_path / str(seed), seed, (8, 4, 2)[seed % 3], scale=0.3) for seed in range(64)]
+    sizes = {"num_gpu_blocks_override": 24, "max_num_seqs": 12}
+    adapters = {"enable_lora": True, "max_loras": 8, "max_lora_rank": 8, "max_cpu_loras": 16}
+    engine = make_engine(**{**OPTIONS, **sizes, **adapters, **way})
+    try:
+        given = prompts(64, seed=9)
+
+        def each(index: int, name: str) -> Request:
+            # The second half goes on where the first has begun, with the same adapters.
+            prompt = given[index] if index < 64 else [*given[index - 64], 11, 12]
+            drawn: dict[str, object] = {"temperature": 1.0, "seed": index} if index % 3 == 0 else {}
+            return with_adapter(name, prompt, folders[index % 64], logprobs=1, max_tokens=24, **drawn)
+
+        order = [first + half + number for first in range(0, 64, 8) for half in (0, 64) for number in range(8)]
+        alone = [run(engine, [each(index, "alone")])["alone"] for index in range(128)]
+        before, requests = engine.stats(), [each(index, str(index)) for index in order]
+        found = run(engine, requests)
+        assert [found[str(index)].token_ids for index in range(128)] == [answer.token_ids for answer in alone]
+        for index, answer in enumerate(alone):
+            # A prompt that is computed in other chunks has other last bits, also without adapters.
+            together, apart = ([each.logprob for each in of.logprobs] for of in (found[str(index)], answer))
+            assert together == pytest.approx(apart, abs=1e-3)
+        after = engine.stats()
+        assert sum(request.num_preemptions for request in requests) > 0
+        assert after.prefix_hits > before.prefix_hits
+        assert after.num_lora_writes - before.num_lora_writes >= 64
+        assert after.num_lora_reads > 64
+        assert after.num_compilations == 0
+    finally:
+        engine.close()
 
 
 @pytest.mark.slow
