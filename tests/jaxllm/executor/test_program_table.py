@@ -16,6 +16,9 @@ from jaxllm.executor.program_table import PROGRAMS, STEP, ProgramRecord, find_re
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.models.cache import Cache
+from jaxllm.models.layers import adapter_slots
+from jaxllm.models.layers.expert_slots import ExpertSlots
+from jaxllm.pallas_kernels.low_rank import TokenSlots
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,28 @@ def test_programs_give_away_what_they_update_and_return_what_they_declare(progra
     for name, program in programs.programs.items():
         outputs = jax.eval_shape(program.function, *program.arguments)
         assert str(jax.tree.structure(outputs)) == str(jax.tree.structure(program.result)), name
+
+
+def test_a_step_without_slots_has_nothing_of_adapters(
+    programs: ProgramSet[DeviceState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LoRA that is off costs nothing: no operand, no field of the packed input, and no operation."""
+
+    def met(*_: object, **__: object) -> None:
+        raise AssertionError("an adapter in an engine that takes none")
+
+    for where in (adapter_slots.AdapterSlots, adapter_slots.HeadSlots, ExpertSlots):
+        monkeypatch.setattr(where, "__init__", met)
+    monkeypatch.setattr(TokenSlots, "of", met)
+    options = EngineConfig.from_options({"max_num_batched_tokens": 8, "max_num_seqs": 4})
+    plain = generation_programs(resolve_config(options), 8)
+    step, shape = plain.programs["step_8"], plain.shape
+    assert step.arguments[1] == ()
+    assert not [name for name in shape.layout(plain.buckets.all[-1]).host_buffer()[1] if "adapter" in name]
+    assert "adapter" not in step.lower().as_text()
+    assert set(programs.programs) - set(plain.programs) >= {"empty_adapters", "set_adapter"}
+    # One step for each size, with slots or without.
+    assert [name for name in plain.programs if "step" in name] == [name for name in programs.programs if "step" in name]
 
 
 def test_a_program_of_an_unknown_name_is_an_error() -> None:
