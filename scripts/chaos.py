@@ -20,7 +20,12 @@ import psutil
 from benchmarks.shared.running_server import RunningServer
 from jaxllm.serving.bench.client import EventReader
 
-FLAGS = ("demo", "--disable-log-stats", "--max-restarts", "100000", "--step-timeout", "5", "--max-model-len", "1024")
+FLAGS = (
+    *("demo", "--disable-log-stats", "--max-restarts", "100000", "--step-timeout", "5", "--optimization-level", "0"),
+    *("--max-model-len", "512", "--max-num-seqs", "32", "--max-num-batched-tokens", "64"),
+    *("--num-gpu-blocks-override", "128"),
+)
+"""Few programs, so that a start is quick, and so few pages that requests are preempted as well."""
 STORY = {"max_tokens": 300, "ignore_eos": True, "temperature": 0}
 TOOLS = [
     {

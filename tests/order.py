@@ -37,6 +37,7 @@ LONG = (
     "models/checkpoint/test_load_memory.py",
     "e2e/test_faults.py",
     "e2e/serving/test_restarts.py",
+    "e2e/test_resumption.py",
     "pallas_kernels/paged_attention/triton/test_numerics.py",
     "pallas_kernels/paged_attention/test_paged_attention.py",
     "e2e/test_same_tokens.py",
