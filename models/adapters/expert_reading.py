@@ -72,8 +72,14 @@ class ExpertReading:
 
     def take(self, found: ExpertModule, a: Tensor, b: Tensor) -> list[LowRank]:
         """What a pair of tensors adds. Raises `AdapterError`."""
-        if self.config.use_dora:
-            raise self.fault(a, "is for routed experts, which have no magnitudes ('use_dora')")
+        for is_set, field_name in ((self.config.use_dora, "use_dora"), (self.config.has_lora_bias, "lora_bias")):
+            if is_set:
+                # PEFT has neither for parameters of experts. It would be a vector for each output of every expert.
+                raise self.fault(
+                    a,
+                    f"is for routed experts, and {field_name!r} is set: they have no magnitudes and biases here; "
+                    "train them without, or leave them out of 'target_modules'",
+                )
         if len(a.shape) != 2 or len(b.shape) != 2:
             raise self.fault(a, f"has shape {list(a.shape)}, and the other half {list(b.shape)}: not two axes each")
         if found.part is None:

@@ -112,7 +112,8 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         read(tmp_path, folder, rank=1)
     with pytest.raises(AdapterError, match=r"'model.*experts.0.w1' has no tensors, and other experts' have some"):
         read(tmp_path, write_modules(tmp_path / "one", tmp_path, only=3))
-    with pytest.raises(AdapterError, match="which have no magnitudes"):
-        read(tmp_path, write_modules(tmp_path / "dora", tmp_path, use_dora=True))
+    for field in ("use_dora", "lora_bias"):
+        with pytest.raises(AdapterError, match=f"'{field}' is set: they have no magnitudes and biases here"):
+            read(tmp_path, write_modules(tmp_path / field, tmp_path, **{field: True}))
     with pytest.raises(AdapterError, match=r"expected \[6, 64\]|has shape"):
         read(tmp_path, write_modules(tmp_path / "six", tmp_path, r=6))
