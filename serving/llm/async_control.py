@@ -25,6 +25,7 @@ class AsyncControl:
     def __init__(self, engines: EngineGroup) -> None:
         self.engines = engines
         """Where requests go."""
+        self._lora_names: dict[int, str] = {}
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while requests run."""
@@ -110,15 +111,26 @@ class AsyncControl:
         arguments = dataclasses.asdict(lora_request)
         del arguments["base_model_name"]
         await self._poll_until_done("add_lora", **arguments)
+        self._lora_names[lora_request.lora_int_id] = lora_request.lora_name
         return True
 
-    async def remove_lora(self, lora_name: str) -> bool:
-        """Forget an adapter; requests that have it go on."""
-        return bool(await self.engines.call("remove_lora", lora_name=lora_name))
+    async def remove_lora(self, lora: int | str) -> bool:
+        """Forget an adapter, by its `lora_int_id` or name; requests that have it go on. False if there is none."""
+        name = self._lora_name(lora)
+        self._lora_names = {number: each for number, each in self._lora_names.items() if each != name}
+        return name is not None and bool(await self.engines.call("remove_lora", lora_name=name))
 
-    async def pin_lora(self, lora_name: str) -> bool:
-        """Let an adapter keep its slot."""
-        return bool(await self.engines.call("pin_lora", lora_name=lora_name))
+    async def pin_lora(self, lora: int | str) -> bool:
+        """Let an adapter keep its slot, by its `lora_int_id` or name. False if there is none."""
+        name = self._lora_name(lora)
+        return name is not None and bool(await self.engines.call("pin_lora", lora_name=name))
+
+    async def list_loras(self) -> set[int]:
+        """The `lora_int_id` of each adapter that `add_lora` has added."""
+        return set(self._lora_names)
+
+    def _lora_name(self, lora: int | str) -> str | None:
+        return lora if isinstance(lora, str) else self._lora_names.get(lora)
 
     async def reload_weights(self) -> int:
         """Read the weights of the model's checkpoint again."""
