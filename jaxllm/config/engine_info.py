@@ -55,7 +55,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With `has_grid_positions`
     the rows of an image must stand next to each other. `spans` says which tokens of a prompt see one another, see
     `jaxllm.requests.spans`, and `longest_span` how many at most. A patch of a video has `frames`; its rows may have a
-    token of their own, and a second of it takes `tokens_per_second` positions, see `TowerPlan`.
+    token of their own, and a second of it takes `tokens_per_second` positions, see `TowerPlan`. Patches of the byte
+    `fill` make whole squares of crops.
     """
 
     patch_size: int
@@ -72,6 +73,7 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     frames: int = 1
     video_token_id: int | None = None
     tokens_per_second: int | None = None
+    fill: int | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:

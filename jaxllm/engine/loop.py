@@ -164,6 +164,7 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         frames=tower.frames,
         video_token_id=tower.video_token_id,
         tokens_per_second=tower.tokens_per_second,
+        fill=tower.fill,
     )
 
 

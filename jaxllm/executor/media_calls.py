@@ -58,10 +58,7 @@ class MediaCalls:
     def _encode(self, crop: ImageCrop, targets: Sequence[np.ndarray]) -> None:
         count = len(crop.patches)
         size = next(each for each in self._plan.sizes if each >= count)
-        patches, places = crop.patches, patch_places(crop.height, crop.width, self._plan.merge)
-        if patches.shape[1] < self._plan.patch_bytes:
-            # An image, which fills all frames of its patches.
-            patches = np.tile(patches, (1, self._plan.patch_bytes // patches.shape[1]))
+        patches, places = self._plan.whole(crop.patches), patch_places(crop.height, crop.width, self._plan.merge)
         if count < size:
             padding = ((0, size - count), (0, 0))
             patches, places = np.pad(patches, padding), np.pad(places, padding)
@@ -107,7 +104,11 @@ class SoundRowCalls:
 
 @lru_cache(maxsize=64)
 def patch_places(height: int, width: int, merge: int) -> Int32Array:
-    """Where patches are in a crop, int32 [P, 2], in the order of `TowerPlan`: square by square of `merge` each way."""
+    """Where patches are in a crop, int32 [P, 2], in the order of `TowerPlan`: square by square of `merge` each way.
+
+    There are as many as fill squares.
+    """
+    height, width = (-(-length // merge) * merge for length in (height, width))
     places = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), axis=-1)
     squares = places.reshape(height // merge, merge, width // merge, merge, 2).transpose(0, 2, 1, 3, 4)
     return np.ascontiguousarray(squares.reshape(-1, 2), np.int32)

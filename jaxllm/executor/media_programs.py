@@ -55,7 +55,7 @@ def encoding(
         `patches` uint8 [size, B] of `extent` int32 [2] each way are at `places` int32 [size, 2]. Where the model has
         sums of rows, `rows` and the `blend` are those of `Blend`.
         """
-        encoded = tower_of(parameters)(patches, Crop(places, extent))
+        encoded = tower_of(parameters)(patches, Crop(places, extent, filled))
         outside = jnp.where(rows < 0, pool.shape[0], rows)
         if blend:
             is_begun, sources, weights = blend
@@ -63,6 +63,7 @@ def encoding(
             encoded = parts + jnp.where(is_begun[:, None], pool[rows].astype(jnp.float32), 0.0)
         return pool.at[outside].set(encoded.astype(pool.dtype), mode="drop")
 
+    filled = 1 if plan.fill is None else plan.merge
     targets = plan.targets_of(size)
     inputs = (host((size, plan.patch_bytes), np.uint8), host((size, 2)), host((2,)), host((targets,)))
     sums = (host((targets,), np.bool_), host((targets, MOST_SOURCES)), host((targets, MOST_SOURCES), np.float32))

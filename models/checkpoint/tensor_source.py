@@ -119,15 +119,17 @@ class AsRow:
 
 @dataclass(frozen=True)
 class OfOne:
-    """The tensor as the one of a batch."""
+    """The tensor as the one of a batch, or that of such a batch, and so on."""
+
+    times: int = 1
 
     def shape_of(self, wanted: Shape) -> Shape:
-        """With an axis of one before its own."""
-        return (1, *wanted)
+        """With axes of one before its own."""
+        return (1,) * self.times + tuple(wanted)
 
     def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
         """A view."""
-        return tensor[0]
+        return tensor.reshape(wanted)
 
 
 @dataclass(frozen=True)

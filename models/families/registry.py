@@ -242,6 +242,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "ModernBertForTokenClassification": _Known("modernbert", "token_classify"),
     "PaddleOCRVLForConditionalGeneration": _Known("paddleocr_vl"),
     "PaliGemmaForConditionalGeneration": _Known("gemma_images.PALIGEMMA"),
+    "Phi4MultimodalForCausalLM": _Known("phi4_multimodal"),
     "Qwen2ForProcessRewardModel": _Known("qwen2.PROCESS_REWARD"),
     "Qwen2ForRewardModel": _Known("qwen2.REWARD"),
     "Qwen2AudioForConditionalGeneration": _Known("hearing"),

@@ -3,7 +3,7 @@
 Axis letters: P patches.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,25 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 @register_dataclass
 @dataclass(frozen=True)
 class Crop:
-    """A crop of `size` int32 [2] patches, in height and width, at `places` int32 [P, 2]; the rest of P is padding."""
+    """A crop of `size` int32 [2] patches, in height and width, at `places` int32 [P, 2]; the rest of P is padding.
+
+    There may be more patches, which fill squares of `filled` each way at the right and below.
+    """
 
     places: jax.Array
     size: jax.Array
+    filled: int = field(default=1, metadata={"static": True})
 
     @property
     def num_patches(self) -> jax.Array:
         """int32 []: patches that are not padding."""
-        return self.size[0] * self.size[1]
+        whole = -(-self.size // self.filled) * self.filled
+        return whole[0] * whole[1]
+
+    @property
+    def is_seen(self) -> jax.Array | None:
+        """Which patches others see, bool [P], where some fill squares."""
+        return None if self.filled == 1 else (self.places < self.size).all(axis=1)
 
     @property
     def context(self) -> ForwardContext:
@@ -46,7 +56,8 @@ class Crop:
         step = 1.0 / self.size.astype(jnp.float32)
         fractions = jnp.minimum(self.places.astype(jnp.float32) * step, jnp.float32(1.0 - 1e-6))
         buckets = jnp.searchsorted(boundaries, fractions, side="right").astype(jnp.int32)
-        return buckets[:, 0] * side + buckets[:, 1]
+        ids = buckets[:, 0] * side + buckets[:, 1]
+        return ids if self.is_seen is None else jnp.where(self.is_seen, ids, 0)
 
 
 def as_one_text(count: jax.Array, size: int) -> Segments:

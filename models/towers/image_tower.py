@@ -23,13 +23,8 @@ class ImageTower(nnx.Module):
         self.learned_row = Table(1, hidden_size, dtype, options) if plan.has_learned_row else None
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
-        """Rows [R, D] of the `patches` uint8 [P, B] of a crop, where R is `TowerPlan.rows_of` P.
-
-        Those of an image may have the bytes of one frame.
-        """
+        """Rows [R, D] of the `patches` uint8 [P, B] of a crop, where R is `TowerPlan.rows_of` P."""
         plan = self.plan
-        if patches.shape[1] < plan.patch_bytes:
-            patches = jnp.tile(patches, (1, plan.patch_bytes // patches.shape[1]))
         num_rows = crop.num_patches // plan.patches_per_row + plan.class_rows
         rows = self.projector(self.vision(patches, crop), num_rows)
         return rows if self.learned_row is None else jnp.concatenate([self.learned_row.weight[...], rows])

@@ -16,14 +16,15 @@ def read_pixels(folder: Path, default: PixelPlan, channels: int) -> PixelPlan:
         return default
     rescale = file.number("rescale_factor", default.rescale) if file.boolean("do_rescale", True) else 1.0
     if not file.boolean("do_normalize", True):
-        return PixelPlan((0.0,) * channels, (1.0,) * channels, rescale)
+        return PixelPlan((0.0,) * channels, (1.0,) * channels, rescale, is_fine=default.is_fine)
     mean, std = (
         tuple(file.numbers(key)) if file.has(key) else own
         for key, own in (("image_mean", default.mean), ("image_std", default.std))
     )
     if len(mean) != channels or len(std) != channels or 0.0 in std:
         raise file.wrong("image_mean", f"{channels} numbers, and image_std as many that are not 0")
-    return PixelPlan(mean, std, rescale, rounds=default.rounds and file.boolean("do_rescale", True))
+    rounds = default.rounds and file.boolean("do_rescale", True)
+    return PixelPlan(mean, std, rescale, rounds=rounds, is_fine=default.is_fine)
 
 
 def with_most_rows(folder: Path, tower: TowerPlan) -> TowerPlan:

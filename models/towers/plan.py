@@ -9,30 +9,36 @@ from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.crop import Crop
+from jaxllm.models.towers.fine_bytes import WIDTH, fine_bytes, fine_numbers
+from jaxllm.models.towers.patches import Pixels
 
 
 @dataclass(frozen=True)
 class PixelPlan:
     """How bytes become numbers: times `rescale`, less `mean`, divided by `std`, one of each for every channel.
 
-    With `rounds`, what each step gives is rounded to bfloat16.
+    With `rounds`, what each step gives is rounded to bfloat16. With `is_fine`, patches have three bytes for
+    each number, see `jaxllm.models.towers.fine_bytes`.
     """
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     rescale: float = 1 / 255
     rounds: bool = False
+    is_fine: bool = False
 
     def numbers(self, patches: jax.Array) -> jax.Array:
-        """Numbers float32 [P, B] of the bytes uint8 [P, B] of patches, whose channels come last."""
+        """Numbers float32 [P, B] of the bytes of patches, uint8 [P, B], or [P, 3 B] if fine. Channels come last."""
+        given = fine_numbers(patches) if self.is_fine else patches
         mean, std = jnp.array(self.mean, jnp.float32), jnp.array(self.std, jnp.float32)
-        by_channel = patches.reshape(len(patches), -1, len(self.mean)).astype(jnp.float32)
+        by_channel = given.reshape(len(given), -1, len(self.mean)).astype(jnp.float32)
         scaled = self._rounded(by_channel * jnp.float32(self.rescale))
-        return self._rounded(self._rounded(scaled - self._rounded(mean)) / self._rounded(std)).reshape(patches.shape)
+        return self._rounded(self._rounded(scaled - self._rounded(mean)) / self._rounded(std)).reshape(given.shape)
 
     def _rounded(self, x: jax.Array) -> jax.Array:
         # A conversion to bfloat16 and back may be left out by compilers.
@@ -135,6 +141,11 @@ class TowerPlan:
     """Frames of a video that a patch spans; an image fills all of them."""
     tokens_per_second: int | None = None
     """Positions in time that a second of a video takes; None: each patch in time takes one."""
+    fill: int | None = None
+    """The byte of patches that fill up crops to whole squares, or None where crops have whole squares.
+
+    Others do not see these patches. A row is also of those of its square.
+    """
     spans: Literal["images", "prompt"] | None = None
     """The tokens that see one another in layers with `AttentionPlan.sees_spans`: those of neighbouring rows, or all of
     a prompt with images."""
@@ -142,7 +153,17 @@ class TowerPlan:
     @property
     def patch_bytes(self) -> int:
         """Bytes of a patch: frames, height, width and channels."""
-        return self.frames * self.vision.patch_size**2 * self.vision.channels
+        numbers = self.frames * self.vision.patch_size**2 * self.vision.channels
+        return numbers * WIDTH if self.pixels.is_fine else numbers
+
+    def whole(self, patches: Pixels) -> Pixels:
+        """Patches of an image, which may have a byte per number, and those of one frame, as the tower takes them.
+
+        The image then fills all frames.
+        """
+        if patches.shape[1] == self.patch_bytes:
+            return patches
+        return fine_bytes(patches) if self.pixels.is_fine else np.tile(patches, (1, self.frames))
 
     @property
     def patches_per_row(self) -> int:

@@ -1,15 +1,18 @@
-"""The projector of Gemma 3: the mean of a square's patches, normalised, times a matrix.
+"""Projectors of the mean of a square's patches: Gemma 3's, normalised, times a matrix, and Phi-4's.
 
 Axis letters: P patches, V hidden size of the transformer, D hidden size of the language model.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.forward_context import ForwardContext
+from jaxllm.models.layers.activation import ACTIVATIONS
+from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import AnyNorm, make_norm
 from jaxllm.models.norm_plan import NormPlan
@@ -41,7 +44,53 @@ class PooledProjector(nnx.Module):
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [P / patches_per_row, D] of [P, V]."""
-        # The patches of a square lie one after the other.
-        squares = hidden.reshape(-1, self.patches_per_row, hidden.shape[1])
-        mean = squares.mean(axis=1, dtype=jnp.float32).astype(hidden.dtype)
-        return self.linear(self.norm(mean), ForwardContext(num_rows))
+        return self.linear(self.norm(_means(hidden, self.patches_per_row)), ForwardContext(num_rows))
+
+
+@dataclass(frozen=True)
+class PooledTwoLayerPlan:
+    """An activation between two products of the mean of a square's hidden states.
+
+    Likewise of two learned states, that of the end of a line and that between two images. Their rows come first: they
+    are class rows of the `TowerPlan`.
+    """
+
+    activation: str
+
+    def make(
+        self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> "PooledTwoLayer":
+        """The module."""
+        return PooledTwoLayer(self, vision.hidden_size, patches_per_row, hidden_size, options, dtype)
+
+
+class PooledTwoLayer(nnx.Module):
+    """See `PooledTwoLayerPlan`."""
+
+    def __init__(
+        self,
+        plan: PooledTwoLayerPlan,
+        size: int,
+        patches_per_row: int,
+        hidden_size: int,
+        options: ForwardOptions,
+        dtype: jnp.dtype,
+    ) -> None:
+        linear = partial(Linear, bias=True, dtype=dtype, axes=(None, None), options=options)
+        self.line_end, self.between = (Table(1, size, dtype, options) for _ in range(2))
+        self.first, self.second = linear(size, hidden_size), linear(hidden_size, hidden_size)
+        self.activation, self.patches_per_row = plan.activation, patches_per_row
+
+    def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Rows [2 + P / patches_per_row, D] of [P, V]."""
+        context = ForwardContext(num_rows)
+        learned = self.line_end.weight[...], self.between.weight[...]
+        states = jnp.concatenate([*learned, _means(hidden, self.patches_per_row)])
+        return self.second(ACTIVATIONS[self.activation](self.first(states, context)), context)
+
+
+def _means(hidden: jax.Array, patches_per_row: int) -> jax.Array:
+    """The means [P / patches_per_row, V] of the hidden states [P, V] of each square."""
+    # The patches of a square lie one after the other.
+    squares = hidden.reshape(-1, patches_per_row, hidden.shape[1])
+    return squares.mean(axis=1, dtype=jnp.float32).astype(hidden.dtype)

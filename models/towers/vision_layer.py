@@ -23,6 +23,9 @@ from jaxllm.models.sharding import sharding
 from jaxllm.models.towers.attention import attend_segments
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
+_UNSEEN = -1e6
+"""Added to the scores, before their scale, of what is not seen. bfloat16 has it, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VisionLayerPlan:
@@ -53,10 +56,14 @@ class VisionLayerPlan:
 @register_dataclass
 @dataclass(frozen=True)
 class SeenCrop:
-    """What every layer is told of a crop: where its tokens lie, and how heads are rotated, if they are."""
+    """What every layer is told of a crop: where its tokens lie, and how heads are rotated, if they are.
+
+    Also which of the tokens are seen, bool [P], if not all.
+    """
 
     segments: Segments
     rotation: Rotation | None = None
+    is_seen: jax.Array | None = None
 
     @property
     def context(self) -> ForwardContext:
@@ -134,11 +141,30 @@ class VisionAttention(nnx.Module):
         value = self._heads(self.value(x, crop.context))
         if crop.rotation is not None:
             query, key = rotate_first(query, crop.rotation), rotate_first(key, crop.rotation)
+        if crop.is_seen is not None:
+            query, key, value = without_unseen(query, key, value, crop.is_seen)
         attended = attend_segments(query, key, value, crop.segments, self.options, scale=self.head_size**-0.5)
-        return self.output(attended.reshape(x.shape), crop.context)
+        return self.output(attended[..., : self.head_size].reshape(x.shape), crop.context)
 
     def _heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(len(x), -1, self.head_size)
+
+
+def without_unseen(
+    query: jax.Array, key: jax.Array, value: jax.Array, is_seen: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Heads [P, N, H] with a few more elements, such that none attends to tokens that are not seen, bool [P].
+
+    What is attended has them at the end, too. So every kernel does it.
+    """
+    more = 8 - query.shape[-1] % 8
+    first = (jnp.arange(more) == 0).astype(query.dtype)
+    unseen = jnp.where(is_seen, 0, _UNSEEN).astype(key.dtype)[:, None, None]
+
+    def longer(x: jax.Array, tail: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, jnp.broadcast_to(tail, (*x.shape[:-1], more))], axis=-1)
+
+    return longer(query, first), longer(key, unseen * first), longer(value, jnp.zeros_like(first))
 
 
 def rotate_first(x: jax.Array, by: Rotation) -> jax.Array:

@@ -88,7 +88,7 @@ class VisionTransformer(nnx.Module):
         plan = self.plan
         x = self.first_norm(self._embedded(patches, crop))
         segments = as_one_text(crop.num_patches + int(plan.class_token), len(x))
-        x, taken = self._run(x, SeenCrop(segments, self._rotation(crop)))
+        x, taken = self._run(x, SeenCrop(segments, self._rotation(crop), crop.is_seen))
         if not plan.taken_layers:
             found = self.norm(x)
         else:

@@ -105,6 +105,36 @@ class LLaVANextRows:
         return int(rows // ratio), int(columns // ratio)
 
 
+@dataclass(frozen=True)
+class Phi4Rows:
+    """Rows of Phi-4 multimodal: the lines of all crops together, then those of the whole image, the first crop.
+
+    The first of two learned rows ends each line, the second stands between. They come first among the rows of a crop.
+    """
+
+    side: int
+    """Pixels each way of what becomes a row."""
+
+    def count(self, image: ProcessedImage) -> int:
+        """The number of tokens."""
+        return len(self.arranged(image).rows)
+
+    def arranged(self, image: ProcessedImage) -> ArrangedRows:
+        """The rows that stand there."""
+        sizes = [tuple(-(-length // self.side) for length in crop.shape[:2]) for crop in image.crops]
+        firsts = np.cumsum([0, *(2 + lines * columns for lines, columns in sizes)])
+        squares = [
+            first + 2 + np.arange(lines * columns).reshape(lines, columns)
+            for first, (lines, columns) in zip(firsts, sizes, strict=False)
+        ]
+        whole, *tiles = squares
+        lines = np.vstack(
+            [np.hstack(tiles[first : first + image.columns]) for first in range(0, len(tiles), image.columns)]
+        )
+        together, alone = (np.pad(each, ((0, 0), (0, 1))).ravel() for each in (lines, whole))
+        return ArrangedRows(np.concatenate([together, [1], alone]).astype(np.int32), int(firsts[-1]))
+
+
 def reduced(rows: NDArray[np.int32], height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """A picture of `rows` int32 [h, w] with fewer rows and columns, bilinearly as torch does it without antialiasing.
 

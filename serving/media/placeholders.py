@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from jaxllm.errors import quoted
-from jaxllm.serving.media.arranged_rows import ArrangedRows, LLaVANextRows
+from jaxllm.serving.media.arranged_rows import ArrangedRows, LLaVANextRows, Phi4Rows
 from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
 from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext
+from jaxllm.serving.media.image_processors.phi4_multimodal import Phi4Multimodal
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
 from jaxllm.serving.media.image_processors.settings import Settings
@@ -291,6 +292,11 @@ def _gemma4(model: Model) -> Placeholder:
     return TokenPerFeature(token, token, lambda image: image.rows * image.columns // area, start, end)
 
 
+def _phi4_multimodal(model: Model) -> Placeholder:
+    rows, token = Phi4Rows(2 * model.image_processor(Phi4Multimodal).patch), model.token("image_token")
+    return TokenPerFeature(token, token, rows.count, arranged=rows.arranged)
+
+
 PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "AyaVisionProcessor": _aya,
     "Cohere2VisionProcessor": _cohere2_vision,
@@ -314,6 +320,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "LlavaProcessor": _llava,
     "PaliGemmaProcessor": _paligemma,
     "PaddleOCRVLProcessor": _merged(None),
+    "Phi4MultimodalProcessor": _phi4_multimodal,
     "PixtralProcessor": _pixtral,
     "Qwen2VLProcessor": _merged("<|image_pad|>"),
     "Qwen2_5_VLProcessor": _merged("<|image_pad|>"),

@@ -160,7 +160,7 @@ class PromptImages:
             raise RequestError(
                 f"an image of {height} x {width} patches: the model sees at most {self.info.most_patches}", FIELD
             )
-        return ImageCrop(cut_patches(pixels, patch, self.info.merge), height, width)
+        return ImageCrop(cut_patches(pixels, patch, self.info.merge, self.info.fill), height, width)
 
     def write(self, text: str, prepared: Sequence[PreparedImage]) -> str:
         """The text with what stands for the images and videos. A `ChatPrompt`, whose own markers are meant, stays one.

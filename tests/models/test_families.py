@@ -173,6 +173,30 @@ CASES = {
         },
     ),
     "phi3": Case("Phi3", {"sliding_window": 7}),
+    "phi4_multimodal": Case(
+        "Phi4Multimodal",
+        {
+            "pad_token_id": 0,
+            "eos_token_id": 2,
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "crop_size": 28,
+            },
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_blocks": 1,
+                "num_attention_heads": 2,
+                "ext_pw_out_channel": 16,
+                "depthwise_separable_out_channel": 16,
+                "nemo_conv_channels": 16,
+            },
+        },
+    ),
     "phi3-short": Case(
         "Phi3", {"rope_parameters": {**LONG, "partial_rotary_factor": 0.375, "original_max_position_embeddings": 64}}
     ),

@@ -111,14 +111,16 @@ def rows_of(model: CausalLM, folder: Path, image: Any) -> np.ndarray:
     encode = jax.jit(lambda given, *inputs: merge(graph, given)(*inputs), compiler_options=QUICK)
     found = ImageModel.read(folder)
     image = found.processor.process(np.asarray(image))
+    filled = 1 if tower.plan.fill is None else tower.plan.merge
     rows = []
     for pixels in image.crops:
         height, width = (length // tower.plan.vision.patch_size for length in pixels.shape[:2])
-        patches = cut_patches(pixels, tower.plan.vision.patch_size, tower.plan.merge)
+        cut = cut_patches(pixels, tower.plan.vision.patch_size, tower.plan.merge, tower.plan.fill)
+        patches = tower.plan.whole(cut)
         size = next(each for each in tower.plan.sizes if each >= len(patches))
         padding = ((0, size - len(patches)), (0, 0))
         places = patch_places(height, width, tower.plan.merge)
-        crop = Crop(jnp.asarray(np.pad(places, padding)), jnp.array([height, width], jnp.int32))
+        crop = Crop(jnp.asarray(np.pad(places, padding)), jnp.array([height, width], jnp.int32), filled)
         encoded = encode(parameters, np.pad(patches, padding), crop)
         rows.append(np.asarray(encoded)[: tower.plan.rows_of(len(patches))])
     arranged = arrangement_of(found.placeholder().runs(image))

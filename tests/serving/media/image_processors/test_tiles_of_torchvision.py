@@ -5,20 +5,24 @@ Bytes are compared with those of the function of torch that torchvision calls.
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import interpolate
 
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.models.towers.fine_bytes import fine_bytes
+from jaxllm.models.towers.plan import PixelPlan
 from jaxllm.serving.media.image_processors.arithmetic import normalised
+from jaxllm.serving.media.image_processors.phi4_multimodal import shrunk
 from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
 from tests.serving.media.image_processors.oracles import drawn_image
 
 SIDE = 56
 SIZES = [(56, 56), (80, 120), (200, 60), (20, 30), (300, 290), (1, 190), (700, 90), (113, 57)]
 LLAMA4, COHERE2, LFM2 = "Llama4ImageProcessor", "Cohere2VisionImageProcessor", "Lfm2VlImageProcessor"
-KIMI = "Kimi_K25ImageProcessor"
+KIMI, PHI4 = "Kimi_K25ImageProcessor", "Phi4MultimodalImageProcessor"
 FOUR = [(1, 1), (2, 2), (4, 1), (1, 1), (2, 2), (1, 4), (4, 1), (2, 2)]
 
 
@@ -98,6 +102,46 @@ def test_sizes_of_lfm2(most: int, grids: list[tuple[int, int]]) -> None:
         assert sum(crop.shape[0] * crop.shape[1] for crop in found.crops) <= limits.patches * 14**2
     with pytest.raises(RequestError, match="too narrow"):
         processor.process(drawn_image(90, 700))
+
+
+@pytest.mark.parametrize(
+    ("most", "grids"),
+    [
+        (6, [(1, 1, 4, 4), (2, 3, 8, 12), (3, 1, 12, 4), (1, 1, 3, 4), (2, 2, 8, 8), (6, 1, 24, 4), (3, 2, 12, 6)]),
+        (36, [(1, 1, 4, 4), (2, 3, 8, 12), (4, 2, 16, 5), (1, 1, 3, 4), (6, 6, 24, 24), (13, 2, 52, 7), (3, 2, 12, 6)]),
+    ],
+)
+def test_crops_of_phi4(most: int, grids: list[tuple[int, int, int, int]]) -> None:
+    """Rows and columns of crops, and of the patches that are not padding."""
+    processor = made(PHI4, dynamic_hd=most)
+    sizes = [size for size in SIZES if size != (1, 190)]
+    for size, (rows, columns, down, across) in zip(sizes, grids, strict=True):
+        image = drawn_image(*size)
+        found = processor.process(image)
+        assert (found.rows, found.columns) == (rows, columns)
+        seen = np.vstack([np.hstack(found.crops[first : first + columns]) for first in
+                          range(1, len(found.crops), columns)])  # fmt: skip
+        assert seen.shape == (14 * down, 14 * across, 3)
+        assert len(found.crops) <= processor.limits(14).crops
+        scale = min(SIDE * rows / size[0], SIDE * columns / size[1])
+        height, width = (int(side * scale + 1e-9) for side in size)
+        check_near(seen[:height, :width], by_torch(image, height, width, "bilinear")[: len(seen), : seen.shape[1]])
+        assert (seen[height:] == 255).all()
+        assert (seen[:, width:] == 255).all()
+    with pytest.raises(RequestError, match="too long"):
+        processor.process(drawn_image(1, 190))
+
+
+@pytest.mark.parametrize("factors", [(1, 1), (2, 1), (1, 3), (2, 4), (5, 2)])
+def test_the_whole_image_of_phi4_is_resized_as_floats(factors: tuple[int, int]) -> None:
+    canvas = drawn_image(factors[0] * SIDE, factors[1] * SIDE)
+    plan = PixelPlan(is_fine=True)
+    floats = torch.from_numpy(normalised(canvas, made(PHI4).normalisation).transpose(2, 0, 1).copy())
+    wanted = interpolate(floats[None], (SIDE, SIDE), mode="bicubic", antialias=False)[0].permute(1, 2, 0).numpy()
+    found = np.asarray(plan.numbers(jnp.asarray(shrunk(canvas, SIDE).reshape(SIDE, -1)))).reshape(SIDE, SIDE, 3)
+    np.testing.assert_allclose(found, wanted, atol=2e-6)
+    if factors == (1, 1):
+        np.testing.assert_array_equal(shrunk(canvas, SIDE).reshape(SIDE, -1), fine_bytes(canvas.reshape(SIDE, -1)))
 
 
 def test_grids_of_kimi() -> None:

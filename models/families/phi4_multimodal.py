@@ -1,0 +1,67 @@
+"""Phi-4 multimodal (arXiv 2503.01743): Phi-4-mini that sees through SigLIP, crops of an image and the whole of it.
+
+Its audio model is not there: sound is refused.
+"""
+
+from dataclasses import replace
+
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.tensor_source import OfOne, Source
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families import phi3
+from jaxllm.models.families.family import Family, Names
+from jaxllm.models.families.vision import clip_names, read_siglip, taken_layers
+from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
+from jaxllm.models.towers.pooled_projector import PooledTwoLayerPlan
+
+WHITE = 255
+
+
+def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
+    """The language model's configuration, and the tower's."""
+    tower = _read_tower(file)
+    file.ignore("vision_config", "audio_config", "embd_pdrop", "resid_pdrop")
+    return replace(phi3.read_config(file, architecture), tower=tower)
+
+
+def _read_tower(file: ConfigFile) -> TowerPlan:
+    vision = (file.section("vision_config") or ConfigFile({}, file.source)).reading(
+        hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16, image_size=448,
+        patch_size=14, crop_size=448, image_token_id=200010,
+    )  # fmt: skip
+    layers = taken_layers(vision, "feature_layer", vision.integer("num_hidden_layers"), -2)
+    if len(layers) != 1:
+        raise vision.wrong("feature_layer", "one number")
+    plan = replace(read_siglip(vision, layers), spreads_positions=True)
+    if plan.side % 2:
+        raise vision.wrong("image_size", "an even number of patches: four of a square become a row")
+    vision.expect(crop_size=vision.integer("image_size"))
+    return TowerPlan(
+        vision=plan,
+        projector=PooledTwoLayerPlan("gelu"),
+        merge=2,
+        class_rows=2,
+        token_id=vision.integer("image_token_id", minimum=0),
+        sizes=program_sizes(plan.side**2, 4),
+        pixels=PixelPlan(is_fine=True),
+        fill=WHITE,
+    )
+
+
+IMAGES = "model.embed_tokens_extend.image_embed"
+
+
+def weight_names(config: ModelConfig) -> Names:
+    """Names of the tensors of both models."""
+    itself = {"weight": ""}
+    return {
+        **phi3.weight_names(config),
+        **clip_names(f"{IMAGES}.img_processor"),
+        "tower.projector.line_end": Source(f"{IMAGES}.sub_img_feature_extensor", OfOne(2), itself),
+        "tower.projector.between": Source(f"{IMAGES}.global_img_feature_extensor", OfOne(), itself),
+        "tower.projector.first": f"{IMAGES}.img_projection_up",
+        "tower.projector.second": f"{IMAGES}.img_projection_down",
+    }
+
+
+FAMILY = Family(read_config, weight_names=weight_names, other_parts=("model.embed_tokens_extend.",))
