@@ -246,3 +246,11 @@ def _kind(value: object) -> str:
 def _is_like(key: str, patterns: Sequence[str]) -> bool:
     """Whether a key is one of them. Most are plain names: making an expression of each takes longer than the rest."""
     return key in patterns or any("*" in pattern and fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def quantization_of(file: ConfigFile) -> ConfigFile | None:
+    """What a configuration says of quantized matrices; Kimi-K2.5's says it of its language model."""
+    # The second is what compressed-tensors once wrote.
+    parts = (file, file.section("text_config"))
+    keys = ("quantization_config", "compression_config")
+    return next((found for part in parts if part is not None for key in keys if (found := part.section(key))), None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
-from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.config_file import ConfigFile, quantization_of
 from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
 from jaxllm.models.errors import ModelError
 
@@ -85,7 +85,7 @@ def kv_cache_scheme(folder: Path) -> str | None:
     Raises `ModelError`, which names the field, for a scheme other than 8 bits with one scale for a layer.
     """
     path = folder / "config.json"
-    section = ConfigFile.read(path).section("quantization_config") if path.is_file() else None
+    section = quantization_of(ConfigFile.read(path)) if path.is_file() else None
     scheme = None if section is None else section.section("kv_cache_scheme")
     if scheme is None:
         return None

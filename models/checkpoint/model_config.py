@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.models.checkpoint.checkpoint import DTYPE_NAMES, Checkpoint
-from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.config_file import ConfigFile, quantization_of
 from jaxllm.models.checkpoint.other_formats import STATE_FILE, advice_for_other_weights
 from jaxllm.models.checkpoint.overrides import overridden
 from jaxllm.models.config import ModelConfig
@@ -94,8 +94,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
     architecture = architecture_of(file)
     family = registry.lookup(architecture)
     config = family.read_config(file, architecture)
-    # The latter is what compressed-tensors once wrote.
-    section = file.section("quantization_config") or file.section("compression_config")
+    section = quantization_of(file)
     if section is not None:
         if family.make_encoder is not None:
             raise ModelError(f"{file.source}: 'quantization_config' is set, but quantized encoders are not supported")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.config_file import ConfigFile, quantization_of
 from jaxllm.models.checkpoint.safetensors_file import read_header
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.by_module import ByModule
@@ -128,3 +128,17 @@ def test_what_does_not_fit_is_named(tmp_path: Path, name: str, damage: Damage, m
     damage(tensors)
     with pytest.raises(ModelError, match=re.escape(message.format(MODULE))):
         read(form, written(tmp_path, tensors))
+
+
+def test_a_language_model_may_say_how_it_is_quantized() -> None:
+    """As that of Kimi-K2.5 does."""
+    section = {"quant_method": "compressed-tensors"}
+    for values in (
+        {"quantization_config": section},
+        {"compression_config": section},
+        {"text_config": {"quantization_config": section}, "quantization_config": None},
+    ):
+        found = quantization_of(ConfigFile(values, "config.json"))
+        assert found is not None
+        assert found.values == section
+    assert quantization_of(ConfigFile({"text_config": {}}, "config.json")) is None
