@@ -16,17 +16,19 @@ from jaxllm.models.towers.plan import TowerPlan, program_sizes
 from jaxllm.models.towers.projectors import TwoLayerPlan
 
 SIGLIP2 = "siglip2_vision_model"
+_TEXT = {"lfm2": lfm2.read_lfm2, "lfm2_moe": lfm2.read_lfm2_moe}
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of the language model in `text_config`, and the tower's."""
     tower = _read_tower(file)
     text = text_part(file)
-    if text.text("model_type", "lfm2") != "lfm2":
-        raise text.wrong("model_type", "lfm2")
+    kind = text.text("model_type", "lfm2")
+    if kind not in _TEXT:
+        raise text.wrong("model_type", f"one of {', '.join(_TEXT)}")
     if file.has("tie_embedding"):
         text = text.but(tie_embedding=file.boolean("tie_embedding", True))
-    return replace(lfm2.read_lfm2(text, architecture), tower=tower)
+    return replace(_TEXT[kind](text, architecture), tower=tower)
 
 
 def _read_tower(file: ConfigFile) -> TowerPlan:

@@ -74,6 +74,16 @@ def config(vocab_size: int, ids: Mapping[str, int]) -> Any:
     )  # fmt: skip
 
 
+def with_experts(vocab_size: int, ids: Mapping[str, int]) -> Any:
+    """The same with experts in the second layer."""
+    found = config(vocab_size, ids).to_dict()
+    text = {
+        **LLAMA, "model_type": "lfm2_moe", "vocab_size": vocab_size, "layer_types": ["conv", "full_attention"],
+        "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    }  # fmt: skip
+    return Lfm2VlConfig(**{**found, "text_config": text})
+
+
 def processor(tokenizer: Any) -> PartsProcessor:
     tokenizer.init_kwargs.update(TOKENS)
     pixels = OwnPatches(image_processor_type="Lfm2VlImageProcessor", **FIELDS)
@@ -90,5 +100,9 @@ CASES = {
     "lfm2-vl": SeeingCase(
         Lfm2VlForConditionalGeneration, config, processor, (*TOKENS.values(), *PLACES),
         sizes=((56, 56), (26, 110), (130, 111)), inputs=inputs,
-    )
+    ),
+    "lfm2-vl with experts": SeeingCase(
+        Lfm2VlForConditionalGeneration, with_experts, processor, (*TOKENS.values(), *PLACES),
+        sizes=((26, 110), (56, 56)), inputs=inputs,
+    ),
 }  # fmt: skip
