@@ -1,4 +1,7 @@
-"""Kimi-K2.5 (arXiv 2602.02276): Kimi-K2 that sees through MoonViT (arXiv 2504.07491), four patches to a row."""
+"""Kimi-K2.5 (arXiv 2602.02276) and Kimi-VL (arXiv 2504.07491): DeepSeek V3 that sees through MoonViT.
+
+Four patches become a row. Kimi-VL is in the format of its authors' code; transformers has none for it.
+"""
 
 from dataclasses import replace
 
@@ -123,4 +126,15 @@ FAMILY = replace(
         **TEXT_PARTS,
     },
     other_parts=_other_parts,
+)
+
+KIMI_VL = replace(
+    FAMILY,
+    renamed={
+        "multi_modal_projector.pre_norm.": "mm_projector.pre_norm.",
+        "multi_modal_projector.linear_1.": "mm_projector.proj.0.",
+        "multi_modal_projector.linear_2.": "mm_projector.proj.2.",
+        **TEXT_PARTS,
+    },
+    like="Kimi_K25",
 )

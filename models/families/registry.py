@@ -228,6 +228,7 @@ _FAMILIES: dict[str, _Known | Family] = {
     "InternVLForConditionalGeneration": _Known("internvl"),
     "JAISLMHeadModel": _Known("jais"),
     "KimiK25ForConditionalGeneration": _Known("kimi_k25"),
+    "KimiVLForConditionalGeneration": _Known("kimi_k25.KIMI_VL"),
     "Kimi_K25ForConditionalGeneration": _Known("kimi_k25"),
     "Lfm2VlForConditionalGeneration": _Known("lfm2_vl"),
     "LightOnOcrForConditionalGeneration": _Known("mistral3.LIGHTON"),

@@ -83,7 +83,10 @@ def class_name(files: Mapping[str, Mapping[str, Any]]) -> str:
         found = files[name].get("processor_class")
         if isinstance(found, str):
             return found
-    return ""
+    # Of a checkpoint with code of its own.
+    code = files[IMAGES].get("auto_map")
+    found = code.get("AutoProcessor") if isinstance(code, Mapping) else None
+    return found.rpartition(".")[2] if isinstance(found, str) else ""
 
 
 def token_texts(tokenizer: Mapping[str, Any]) -> dict[str, str]:

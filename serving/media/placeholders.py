@@ -314,6 +314,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,
     "LlavaOnevisionProcessor": _one_vision,
+    "KimiVLProcessor": _merged("<|media_pad|>"),
     "Kimi_K25Processor": _merged("<|media_pad|>"),
     "Lfm2VlProcessor": _lfm2_vl,
     "Llama4Processor": _llama4,

@@ -1,17 +1,18 @@
-"""Kimi-K2.5: an image of nearly its own size, filled up to whole tokens."""
+"""Kimi-K2.5 and Kimi-VL: an image of nearly its own size, filled up to whole tokens."""
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 from PIL import Image
 
+from jaxllm.errors import RequestError
 from jaxllm.serving.media.image_processors.arithmetic import resize
 from jaxllm.serving.media.image_processors.base import CHANNELS, Bytes, ImageLimits, ProcessedImage
 from jaxllm.serving.media.image_processors.normalising import read_normalisation, require_rgb_and_resize
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
-from jaxllm.serving.media.image_processors.settings import IMAGENET, Settings
+from jaxllm.serving.media.image_processors.settings import IMAGENET, SQUARE, Settings
 
 MOST_SIZE = frozenset({"max_height", "max_width"})
 
@@ -76,3 +77,42 @@ class KimiK25(Qwen2VL):
         most = self.most_each_way * self.patch_size
         scale = min(1.0, math.sqrt(self.most_patches / count), most / height, most / width)
         return min(max(1, int(height * scale)), most), min(max(1, int(width * scale)), most)
+
+
+MOST_PLACES: Final = 512
+"""Rows and columns of patches for which Kimi-VL's heads are rotated; an image has fewer."""
+
+
+@dataclass(frozen=True)
+class KimiVL(KimiK25):
+    """`KimiVLImageProcessor`, of the checkpoints' own code: of a side too long for the model, it shortens none."""
+
+    REQUEST_FIELDS: ClassVar[tuple[str, ...]] = ("in_token_limit",)
+
+    @classmethod
+    def read(cls, settings: Settings) -> Self:
+        """Read a configuration. Raises the error of `settings`."""
+        settings.require("pad_input", True, True)
+        # What the language model would have of the largest image.
+        settings.ignore("num_pooled_tokens")
+        kernel = settings.edges("merge_kernel_size", {"height": 2, "width": 2}, (SQUARE,))
+        if kernel["height"] != kernel["width"]:
+            raise settings.fail("merge_kernel_size must be square")
+        patch, most = settings.integer("patch_size", 14, 1, 256), settings.integer("in_token_limit", 4096)
+        normalisation = read_normalisation(settings, IMAGENET, IMAGENET)
+        return cls(1, most * patch**2, patch, kernel["height"], 1, Image.Resampling.BICUBIC, normalisation, most, 511)
+
+    def _inner(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width before it is filled up. Raises `RequestError` for a side that stays too long."""
+        count = (height // self.patch_size) * (width // self.patch_size)
+        if count > self.most_patches:
+            scale = math.sqrt(self.most_patches / count)
+            height, width = int(height * scale), int(width * scale)
+        longest = -(-max(height, width) // self.factor) * self.merge_size
+        if min(height, width) < 1 or longest >= MOST_PLACES:
+            raise RequestError(
+                f"an image of {width} x {height} pixels is too long: the model sees fewer than {MOST_PLACES} patches "
+                f"of {self.patch_size} pixels each way; send an image whose sides differ less",
+                "image_url",
+            )
+        return height, width

@@ -13,7 +13,7 @@ from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.got_ocr2 import GotOcr2
 from jaxllm.serving.media.image_processors.idefics2 import Idefics2
 from jaxllm.serving.media.image_processors.idefics3 import Idefics3
-from jaxllm.serving.media.image_processors.kimi_k25 import KimiK25
+from jaxllm.serving.media.image_processors.kimi_k25 import KimiK25, KimiVL
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llama4 import Llama4
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext, LLaVAOneVision
@@ -34,6 +34,7 @@ IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "GotOcr2ImageProcessor": GotOcr2,
     "Idefics2ImageProcessor": Idefics2,
     "Idefics3ImageProcessor": Idefics3,
+    "KimiVLImageProcessor": KimiVL,
     "Kimi_K25ImageProcessor": KimiK25,
     "Lfm2VlImageProcessor": LFM2VL,
     "Llama4ImageProcessor": Llama4,
@@ -72,7 +73,7 @@ class ConfiguredProcessor:
 
         Raises `ConfigError` for an unknown image_processor_type, a bad value, and a field without support.
         """
-        given = fields.get("image_processor_type", fields.get("feature_extractor_type"))
+        given = fields.get("image_processor_type", fields.get("feature_extractor_type", _of_code(fields)))
         name = short_name(given) if isinstance(given, str) else ""
         if name not in IMAGE_PROCESSORS:
             hint = nearest(name, IMAGE_PROCESSORS)
@@ -126,6 +127,13 @@ class ConfiguredProcessor:
     def process(self, image: Bytes) -> ProcessedImage:
         """Process uint8 [height, width, 3]. Raises `RequestError`."""
         return self.processor.process(image)
+
+
+def _of_code(fields: Mapping[str, Any]) -> str | None:
+    """The class of a checkpoint's own code, whose files may not have its name elsewhere."""
+    code = fields.get("auto_map")
+    found = code.get("AutoImageProcessor") if isinstance(code, Mapping) else None
+    return found.rpartition(".")[2] if isinstance(found, str) else None
 
 
 def short_name(name: str) -> str:

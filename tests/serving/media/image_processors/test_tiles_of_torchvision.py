@@ -3,12 +3,14 @@
 Bytes are compared with those of the function of torch that torchvision calls.
 """
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import interpolate
 
 from jaxllm.errors import ConfigError, RequestError
@@ -142,6 +144,28 @@ def test_the_whole_image_of_phi4_is_resized_as_floats(factors: tuple[int, int]) 
     np.testing.assert_allclose(found, wanted, atol=2e-6)
     if factors == (1, 1):
         np.testing.assert_array_equal(shrunk(canvas, SIDE).reshape(SIDE, -1), fine_bytes(canvas.reshape(SIDE, -1)))
+
+
+def test_kimi_vl_resizes_as_its_own_code() -> None:
+    """`rescale` of moonshotai/Kimi-VL-A3B-Instruct, which uses Pillow: equal."""
+    code = {"auto_map": {"AutoImageProcessor": "image_processing_kimi_vl.KimiVLImageProcessor"}}
+    fields = {**code, "in_token_limit": 36, "pad_input": True, "merge_kernel_size": [2, 2]}
+    processor = ConfiguredProcessor.make(fields, "preprocessor_config.json").processor
+    for size in SIZES:
+        image = drawn_image(*size)
+        (crop,) = processor.process(image).crops
+        height, width = size
+        if (count := (height // 14) * (width // 14)) > 36:
+            height, width = (int(side * math.sqrt(36 / count)) for side in size)
+        wanted = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC) if count > 36 else image
+        padded = np.zeros((-(-height // 28) * 28, -(-width // 28) * 28, 3), np.uint8)
+        padded[:height, :width] = wanted
+        np.testing.assert_array_equal(crop, padded)
+        assert crop.shape[0] * crop.shape[1] <= processor.limits(14).patches * 14**2
+    with pytest.raises(RequestError, match="too long"):
+        processor.process(drawn_image(14 * 512, 3))
+    with pytest.raises(ConfigError, match="pad_input=False"):
+        ConfiguredProcessor.make({**fields, "pad_input": False}, "preprocessor_config.json")
 
 
 def test_grids_of_kimi() -> None:
