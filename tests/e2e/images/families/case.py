@@ -96,7 +96,7 @@ class SeeingCase:
     `sizes` are those of images, height and width, each of which a prompt has alone; one more prompt has the first few.
     """
 
-    model: type[Any]
+    model: Callable[[Any], Any]
     config: Callable[[int, Mapping[str, int]], Any]
     processor: Callable[[Any], Any]
     tokens: tuple[str, ...] = ("<image>",)
