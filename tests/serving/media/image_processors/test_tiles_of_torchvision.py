@@ -157,7 +157,8 @@ def test_kimi_vl_resizes_as_its_own_code() -> None:
         height, width = size
         if (count := (height // 14) * (width // 14)) > 36:
             height, width = (int(side * math.sqrt(36 / count)) for side in size)
-        wanted = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC) if count > 36 else image
+        resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
+        wanted = np.asarray(resized) if count > 36 else image
         padded = np.zeros((-(-height // 28) * 28, -(-width // 28) * 28, 3), np.uint8)
         padded[:height, :width] = wanted
         np.testing.assert_array_equal(crop, padded)
