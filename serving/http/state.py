@@ -1,5 +1,6 @@
 """State that all routes share."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from jaxllm.version import __version__
 if TYPE_CHECKING:
     from jaxllm.serving.http.media import ChatMedium
     from jaxllm.serving.http.sound import RequestSound
+    from jaxllm.serving.telemetry.otlp import Tracing
 
 _NO_PROCESSORS = Ignored("only logits processors read it, and this server has none (--logits-processors)", ({},))
 
@@ -51,6 +53,8 @@ class ServerState:
     """Measurements of other API server processes, if there are others."""
     shared_adapters: SharedAdapters | None = None
     """The adapters of all API server processes, if there are others."""
+    tracing: "Tracing | None" = None
+    """Makes traces of requests, where that is asked for."""
     fingerprint: str = field(init=False)
     adapters: ServedAdapters = field(init=False)
     access: Access = field(init=False)
@@ -107,6 +111,11 @@ class ServerState:
             each.close()
         if self.sound is not None:
             self.sound.close()
+
+    async def end_tracing(self) -> None:
+        """Send the last traces, in a thread: for seconds, if their collector does not take them."""
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def _resolver(self) -> ResolveModel | None:
         """Finds adapters that requests name, where the operator allows it. Raises `ConfigError`."""

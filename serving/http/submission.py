@@ -13,13 +13,14 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
-from jaxllm.serving.http.identity import ADAPTER, requested_rank
-from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
+from jaxllm.serving.http.identity import ADAPTER, client_visible_ids, requested_rank
+from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS, TRACE_ID
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import EventStream, EventWriter, unless_gone
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.pooling.inputs import PooledText
+from jaxllm.serving.telemetry.log_format import current_trace_id
 from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.tenancy.quotas import reserve
 from jaxllm.serving.text.input_processor import TextRequest
@@ -58,7 +59,17 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
             for child in (child for each in requests for child in each.children):
                 # No name of an owner has a line break.
                 child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
+        trace(request, server, requests)
         return server.llm.submit(requests, engine)
+
+
+def trace(request: Request, server: ServerState, requests: Sequence[TextRequest | PooledText]) -> None:
+    """Trace requests to the engine, where the server does that; log lines of this task name the trace from now on."""
+    if server.tracing is None:
+        return
+    names = [client_visible_ids(each.request_id)[0] for each in requests]
+    request.scope[TRACE_ID] = trace_id = server.tracing.begin(requests, names, request.headers)
+    current_trace_id.set(trace_id)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from jaxllm.compat.vllm.options.environment import options_of_variables
 from jaxllm.config import option
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, engine_flags, section_flags
-from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
+from jaxllm.serving.options.observability import ObservabilityOptions
 
 _OBJECT = (r"\w[\w.]*[.:]\w[\w.]*", "module:attribute or module.attribute")
 _FORMS = (
@@ -23,7 +23,7 @@ _FORMS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions(MediaOptions):
+class ServerOptions(ObservabilityOptions):
     """The HTTP server: addresses, access, limits and logs."""
 
     host: str = option("0.0.0.0", "Address to listen on; 127.0.0.1 accepts connections from this machine only.")

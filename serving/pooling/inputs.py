@@ -28,6 +28,7 @@ from jaxllm.serving.text.prompts import (
     parse_prompt,
 )
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
+from jaxllm.serving.text.tracing import RequestTrace
 
 if TYPE_CHECKING:
     from jaxllm.serving.text.prompt_images import PromptImages
@@ -58,6 +59,10 @@ class PooledText:
     arrival_time: float = 0.0
     reservation: Reservation | None = None
     """Its share of the owner's quota."""
+    tokenized_time: float = 0.0
+    """When it was ready for the engine, as `arrival_time` in seconds of the monotonic clock."""
+    trace: RequestTrace | None = None
+    """What is told of the request's end, where it is traced."""
 
 
 class PoolingInputs:
@@ -105,6 +110,9 @@ class PoolingInputs:
             made.arrival_time = arrival
             made.children[0].lora_request = adapters[index]
             requests.append(made)
+        tokenized = time.monotonic()
+        for made in requests:
+            made.tokenized_time = tokenized
         return requests
 
     def _make(

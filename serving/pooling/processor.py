@@ -12,6 +12,7 @@ from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.serving.text.measurements import UNTIMED, EndReason, FinishedRequest, Measurements
 from jaxllm.serving.text.output_processor import Processed
+from jaxllm.serving.text.tracing import TracedRequest, TracedSequence
 
 
 class PoolingProcessor:
@@ -108,6 +109,19 @@ class PoolingProcessor:
         tokens, arrival = len(request.prompt_token_ids), request.arrival_time
         if reason not in UNTIMED:
             self._measured.prompt_tokens += tokens
+        if request.trace is not None:
+            result = None if scheduled is None else now
+            request.trace.end(
+                TracedRequest(
+                    arrival=arrival,
+                    tokenized=request.tokenized_time,
+                    ended=now,
+                    prompt_tokens=tokens,
+                    cached_tokens=0,
+                    params=request.params,
+                    sequences=(TracedSequence(reason, scheduled, result, None, 0),),
+                )
+            )
         self._measured.finished.append(
             FinishedRequest(
                 reason=reason,

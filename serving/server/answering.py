@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from jaxllm.engine.garbage import settle
 from jaxllm.errors import EngineError
@@ -24,6 +25,9 @@ from jaxllm.serving.telemetry.log_format import MULTILINE
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
+
+if TYPE_CHECKING:
+    from jaxllm.serving.telemetry.otlp import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +72,7 @@ async def answer(
         for task in (serving, *background):
             await cancel(task)
         await stores.close()
+        await state.end_tracing()
     if llm.loss.done() and not signals.second.is_set():
         raise llm.loss.result()
     return signals.exit_code
@@ -101,7 +106,17 @@ def make_state(
         created=int(time.time()),
         shared_metrics=shared_metrics,
         shared_adapters=shared_adapters,
+        tracing=_tracing(options, names[0]),
     )
+
+
+def _tracing(options: ServerOptions, model_name: str) -> "Tracing | None":
+    if options.otlp_traces_endpoint is None:
+        return None
+    # Its libraries are an extra of the package.
+    from jaxllm.serving.telemetry.otlp import Tracing
+
+    return Tracing(options.otlp_traces_endpoint, model_name)
 
 
 async def _report(state: ServerState, worker: WorkerContext | None) -> None:

@@ -78,6 +78,7 @@ class AsgiServer:
         await self.llm.drain(self.options.shutdown_timeout)
         await stores_of(self._app).close()
         await self.llm.shutdown()
+        await self._app.state.server.end_tracing()
 
 
 async def _follow(

@@ -15,7 +15,9 @@ from typing import Any, Final
 import msgspec
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
-"""Whoever handles a request may set it: every line logged meanwhile says which request it is about."""
+"""Set while a request is handled: every line logged meanwhile says which request it is about."""
+current_trace_id: ContextVar[str | None] = ContextVar("current_trace_id", default=None)
+"""Likewise the trace that the request is part of; None where it is not traced."""
 
 MULTILINE: Final = {"multiline": True}
 """`extra=` of a record whose message is laid out in lines and has nothing of a client's."""
@@ -68,8 +70,13 @@ def request_id_of(record: logging.LogRecord) -> str | None:
     return getattr(record, "request_id", None) or current_request_id.get()
 
 
+def trace_id_of(record: logging.LogRecord) -> str | None:
+    """The trace of the request that a record is about, if any."""
+    return getattr(record, "trace_id", None) or current_trace_id.get()
+
+
 class TextFormatter(logging.Formatter):
-    """`2026-01-31 12:00:00.000 INFO jaxllm.serving.server.server: message`, then the request id.
+    """`2026-01-31 12:00:00.000 INFO jaxllm.serving.server.server: message`, then the ids of request and trace.
 
     Tracebacks have lines of their own, all indented or in Python's fixed words.
     """
@@ -83,6 +90,9 @@ class TextFormatter(logging.Formatter):
         line, request_id = super().formatMessage(record), request_id_of(record)
         if request_id is not None and request_id not in line:
             line = f"{line} (request {request_id})"
+        trace_id = trace_id_of(record)
+        if trace_id is not None:
+            line = f"{line} (trace {trace_id})"
         if getattr(record, "multiline", False):
             return "\n".join(map(escaped, line.split("\n")))
         return escaped(line)
@@ -112,7 +122,7 @@ def _traceback_entry(entry: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: time (UTC), level, logger, message, then request_id, exception and `extra` where there are."""
+    """One JSON object: time (UTC), level, logger, message, then request_id, trace_id, exception and `extra` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The object as text on one line."""
@@ -127,6 +137,9 @@ class JsonFormatter(logging.Formatter):
         request_id = request_id_of(record)
         if request_id is not None:
             fields["request_id"] = request_id
+        trace_id = trace_id_of(record)
+        if trace_id is not None:
+            fields["trace_id"] = trace_id
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         fields |= {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD | fields.keys()}

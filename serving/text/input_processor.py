@@ -29,6 +29,7 @@ from jaxllm.serving.text.prompts import (
 )
 from jaxllm.serving.text.stop_strings import StopAutomaton
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
+from jaxllm.serving.text.tracing import RequestTrace
 from jaxllm.structured.checking import DirectChecker, FormChecker
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class TextRequest:
     progress: RequestProgress = field(default_factory=RequestProgress)
     reservation: "Reservation | None" = None
     """Its share of the owner's quota."""
+    tokenized_time: float = 0.0
+    """When it was ready for the engine, as `arrival_time` in seconds of the monotonic clock."""
+    trace: RequestTrace | None = None
+    """What is told of the request's end, where it is traced."""
 
 
 MOST_CHARACTERS_PER_TOKEN = 16
@@ -177,6 +182,9 @@ class InputProcessor:
                     child.grammar_bytes = grammar_bytes
                 made.stream, made.arrival_time = stream, arrival
                 requests.append(made)
+            tokenized = time.monotonic()
+            for made in requests:
+                made.tokenized_time = tokenized
         except RequestError as error:
             with naming_prompt(index, len(prompts)):
                 raise error from None

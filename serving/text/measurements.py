@@ -6,6 +6,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 from jaxllm.engine.stats import StepStats
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.tracing import TracedRequest, TracedSequence
 
 EndReason: TypeAlias = Literal["abort", "error"]
 """Why a sequence ended that is not there to its end: its client left, or its engine ended."""
@@ -147,7 +148,10 @@ class Meter:
 class _Request:
     """Shared by the sequences of a request."""
 
-    __slots__ = ("arrival", "longest", "max_tokens", "n", "progress", "prompt_tokens", "unfinished")
+    __slots__ = (
+        *("arrival", "longest", "max_tokens", "n", "params", "progress", "prompt_tokens", "tokenized", "trace"),
+        *("traced", "unfinished"),
+    )
 
     def __init__(self, request: TextRequest) -> None:
         self.arrival = request.arrival_time
@@ -157,6 +161,25 @@ class _Request:
         self.unfinished = len(request.children)
         self.longest = 0
         self.progress = request.progress
+        self.params = request.params
+        self.tokenized = request.tokenized_time
+        self.trace = request.trace
+        self.traced: list[TracedSequence] = []
+
+    def end_trace(self, now: float, cached: int) -> None:
+        """All its sequences have ended: tell the trace."""
+        assert self.trace is not None
+        self.trace.end(
+            TracedRequest(
+                arrival=self.arrival,
+                tokenized=self.tokenized,
+                ended=now,
+                prompt_tokens=self.prompt_tokens,
+                cached_tokens=cached,
+                params=self.params,
+                sequences=tuple(self.traced),
+            )
+        )
 
 
 class SequenceTimes:
@@ -179,6 +202,11 @@ class SequenceTimes:
         request.longest = max(request.longest, self.num_tokens)
         whole = request.unfinished == 0
         self._note(reason)
+        if request.trace is not None:
+            last = None if first is None else self.last
+            request.traced.append(TracedSequence(reason, scheduled, first, last, self.num_tokens))
+            if whole:
+                request.end_trace(now, self.cached)
         return FinishedRequest(
             reason=reason,
             e2e_seconds=now - request.arrival,

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 ENGINE_REQUESTS: Final = "jaxllm.engine_requests"
 """In the scope: the requests to the engine that were made for this one."""
+TRACE_ID: Final = "jaxllm.trace_id"
+"""In the scope: the trace that the request is part of, if it is traced."""
 
 QUIET_PATHS: Final = frozenset(("/health", "/live", "/ready", "/readyz", "/ping", "/metrics"))
 """The paths that probes ask for all the time."""
@@ -27,7 +29,8 @@ class AccessLog:
     """Logs requests with fields, which are members of the JSON of `--log-format json`.
 
     `method`, `path`, `status`, `duration_seconds`, `client`; of requests that reached the engine `prompt_tokens`,
-    `completion_tokens`, `finish_reason` and `time_to_first_token_seconds`; of rejected ones `reason`.
+    `completion_tokens`, `finish_reason` and `time_to_first_token_seconds`; of rejected ones `reason`; of traced ones
+    `trace_id`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -75,6 +78,8 @@ def _write(scope: Scope, status: int, seconds: float, refusal: bytes) -> None:
     if reason is not None:
         fields["reason"] = reason
         parts.append(reason)
+    if TRACE_ID in scope:
+        fields["trace_id"] = scope[TRACE_ID]
     logger.info("%s", "; ".join(parts), extra={"request_id": scope.get("request_id"), **fields})
 
 

@@ -3,15 +3,13 @@
 import importlib
 import inspect
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fastapi import APIRouter
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from jaxllm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fastapi import APIRouter
 
 
 def load_middleware(path: str) -> Middleware:
@@ -28,11 +26,8 @@ def load_middleware(path: str) -> Middleware:
     return Middleware(found)
 
 
-def load_router(path: str) -> "APIRouter":
+def load_router(path: str) -> APIRouter:
     """The router named by `module.attribute`, or `module:attribute`. Raises `ConfigError` when it is none."""
-    # 175 ms before the engine starts, which only such routers need.
-    from fastapi import APIRouter
-
     found = _load("include_router", path)
     if not isinstance(found, APIRouter):
         raise ConfigError(f"include_router={path!r}: not a FastAPI router")

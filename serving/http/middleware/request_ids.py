@@ -6,13 +6,15 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jaxllm.serving.telemetry.log_format import current_request_id
+
 HEADER = "X-Request-Id"
 
 _ACCEPTED = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class RequestIds:
-    """Puts `request_id` into the scope: the client's, if it sends a sensible one.
+    """Puts `request_id` into the scope, and into log lines: the client's, if it sends a sensible one.
 
     The response has it when the client sent it, and with `always`.
     """
@@ -35,4 +37,8 @@ class RequestIds:
                 MutableHeaders(scope=message)[HEADER] = request_id
             await send(message)
 
-        await self._app(scope, receive, send_with_id if sensible or self._always else send)
+        token = current_request_id.set(request_id)
+        try:
+            await self._app(scope, receive, send_with_id if sensible or self._always else send)
+        finally:
+            current_request_id.reset(token)

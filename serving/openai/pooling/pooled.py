@@ -14,7 +14,7 @@ from jaxllm.serving.http.identity import ADAPTER, Identity, Named, identify, req
 from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import unless_gone
-from jaxllm.serving.http.submission import log_requests, owned
+from jaxllm.serving.http.submission import log_requests, owned, trace
 from jaxllm.serving.openai.chat.prompt import Prepared, prepare_media, render
 from jaxllm.serving.openai.completions.routes import split_prompts
 from jaxllm.serving.openai.generation.validation import check_texts, checked_priority
@@ -61,6 +61,7 @@ async def pool(
         )
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
+    trace(request, server, requests)
     with owned(request, server, requests):
         return identity, await unless_gone(request.receive, server.llm.pool(requests, requested_rank(request)))
 
