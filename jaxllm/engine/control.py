@@ -58,6 +58,11 @@ class EngineControl(AdapterControl):
         """Ids of the requests that wait here."""
         return set(self._deferred)
 
+    @property
+    def deferred(self) -> list[Request]:
+        """The requests that wait here, in the order in which they came."""
+        return list(self._deferred.values())
+
     # Pause
 
     def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True, again: bool = False) -> bool:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constra
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
+from jaxllm.engine.inspection import inspect_engine
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.overlap_policy import OverlapPolicy
@@ -297,6 +299,10 @@ class Engine(StepLoop[Dispatched]):
         """`stats` between steps: what the last one did is not told again."""
         self._step, self._step_seconds = StepStats(), 0.0
         return self.stats()
+
+    def debug_state(self) -> str:
+        """`EngineSnapshot` as JSON."""
+        return msgspec.json.encode(inspect_engine(self, len(self._under_way))).decode()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while requests run."""

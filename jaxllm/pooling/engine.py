@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo, PoolingInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.features.faults import is_of_one_request, log_fault
+from jaxllm.engine.inspection import EngineSnapshot
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
@@ -192,6 +194,14 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             image_queries=0 if self._media is None else self._media.pool.num_queries,
             image_hits=0 if self._media is None else self._media.pool.num_hits,
         )
+
+    def debug_state(self) -> str:
+        """`EngineSnapshot` as JSON; a text has no state but that it waits, or is in a step."""
+        stats = self.stats()
+        state = EngineSnapshot(
+            running=stats.num_running, waiting=stats.num_waiting, steps_in_flight=len(self._under_way)
+        )
+        return msgspec.json.encode(state).decode()
 
     def reset_prefix_cache(self) -> bool:
         """There is none to forget."""

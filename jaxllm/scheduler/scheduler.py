@@ -157,6 +157,14 @@ class Scheduler:
         """The unfinished request of this name. While it has a slot, its output is `table.output_tokens(slot)`."""
         return self._requests.get(request_id)
 
+    def unfinished(self) -> list[Request]:
+        """The requests that wait or run, in no particular order."""
+        return list(self._requests.values())
+
+    def hold_reasons(self, request: Request) -> frozenset[HoldReason]:
+        """Why a request may not run; empty if it may."""
+        return self._holds.reasons(request)
+
     @property
     def all_requests_held(self) -> bool:
         """Whether all requests there are wait for their `release`."""

@@ -94,6 +94,14 @@ class ShardedScheduler:
         part = self._part_of.get(request_id)
         return None if part is None else part.get(request_id)
 
+    def unfinished(self) -> list[Request]:
+        """See `Scheduler.unfinished`."""
+        return [request for part in self.parts for request in part.unfinished()]
+
+    def hold_reasons(self, request: Request) -> frozenset[HoldReason]:
+        """See `Scheduler.hold_reasons`."""
+        return self._part_of[request.request_id].hold_reasons(request)
+
     def add(self, request: Request, hold_reasons: Collection[HoldReason] = ()) -> None:
         """See `Scheduler.add`."""
         if request.request_id in self._part_of:

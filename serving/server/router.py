@@ -1,7 +1,7 @@
 """The operations of the server itself."""
 
 from jaxllm.serving.http.operation import Operation
-from jaxllm.serving.server import answers, routes, scaling, server_info, sleep
+from jaxllm.serving.server import answers, debug, routes, scaling, server_info, sleep
 from jaxllm.serving.server.invocations import invoke
 
 OPERATIONS = (
@@ -19,6 +19,15 @@ OPERATIONS = (
         operator=True,
         query=server_info.ServerInfoQuery,
         response=server_info.ServerInfo,
+        refusable=True,
+    ),
+    Operation(
+        path="/debug/state",
+        handler=debug.debug_state,
+        tag="Operation",
+        operator=True,
+        response=debug.DebugState,
+        parts=(debug.EngineReport,),
         refusable=True,
     ),
     Operation(path="/load", handler=routes.load, tag="Operation", response=answers.Load),

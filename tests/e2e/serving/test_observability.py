@@ -1,7 +1,10 @@
 """What an operator sees of a server under load: traces, logs, its state, and metrics that its alerts ask for."""
 
 import json
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -68,3 +71,29 @@ def test_requests_are_traced_and_the_log_names_their_traces(observed: Observed) 
     assert (first["trace_id"], first["completion_tokens"]) == (TRACE, 8)
     (second,) = [line for line in observed.lines() if line.get("request_id") == "mine-2"]
     assert second["trace_id"] == other.trace_id
+
+
+def test_the_state_lists_requests_and_pages_for_the_operator_alone(observed: Observed) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        body = {"max_tokens": 480, "ignore_eos": True, "n": 1}
+        waiting = [threads.submit(observed.complete, {"x-request-id": f"long-{n}"}, **body) for n in range(6)]
+        deadline = time.monotonic() + 30
+        while True:
+            state = observed.client.get("/debug/state").raise_for_status().json()
+            (engine,) = state["engines"]
+            if engine["state"]["running"] == 4 and engine["state"]["waiting"] == 2:
+                break
+            assert time.monotonic() < deadline, state
+        for each in waiting:
+            each.result()
+    requests = engine["state"]["requests"]
+    assert sorted(each["request_id"][:11] for each in requests) == [f"cmpl-long-{n}" for n in range(6)]
+    assert Counter(each["state"] in ("prefill", "decode") for each in requests) == {True: 4, False: 2}
+    assert (state["accepting"], state["http_requests"], engine["in_flight"]) == (True, 6, 6)
+    assert engine["pid"] == observed.server.engine().pid
+    (pages,) = engine["state"]["pages"]
+    assert pages["held"] == sum(each["pages"] for each in requests) > 0
+    assert pages["held"] + pages["free"] == pages["total"]
+    assert "Once upon" not in str(state)
+
+    assert httpx.get(f"{observed.server.url}/debug/state").status_code == 401

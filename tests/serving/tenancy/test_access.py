@@ -164,7 +164,7 @@ def test_what_concerns_other_clients_is_for_the_operator() -> None:
         "/pause",
         "/resume",
     }
-    assert protected >= {"/update_weights", "/server_info", "/scale", "/scale_elastic_ep"}
+    assert protected >= {"/update_weights", "/server_info", "/scale", "/scale_elastic_ep", "/debug/state"}
     assert not any(each.public for each in OPERATIONS if each.operator)
 
 
