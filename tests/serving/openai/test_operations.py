@@ -55,12 +55,6 @@ def test_tokenizer_info_is_offered_only_on_demand(http: httpx.Client) -> None:
     assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]
 
 
-def test_the_state_of_a_server_without_keys_is_shown_to_nobody(http: httpx.Client) -> None:
-    answer = http.get("/debug/state")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_enabled")
-    assert "--api-key or --server-dev-mode" in answer.json()["error"]["message"]
-
-
 def test_tokens_of_a_conversation_are_those_of_its_completion(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}]}
     answer = http.post("/v1/chat/completions", json={**body, "max_tokens": 1, "return_token_ids": True}).json()
