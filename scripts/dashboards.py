@@ -52,6 +52,10 @@ def _mean(histogram: str) -> str:
     return _ratio(f"{histogram}_sum", f"{histogram}_count")
 
 
+def _share(counter: str, peak: str) -> str:
+    return f"rate(jaxllm:{counter}_total{MODEL}[$__rate_interval]) / jaxllm:{peak}{MODEL}"
+
+
 _EACH = "{{instance}} {{engine}}"
 Rows = dict[str, tuple[Panel, ...]]
 
@@ -122,6 +126,24 @@ ENGINE: Rows = {
             "Of pipeline parallel: the one near 1 is what the others wait for.",
         ),
     ),
+    "Devices, with --enable-mfu-metrics": (
+        Panel(
+            "Operations", "short", (_rate("estimated_flops_per_gpu"),), "Of each device, per second; an estimate.",
+        ),
+        Panel(
+            "Memory traffic", "Bps",
+            (_rate("estimated_read_bytes_per_gpu", "read " + _EACH), _rate("estimated_write_bytes_per_gpu", "written")),
+            "Of each device; an estimate.",
+        ),
+        Panel(
+            "Share of the peaks", "percentunit",
+            (
+                (_share("estimated_flops_per_gpu", "peak_flops_per_gpu"), "operations " + _EACH),
+                (_share("estimated_read_bytes_per_gpu", "peak_bytes_per_second_per_gpu"), "reads " + _EACH),
+            ),
+            "MFU, and that of the memory; where the chip is known.",
+        ),
+    ),
     "KV cache": (
         Panel("Use", "percentunit", (_gauge("kv_cache_usage_perc"),), "Pages that running requests hold."),
         Panel("Preemptions", "short", (_rate("num_preemptions"),), "Requests that lost their pages, per second."),
@@ -129,6 +151,18 @@ ENGINE: Rows = {
             "Waiting, by reason", "short",
             ((f"sum by (reason) (jaxllm:num_requests_waiting_by_reason{MODEL})", "{{reason}}"),),
             "capacity: no slot or no pages. deferred: a grammar is compiled.",
+        ),
+        Panel(
+            "Idle before eviction", "s", _quantiles("kv_block_idle_before_evict_seconds"),
+            "With --kv-cache-metrics. Prefixes that return later are not found.",
+        ),
+        Panel(
+            "Lifetime of pages", "s", _quantiles("kv_block_lifetime_seconds"),
+            "With --kv-cache-metrics: until eviction.",
+        ),
+        Panel(
+            "Time between uses", "s", _quantiles("kv_block_reuse_gap_seconds"),
+            "With --kv-cache-metrics: by requests that found them.",
         ),
     ),
     "Speculation": (

@@ -141,6 +141,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs_backend: str = "llguidance"
     kernels: dict[Operation, KernelChoice] = {}
     planned_step_seconds: dict[int, float] = {}
+    peaks: tuple[float, float] = (0.0, 0.0)
+    """Operations and bytes per second of a device at most, where the work of steps is counted and they are known."""
     cache_windows: tuple[int, ...] = (0,)
     data_shards: int = 1
     kv_cache_dtype: str = "auto"

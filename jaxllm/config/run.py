@@ -74,12 +74,23 @@ class OutputOptions(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingOptions(Section):
-    """Traces of device and host."""
+    """Traces of device and host, and measurements that cost something."""
 
     profiler_dir: str | None = option(
         None,
         "Folder for traces of device and host, to be viewed with XProf or TensorBoard. POST /start_profile starts a "
         "trace, POST /stop_profile writes it. Traces grow by megabytes per second.",
+    )
+    enable_mfu_metrics: bool = option(
+        False,
+        "Count the operations of each step and the bytes that it reads and writes, by the estimate of jaxllm plan, for "
+        "the utilization of devices. See docs/metrics.md.",
+    )
+    kv_cache_metrics: bool = option(
+        False, "Measure how long cached KV pages live and lie idle before they are evicted."
+    )
+    kv_cache_metrics_sample: float = option(
+        0.01, "Share of the KV pages that --kv-cache-metrics follows.", minimum=0.0001, maximum=1.0
     )
 
 

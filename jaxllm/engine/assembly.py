@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.features.faults import Faults
     from jaxllm.engine.features.logits_processors import Processing
     from jaxllm.kv.shards import ShardedPages
+    from jaxllm.planning.step_work import StepWork
     from jaxllm.scheduler.sharded import ShardedScheduler
 
 if TYPE_CHECKING:
@@ -108,17 +109,24 @@ def make_media(
     return media_of(resolved, runner, scheduler, faults, num_pages)
 
 
-def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:
-    """How long a step of each size takes on the device according to the plan; empty on CPUs."""
-    if resolved.platform == "cpu":
-        return {}
-    # Only here: a start on CPU need not wait for the import.
-    from jaxllm.planning import step_times
+def step_estimates(resolved: ResolvedConfig, runner: Runner) -> "tuple[dict[int, float], StepWork | None]":
+    """How long a step of each size takes according to the plan, empty on CPUs; and what counts the work of steps.
 
+    The second is None unless it is asked for.
+    """
+    counts = resolved.config.profiling.enable_mfu_metrics
+    if resolved.platform == "cpu" and not counts:
+        return {}, None
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.planning import step_times, step_work
+
+    work = step_work.StepWork(resolved, [calls.parameters for calls in runner.calls.every]) if counts else None
+    if resolved.platform == "cpu":
+        return {}, work
     parts = zip(resolved.stage_configs, runner.calls.every, strict=True)
     found = [step_times.planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
     # As many steps are under way as there are stages: one ends as often as the slowest stage does one.
-    return {tokens: max(each[tokens] for each in found) for tokens in found[0]}
+    return {tokens: max(each[tokens] for each in found) for tokens in found[0]}, work
 
 
 def describe_stages(resolved: ResolvedConfig, runner: Runner) -> tuple[StageInfo, ...]:

@@ -16,8 +16,8 @@ from jaxllm.engine.assembly import (
     make_media,
     make_processing,
     make_scheduler,
-    planned_step_seconds,
     resolve_on_devices,
+    step_estimates,
 )
 from jaxllm.engine.control import EngineControl
 from jaxllm.engine.features.beam_search import BeamSearches
@@ -29,7 +29,7 @@ from jaxllm.engine.inspection import inspect_engine
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.overlap_policy import OverlapPolicy
-from jaxllm.engine.stats import NO_DRAFTS, StepStats
+from jaxllm.engine.stats import NO_DRAFTS, NO_WORK, StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.executor.build import build_runner
@@ -58,6 +58,7 @@ class Engine(StepLoop[Dispatched]):
 
     def __init__(self, resolved: ResolvedConfig, runner: Runner, num_pages: int) -> None:
         config = resolved.config
+        planned, self._work = step_estimates(resolved, runner)
         info = describe(
             resolved,
             runner.num_shapes,
@@ -65,13 +66,16 @@ class Engine(StepLoop[Dispatched]):
             num_pages=num_pages,
             cache_windows=resolved.cache_groups.windows,
             enable_prefix_caching=resolved.shares_prefixes,
-            planned_step_seconds=planned_step_seconds(resolved, runner),
+            planned_step_seconds=planned,
+            peaks=(0.0, 0.0) if self._work is None else self._work.peaks,
             stages=describe_stages(resolved, runner),
         )
         super().__init__(info, runner, config, resolved.num_stages)
         self._knows_tokens = resolved.num_stages > 1
         """Whether the host knows all tokens of requests that it schedules."""
         self.pages, self.scheduler = make_scheduler(resolved, num_pages)
+        if config.profiling.kv_cache_metrics:
+            self.pages.watch_lifetimes(config.profiling.kv_cache_metrics_sample)
         self._faults = Faults()
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
@@ -224,6 +228,10 @@ class Engine(StepLoop[Dispatched]):
         # A feature hears of a step to its end, even if its last request ends meanwhile.
         features = self._features.active
         plan, result = step.plan, self.runner.collect(step)
+        # Before the scheduler takes off what was computed in vain.
+        work = NO_WORK
+        if self._work is not None:
+            work = self._work.of(plan.starts, plan.num_new_tokens, int(plan.samples.sum()))
         if features:
             self._features.on_collected(features, step, result)
             self._end_faulty()
@@ -246,6 +254,8 @@ class Engine(StepLoop[Dispatched]):
             bucket_tokens=result.bucket.tokens,
             num_last=_num_last(plan, result, finished),
             preemptions=tuple([request.num_preemptions for request in finished]) if finished else (),
+            work=work,
+            page_lives=self.pages.take_lives(),
         )
         return outputs
 

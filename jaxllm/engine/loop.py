@@ -109,6 +109,7 @@ def describe(
     pooling: PoolingInfo | None = None,
     planned_step_seconds: dict[int, float] | None = None,
     stages: tuple[StageInfo, ...] = (),
+    peaks: tuple[float, float] = (0.0, 0.0),
 ) -> EngineInfo:
     """What an engine of this configuration says of itself; as it stands, of one without a KV cache."""
     config, model = resolved.config, resolved.model
@@ -142,6 +143,7 @@ def describe(
         structured_outputs_backend=config.structured.structured_outputs_backend,
         kernels=dict(resolved.kernels),
         planned_step_seconds=planned_step_seconds or {},
+        peaks=peaks,
     )
 
 

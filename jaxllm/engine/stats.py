@@ -7,9 +7,13 @@ from itertools import chain
 import msgspec
 from msgspec.structs import replace
 
+from jaxllm.kv.lifetimes import PageLife
 from jaxllm.speculation.statistics import DraftCounts
 
 NO_DRAFTS = DraftCounts()
+Amounts = tuple[float, float, float]
+"""Operations, bytes read and bytes written, by each device."""
+NO_WORK: Amounts = (0.0, 0.0, 0.0)
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -29,7 +33,8 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     weights were replaced, and why they cannot be used, if that is so. Of adapters: names of those that requests run
     with (`running_loras`) and wait for (`waiting_loras`, some of them where they are many), and totals: how many were
     read from folders, and written to slots on the devices. Images that requests asked for (`image_queries`), and those
-    of them that the devices held already (`image_hits`), are totals as well.
+    of them that the devices held already (`image_hits`), are totals as well. Of the step, where they are measured: the
+    `work` of each device (operations, bytes read, bytes written), and the `page_lives` that ended with it.
     """
 
     num_running: int = 0
@@ -61,6 +66,8 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_lora_writes: int = 0
     image_queries: int = 0
     image_hits: int = 0
+    work: Amounts = NO_WORK
+    page_lives: tuple[PageLife, ...] = ()
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
@@ -89,6 +96,8 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
             num_last=self.num_last + then.num_last,
             preemptions=self.preemptions + then.preemptions,
             merged_shapes=_joined(self.shapes(), then.shapes()),
+            work=added(self.work, then.work),
+            page_lives=self.page_lives + then.page_lives,
         )
 
 
@@ -121,6 +130,11 @@ def merge_stats(engines: Collection[StepStats]) -> StepStats:
         image_queries=sum(each.image_queries for each in engines),
         image_hits=sum(each.image_hits for each in engines),
     )
+
+
+def added(first: Amounts, second: Amounts) -> Amounts:
+    """The work of both."""
+    return first[0] + second[0], first[1] + second[1], first[2] + second[2]
 
 
 def _joined(*shapes: tuple[tuple[int, int, float], ...]) -> tuple[tuple[int, int, float], ...]:

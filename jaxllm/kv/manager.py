@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.kv.groups import CacheGroups, TableGroup
+from jaxllm.kv.lifetimes import PageLife, PageLifetimes
 from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
 from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests, page_key, root_digest
 from jaxllm.kv.retention import Retention
@@ -49,10 +50,19 @@ class KVManager:
         self.weights_version = 0
         """Version of the weights with which pages are computed; pages of other versions are never found."""
         self._pool = PagePool(num_pages)
+        self._lifetimes: PageLifetimes | None = None
         self._cache = PrefixCache(self.groups.num_tables, 0 if 0 in self.groups.windows else num_pages)
         self.retention = Retention(self.groups, retention_interval)
         keeps_all = [self.retention.keeps_all(group) for group in self.groups.all for _ in group.tables]
         self._wanted: npt.NDArray[np.bool_] = np.array(keeps_all)  # of each table, whether every page is
+
+    def watch_lifetimes(self, share: float) -> None:
+        """Follow the contents of this share of the pages from now on."""
+        self._lifetimes = self._pool.watcher = PageLifetimes(share)
+
+    def take_lives(self) -> tuple[PageLife, ...]:
+        """Lives of pages that have ended since the last call, where they are followed."""
+        return () if self._lifetimes is None else self._lifetimes.take()
 
     @property
     def num_free_pages(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,19 @@ NULL_PAGE = 0
 
 _SPARE, _WANTED = 1, 2
 """For pages with contents: whether these are expected to be found again. The second is the first and one more."""
+
+
+class PageWatcher(Protocol):
+    """Sees what becomes of pages."""
+
+    def taken(self, pages: Int32Array, evicted: Sequence[int]) -> None:
+        """Pages were handed out, with whose contents those of `evicted` ended."""
+
+    def shared(self, pages: Int32Array) -> None:
+        """Contents of pages were found by another request."""
+
+    def forget(self) -> None:
+        """All contents are gone."""
 
 
 class PagePool:
@@ -31,6 +45,8 @@ class PagePool:
         self._num_blank = num_pages - 1
         self._spare: dict[int, None] = {}  # idle ones, most recently released last
         self._idle: OrderedDict[int, None] = OrderedDict()  # wanted ones, least recently released first
+        self.watcher: PageWatcher | None = None
+        """Who measures how long contents live, if somebody does."""
 
     @property
     def num_free(self) -> int:
@@ -61,6 +77,8 @@ class PagePool:
             pages = np.concatenate([pages, np.array(evicted, np.int32)])
             self._contents[evicted] = 0
         self.ref_counts[pages] = 1
+        if self.watcher is not None:
+            self.watcher.taken(pages, evicted)
         return pages, evicted
 
     def share(self, pages: Int32Array) -> None:
@@ -68,6 +86,8 @@ class PagePool:
         for page in pages[self.ref_counts[pages] == 0].tolist():
             del (self._idle if self._contents[page] == _WANTED else self._spare)[page]
         self.ref_counts[pages] += 1
+        if self.watcher is not None:
+            self.watcher.shared(pages)
 
     def release(self, pages: Int32Array) -> None:
         """Remove one holder from each of `pages` (distinct, in the order of their sequence).
@@ -133,6 +153,8 @@ class PagePool:
         self._push_blank(np.array([*self._spare, *self._idle], np.int32))
         self._spare.clear()
         self._idle.clear()
+        if self.watcher is not None:
+            self.watcher.forget()
 
     def _push_blank(self, pages: Int32Array) -> None:
         self._blank[self._num_blank : self._num_blank + len(pages)] = pages

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxllm.kv.lifetimes import PageLife
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool
 
@@ -37,6 +38,15 @@ class ShardedPages:
     def prefix_hits(self) -> int:
         """Prompt tokens found there."""
         return sum(shard.prefix_hits for shard in self.shards)
+
+    def watch_lifetimes(self, share: float) -> None:
+        """See `KVManager.watch_lifetimes`."""
+        for shard in self.shards:
+            shard.watch_lifetimes(share)
+
+    def take_lives(self) -> tuple[PageLife, ...]:
+        """See `KVManager.take_lives`."""
+        return tuple(life for shard in self.shards for life in shard.take_lives())
 
     def use_weights(self, version: int) -> None:
         """See `KVManager.use_weights`."""

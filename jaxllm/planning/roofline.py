@@ -174,13 +174,13 @@ def attention_work(resolved: ResolvedConfig, page_bytes: int, lengths: list[int]
         # A page holds some of the layers. Who reads the keys of another layer writes none.
         read = _read(window, lengths) + (len(lengths) if layer.attention.source is None else 0)
         cache += read * page_bytes / resolved.page_size / max(plan.depth, 1) / share
-        flops += _score_flops(model, layer.attention) * sum(min(length, window or length) for length in lengths)
+        flops += score_flops(model, layer.attention) * sum(min(length, window or length) for length in lengths)
     requests = len(lengths) if lengths[0] == lengths[-1] else 1
     states = 2 * requests * slot_bytes(resolved)
     return Work(flops / resolved.num_devices, cache + states)
 
 
-def _score_flops(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan) -> int:
+def score_flops(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan) -> int:
     """Operations of all heads for a token and one that it sees."""
     latent = latent_sizes(model)
     # Products with keys, and with values: latents are both, and rotated parts are of keys alone.

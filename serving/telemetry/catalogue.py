@@ -132,6 +132,42 @@ METRICS = (
     Described("engine_restarts", "counter", "Restarts of an engine that crashed or hung."),
     Described("requests_resumed", "counter", "Requests that continued in another engine after theirs had ended."),
     Described("api_server_restarts", "counter", "Restarts of API server processes."),
+    Described("estimated_flops_per_gpu", "counter", "Operations of each device, with --enable-mfu-metrics."),
+    Described(
+        "estimated_read_bytes_per_gpu",
+        "counter",
+        "Bytes that each device read from its memory, with --enable-mfu-metrics.",
+    ),
+    Described(
+        "estimated_write_bytes_per_gpu",
+        "counter",
+        "Bytes that each device wrote to its memory, with --enable-mfu-metrics.",
+    ),
+    Described(
+        "peak_flops_per_gpu",
+        "gauge",
+        "Operations per second of a device at most, if it is known, with --enable-mfu-metrics.",
+    ),
+    Described(
+        "peak_bytes_per_second_per_gpu",
+        "gauge",
+        "Bytes per second of a device's memory at most, if it is known, with --enable-mfu-metrics.",
+    ),
+    Described(
+        "kv_block_lifetime_seconds",
+        "histogram",
+        "Time from handing out a KV page to the eviction of its contents, with --kv-cache-metrics.",
+    ),
+    Described(
+        "kv_block_idle_before_evict_seconds",
+        "histogram",
+        "Time from the last use of a KV page to the eviction of its contents, with --kv-cache-metrics.",
+    ),
+    Described(
+        "kv_block_reuse_gap_seconds",
+        "histogram",
+        "Time between two uses of a KV page's contents by requests that found them, with --kv-cache-metrics.",
+    ),
     Described("step_seconds", "histogram", "Time of one engine step, from scheduling to outputs."),
     Described(
         "batch_fill",
@@ -154,6 +190,10 @@ _FIRST_TOKEN = (
     640.0, 2560.0,
 )  # fmt: skip
 _STEP = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_PAGE_LIFE = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+    1200.0, 1800.0,
+)  # fmt: skip
 _FILL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BATCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _N = (1, 2, 5, 10, 20)
@@ -166,13 +206,16 @@ OF_ENGINE = frozenset(
         *("engine_restarts", "api_server_restarts", "lora_reads", "lora_slot_writes"),
         *("encoder_cache_queries", "encoder_cache_hits"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
+        *("kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds"),
     )
 )
 """Values that the engine or its supervisor tells; all others are measured of requests."""
 
 
-LABELLED = ("request_success", "admission_rejections", "spec_decode_num_accepted_tokens_per_pos")
-"""Counters with a value for each reason or position."""
+WORK = ("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu")
+"""Counters of `StepStats.work`, in its order."""
+LABELLED = ("request_success", "admission_rejections", "spec_decode_num_accepted_tokens_per_pos", *WORK)
+"""Counters with a value for each reason or position, and those of numbers too large for an integer."""
 
 
 def new_histograms(max_model_len: int) -> dict[str, Histogram]:
@@ -192,6 +235,9 @@ def new_histograms(max_model_len: int) -> dict[str, Histogram]:
         "request_num_preemptions": _PREEMPTIONS,
         "step_seconds": _STEP,
         "batch_fill": _FILL,
+        "kv_block_lifetime_seconds": _PAGE_LIFE,
+        "kv_block_idle_before_evict_seconds": _PAGE_LIFE,
+        "kv_block_reuse_gap_seconds": _PAGE_LIFE,
     }
     names = {metric.source for metric in METRICS if metric.kind == "histogram"}
     return {name: Histogram(bounds.get(name, _LATENCY)) for name in names}

@@ -7,7 +7,8 @@ from typing import TypeVar
 import msgspec
 
 from jaxllm.config.engine_info import EngineInfo
-from jaxllm.engine.stats import StepStats
+from jaxllm.engine.stats import NO_WORK, Amounts, StepStats, added
+from jaxllm.kv.lifetimes import PageLife
 from jaxllm.serving.telemetry.catalogue import LABELLED, METRICS, OF_ENGINE, new_histograms
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
 from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements
@@ -41,6 +42,7 @@ class Measured(msgspec.Struct):
     steps: ShapeState = {}
     stage_seconds: list[float] = []
     accepted_by_place: list[int] = []
+    work: Amounts = NO_WORK
 
 
 class EngineState(msgspec.Struct):
@@ -73,6 +75,8 @@ class EngineMetrics:
         """Seconds that each of several stages has worked."""
         self.accepted_by_place: list[int] = []
         """Accepted drafts by their place after a known token."""
+        self.work = NO_WORK
+        """Work of each device, where it is counted."""
 
     def measured(self) -> Measured:
         """Measurements of requests so far, for `add` in another process."""
@@ -93,6 +97,7 @@ class EngineMetrics:
                 steps=self.steps.state(),
                 stage_seconds=list(self.stage_seconds),
                 accepted_by_place=list(self.accepted_by_place),
+                work=self.work,
             ),
             self.is_there,
         )
@@ -108,6 +113,7 @@ class EngineMetrics:
         self.steps.add(other.steps)
         self._add_stages(other.stage_seconds)
         self._add_accepted(other.accepted_by_place)
+        self.work = added(self.work, other.work)
 
     def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
         """Take one message of the engine."""
@@ -145,12 +151,21 @@ class EngineMetrics:
             self._add_stages([_grown(*pair) for pair in zip(told, stats.stage_seconds, strict=True)])
         if stats.preemptions:
             histograms["request_num_preemptions"].observe_all(stats.preemptions)
+        if stats.page_lives:
+            self._take_lives(stats.page_lives)
         if steps:
+            self.work = added(self.work, stats.work)
             # Only the sum is known if a message covers several steps.
             histograms["iteration_tokens_total"].observe((stats.num_tokens + stats.num_last) / steps, steps)
             histograms["step_seconds"].observe(stats.step_seconds / steps, steps)
             histograms["batch_fill"].observe(stats.num_tokens / stats.bucket_tokens, steps)
             self.steps.observe(stats)
+
+    def _take_lives(self, lives: Sequence[PageLife]) -> None:
+        histograms = self.histograms
+        histograms["kv_block_lifetime_seconds"].observe_all([life.lifetime for life in lives])
+        histograms["kv_block_idle_before_evict_seconds"].observe_all([life.idle for life in lives])
+        histograms["kv_block_reuse_gap_seconds"].observe_all([gap for life in lives for gap in life.gaps])
 
     def _add_stages(self, seconds: Sequence[float]) -> None:
         before = self.stage_seconds or [0.0] * len(seconds)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.telemetry.catalogue import METRICS, Described
+from jaxllm.serving.telemetry.catalogue import METRICS, WORK, Described
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
 from jaxllm.serving.telemetry.step_times import collect_steps
@@ -182,7 +182,9 @@ class Metrics(Collector):
                 return family
 
 
-def _counts(metric: Described, engine: EngineMetrics, rejections: dict[str, int]) -> list[tuple[Labels, int]]:
+def _counts(
+    metric: Described, engine: EngineMetrics, rejections: dict[str, int]
+) -> Sequence[tuple[Labels, int | float]]:
     """Values of a counter, with the labels that tell them apart."""
     match metric.name:
         case "request_success":
@@ -197,6 +199,8 @@ def _counts(metric: Described, engine: EngineMetrics, rejections: dict[str, int]
             return [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached)]
         case "prompt_tokens_cached_by_source":
             return [({"source": "device"}, engine.counters[metric.source])]
+        case name if name in WORK:
+            return [({}, engine.work[WORK.index(name)])]
     return [({}, engine.counters[metric.source])]
 
 
@@ -221,6 +225,9 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
             ]
         case "weights_version":
             return [(labels, engine.stats.weights_version)]
+        case "peak_flops_per_gpu" | "peak_bytes_per_second_per_gpu":
+            peak = engine.info.peaks[0 if name == "peak_flops_per_gpu" else 1]
+            return [(labels, peak)] if peak else []
         case "lora_requests_info":
             return _adapters(labels, engine)
     assert name == "cache_config_info"

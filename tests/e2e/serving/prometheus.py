@@ -110,5 +110,5 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
 def _is_up(prometheus: Prometheus) -> bool:
     try:
         return [each["value"][1] for each in prometheus.query("up")] == ["1"]
-    except httpx.TransportError:
-        return False
+    except (httpx.TransportError, json.JSONDecodeError):
+        return False  # It does not answer yet, or not with an answer.

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
+from jaxllm.kv.lifetimes import PageLife
 from jaxllm.requests.request import FinishReason
 from jaxllm.serving.telemetry.catalogue import METRICS
+from jaxllm.serving.telemetry.engine_metrics import EngineState
 from jaxllm.serving.telemetry.http import HTTP_METRICS
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.measurements import EndReason, FinishedRequest, Measurements
@@ -36,7 +39,9 @@ request_prefill_time_seconds_sum request_decode_time_seconds_sum request_prompt_
 request_generation_tokens_bucket request_max_num_generation_tokens_bucket request_params_n_bucket
 request_params_max_tokens_bucket num_requests_waiting_by_reason request_num_preemptions_bucket
 prompt_tokens_by_source_total prompt_tokens_cached_by_source_total
-prompt_tokens_cached_total request_prefill_kv_computed_tokens_bucket
+prompt_tokens_cached_total request_prefill_kv_computed_tokens_bucket estimated_flops_per_gpu_total
+estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total kv_block_lifetime_seconds_bucket
+kv_block_idle_before_evict_seconds_bucket kv_block_reuse_gap_seconds_bucket
 """
 
 
@@ -44,7 +49,7 @@ INFO = EngineInfo(
     kv_cache_dtype="float32",
     model="small", model_folder=".", vocab_size=400, eos_token_ids=(9,), max_model_len=1200, max_num_seqs=8,
     max_num_batched_tokens=64, max_logprobs=20, num_pages=33, block_size=16, enable_prefix_caching=True,
-    dtype="float32", device_kind="cpu", num_devices=1, num_shapes=4, max_loras=2,
+    dtype="float32", device_kind="cpu", num_devices=1, num_shapes=4, max_loras=2, peaks=(2e12, 3e11),
 )  # fmt: skip
 
 
@@ -120,6 +125,25 @@ def test_state_and_totals(metrics: Metrics) -> None:
     assert found["num_preemptions_total", ""] == 3
     assert found["state_snapshots", ""] == 7
     assert found["compilations_after_warmup_total", ""] == 1
+
+
+def test_work_of_devices_and_lives_of_pages_add_up_over_steps_and_processes(metrics: Metrics) -> None:
+    step = StepStats(
+        num_rows=1, num_tokens=1, bucket_tokens=1, num_steps=1, work=(1e30, 20.0, 3.0),
+        page_lives=(PageLife(10.0, 4.0, (1.0, 2.0)),),
+    )  # fmt: skip
+    metrics.observe(step.merged(replace(step, page_lives=())), None)
+    joined = Metrics(INFO, "small").with_others([], msgspec.msgpack.decode(
+        msgspec.msgpack.encode(metrics.engine_states()), type=list[EngineState]
+    ))  # fmt: skip
+    found = samples(joined)
+    assert found["estimated_flops_per_gpu_total", ""] == 2e30
+    assert found["estimated_read_bytes_per_gpu_total", ""] == 40
+    assert found["estimated_write_bytes_per_gpu_total", ""] == 6
+    assert (found["peak_flops_per_gpu", ""], found["peak_bytes_per_second_per_gpu", ""]) == (2e12, 3e11)
+    assert (found["kv_block_lifetime_seconds_count", ""], found["kv_block_lifetime_seconds_sum", ""]) == (1, 10)
+    assert found["kv_block_idle_before_evict_seconds_sum", ""] == 4
+    assert (found["kv_block_reuse_gap_seconds_count", ""], found["kv_block_reuse_gap_seconds_sum", ""]) == (2, 3)
 
 
 def test_steps(metrics: Metrics) -> None:

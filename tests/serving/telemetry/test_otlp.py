@@ -14,6 +14,7 @@ from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.telemetry import otlp
 from jaxllm.serving.telemetry.otlp import Tracing
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import Meter
@@ -131,9 +132,10 @@ def test_the_sampler_of_the_sdk_decides_and_the_client_before_it(monkeypatch: py
 
 @pytest.mark.parametrize("environ", [{}, HTTP])
 def test_a_collector_that_is_not_there_costs_a_line_of_the_log(
-    environ: dict[str, str], caplog: pytest.LogCaptureFixture
+    environ: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(otlp, "_CLOSING_SECONDS", 0.3)
     tracing = Tracing(f"http://127.0.0.1:{free_ports()}", "demo", environ)
     began = time.monotonic()
     for index in range(100):

@@ -114,9 +114,8 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config"),
     # Logs and measurements
     **values("docs/metrics.md lists the metrics", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
-             "kv-cache-metrics-sample", "custom-histogram-buckets", "watchdog-config"),
-    **switches("docs/metrics.md lists the metrics", "kv-cache-metrics",
-               "enable-mfu-metrics", "enable-logging-iteration-details", "aggregate-engine-logging",
+             "custom-histogram-buckets", "watchdog-config"),
+    **switches("docs/metrics.md lists the metrics", "enable-logging-iteration-details", "aggregate-engine-logging",
                "fail-on-environ-validation"),
     **values("--log-level and --log-format apply to all log lines", "log-config-file"),
     # Several values
