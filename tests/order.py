@@ -38,6 +38,7 @@ LONG = (
     "e2e/test_faults.py",
     "e2e/serving/test_restarts.py",
     "e2e/test_resumption.py",
+    "e2e/serving/test_observability.py",
     "pallas_kernels/paged_attention/triton/test_numerics.py",
     "pallas_kernels/paged_attention/test_paged_attention.py",
     "e2e/test_same_tokens.py",
