@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.kv.events import KVEvents
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.lifetimes import PageLife, PageLifetimes
 from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
@@ -49,6 +50,7 @@ class KVManager:
         self.prefix_hits = 0
         self.weights_version = 0
         """Version of the weights with which pages are computed; pages of other versions are never found."""
+        self._events: KVEvents | None = None
         self._pool = PagePool(num_pages)
         self._lifetimes: PageLifetimes | None = None
         self._cache = PrefixCache(self.groups.num_tables, 0 if 0 in self.groups.windows else num_pages)
@@ -63,6 +65,12 @@ class KVManager:
     def take_lives(self) -> tuple[PageLife, ...]:
         """Lives of pages that have ended since the last call, where they are followed."""
         return () if self._lifetimes is None else self._lifetimes.take()
+
+    def record(self, events: KVEvents) -> None:
+        """Note from now on what can be found in the cache, and what no more."""
+        self._events = self._cache.events = events
+        if self.snapshots is not None:
+            self.snapshots.events = events
 
     @property
     def num_free_pages(self) -> int:
@@ -163,13 +171,29 @@ class KVManager:
         new = digests[first:last]
         self._cache.remember(new)
         tables = pages.reshape(self._num_tables, -1)[:, first : first + len(new)]
+        absent = None if self._events is None else self._cache.absent(tables.T)
         inserted: list[list[int]] = []
         for table, own in enumerate(tables.tolist()):
             pairs = zip(new, own, strict=True)
             inserted.append([page for digest, page in pairs if self._cache.insert(digest, page, table)])
         self._keep(inserted)
+        if absent is not None:
+            self._note(request, first, tokens[first * size :], tables.T, absent)
         if self.retention.is_sparse:
             self._retain(request, first, last)
+
+    def _note(
+        self, request: Request, first: int, token_ids: Int32Array, pages: Int32Array, absent: list[set[int]]
+    ) -> None:
+        """Note those of a request's pages from number `first` on, int32 [n, tables], that were `absent` till now."""
+        assert self._events is not None
+        for table, own in enumerate(pages.T.tolist()):
+            new = []
+            for number, page in enumerate(own, first):
+                if page in absent[table] and self._cache.holds(request.page_hashes[number], page, table):
+                    absent[table].remove(page)
+                    new.append(number)
+            self._events.stored(request, first, token_ids, table, new)
 
     def _want(self, group: TableGroup, digests: list[bytes]) -> None:
         """The pages of these digests are worth keeping in tables of a group, whoever holds them."""
@@ -197,11 +221,15 @@ class KVManager:
             new.append(digests[number])
             offset += stride
         self._cache.remember(new)
+        absent = None if self._events is None else self._cache.absent(pages)
         inserted = self._cache.insert_each(new, pages)
         if sum(map(len, inserted)) == pages.size:  # what is usual, at once
             self._pool.keep_when_idle(pages, wanted=self._wanted)
         else:
             self._keep(inserted)
+        if absent is not None:
+            for row, (request, number) in enumerate(zip(requests, numbers, strict=True)):
+                self._note(request, number, token_ids[row], pages[row : row + 1], absent)
         if self.retention.is_sparse:
             for request, number in self.retention.concerned(requests, numbers):
                 self._retain(request, number, number + 1)

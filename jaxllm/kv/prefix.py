@@ -9,11 +9,12 @@ Each page table of a request has pages of its own after the same digests.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 import numpy as np
 
+from jaxllm.kv.events import KVEvents
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array
 from jaxllm.kv.snapshots import SnapshotPool
@@ -80,6 +81,8 @@ class PrefixCache:
         self._digest_of: list[dict[int, bytes]] = [{} for _ in range(num_tables)]
         self._remembered: OrderedDict[bytes, None] = OrderedDict()  # the oldest first
         self._num_remembered = num_remembered
+        self.events: KVEvents | None = None
+        """Where it is noted what can be found no more, if anywhere."""
 
     def __len__(self) -> int:
         return sum(map(len, self._page_of))
@@ -187,8 +190,20 @@ class PrefixCache:
                 inserted.append([page for digest, page in pairs if self.insert(digest, page, table)])
         return inserted
 
-    def forget(self, pages: Iterable[int]) -> None:
+    def absent(self, pages: Int32Array) -> list[set[int]]:
+        """For each table, which of these pages, int32 [n, tables], hold nothing that can be found."""
+        owned = zip(pages.T.tolist(), self._digest_of, strict=True)
+        return [{page for page in own if page not in digest_of} for own, digest_of in owned]
+
+    def holds(self, digest: bytes, page: int, table: int) -> bool:
+        """Whether that page of the table is what is found by the digest."""
+        return self._page_of[table].get(digest) == page
+
+    def forget(self, pages: Collection[int]) -> None:
         """Drop these pages, whose contents are about to be overwritten."""
+        if self.events is not None:
+            for table, digest_of in enumerate(self._digest_of):
+                self.events.removed(table, [digest_of[page] for page in pages if page in digest_of])
         for page in pages:
             for page_of, digest_of in zip(self._page_of, self._digest_of, strict=True):
                 digest = digest_of.pop(page, None)
@@ -200,6 +215,8 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop everything."""
+        if self.events is not None:
+            self.events.cleared()
         for page_of, digest_of in zip(self._page_of, self._digest_of, strict=True):
             page_of.clear()
             digest_of.clear()

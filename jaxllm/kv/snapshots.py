@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from jaxllm.kv.events import KVEvents
+
 
 class SnapshotPool:
     """Slots from `first` on, `count` of them, each either blank, taken by a step under way, or cached under a digest.
@@ -19,6 +21,8 @@ class SnapshotPool:
         self._taken: set[int] = set()
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._spare: dict[bytes, int] = {}  # oldest first
+        self.events: KVEvents | None = None
+        """Where it is noted what can be found and what no more, if anywhere."""
 
     def __len__(self) -> int:
         """How many can be found."""
@@ -47,10 +51,11 @@ class SnapshotPool:
         """A slot for a new snapshot, to be published or given back; None when all are taken."""
         if self._blank:
             slot = self._blank.pop()
-        elif self._spare:
-            slot = self._spare.pop(next(iter(self._spare)))
-        elif self._slot_of:
-            _, slot = self._slot_of.popitem(last=False)
+        elif self._spare or self._slot_of:
+            others = self._spare or self._slot_of
+            slot = others.pop(oldest := next(iter(others)))
+            if self.events is not None:
+                self.events.state_removed(oldest)
         else:
             return None
         self._taken.add(slot)
@@ -67,6 +72,8 @@ class SnapshotPool:
             self.find(digest)
         else:
             (self._spare if spare else self._slot_of)[digest] = slot
+            if self.events is not None:
+                self.events.state_stored(digest)
 
     def give_back(self, slot: int) -> None:
         """What was to be written to a slot that was taken is of no use."""

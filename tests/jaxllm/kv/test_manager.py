@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxllm.kv.manager import KVManager
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
+from tests.jaxllm.kv.replica import Replica
 
 
 def request_of(tokens: list[int], *, salt: str | None = None, prompt_logprobs: int | None = None) -> Request:
@@ -186,9 +187,10 @@ class Holder:
 class ManagerMachine(RuleBasedStateMachine):
     """Writes down what the device would write into each page, and checks it wherever a request would read it."""
 
-    @initialize(num_pages=st.integers(2, 14), block_size=st.integers(1, 3), caching=st.booleans())
-    def start(self, num_pages: int, block_size: int, caching: bool) -> None:
+    @initialize(num_pages=st.integers(2, 14), block_size=st.integers(1, 3), caching=st.booleans(), read=st.booleans())
+    def start(self, num_pages: int, block_size: int, caching: bool, read: bool) -> None:
         self.manager = KVManager(num_pages, block_size, enable_prefix_caching=caching)
+        self.replica = Replica(self.manager) if read else None
         self.contents: dict[int, dict[int, tuple[int, ...]]] = {page: {} for page in range(num_pages)}
         self.holders: list[Holder] = []
 
@@ -274,6 +276,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_leaks(self) -> None:
+        if self.replica is not None:
+            self.replica.check()
         self.manager.check_integrity([holder.pages for holder in self.holders])
         if not self.holders:
             assert self.manager.num_free_pages == self.manager.num_pages - 1

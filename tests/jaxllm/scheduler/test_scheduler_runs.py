@@ -27,6 +27,7 @@ from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
+from tests.jaxllm.kv.replica import Replica
 
 Ints = npt.NDArray[np.int64]
 
@@ -232,6 +233,7 @@ class Run:
             snapshots=pool,
             retention_interval=retention_interval,
         )
+        self.replica = Replica(self.pages)
         self.scheduler = Scheduler(pages=self.pages, **options)
         self.model = PagedModel(num_pages, block_size, has_states=has_states)
         self.model.knows_tokens = options.get("stages", 1) > 1
@@ -301,6 +303,7 @@ class Run:
             result = (request.output_token_ids, request.finish_reason, request.stop_reason)
             assert result == self.stories[request.request_id].result
         scheduler.check_integrity()
+        self.replica.check()
 
     def _start(self) -> bool:
         """Schedule a step and run it."""
@@ -312,6 +315,7 @@ class Run:
         contended = len({self.requests[name].owner.name for name in self.live}) > 1
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
+        self.replica.check()
         if plan is None:
             assert self.under_way or not self.ready
             return False

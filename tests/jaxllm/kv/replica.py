@@ -1,0 +1,59 @@
+"""The prefix cache as one knows it who only reads its events."""
+
+from collections import Counter
+from collections.abc import Iterable
+from hashlib import sha256
+
+from jaxllm.kv.events import Cleared, Event, KVEvents, Removed, Stored
+from jaxllm.kv.manager import KVManager
+from jaxllm.kv.prefix import root_digest
+
+
+class Replica:
+    """Counts copies of pages by table and digest, as the contract for consumers says."""
+
+    def __init__(self, manager: KVManager) -> None:
+        """Of a manager that is empty."""
+        self._manager = manager
+        self._events = KVEvents(manager.block_size, manager.groups.num_tables)
+        manager.record(self._events)
+        self.copies: Counter[tuple[int, bytes]] = Counter()
+
+    def check(self) -> list[Event]:
+        """Read what is new, and assert that it leads to what the cache holds."""
+        events = self._events.take()
+        self.apply(events)
+        manager = self._manager
+        held = {(table, digest) for table, pages in enumerate(manager._cache._page_of) for digest in pages}
+        if manager.snapshots is not None:
+            pool = manager.snapshots
+            held |= {(manager.groups.num_tables, digest) for digest in (*pool._slot_of, *pool._spare)}
+        assert set(self.copies) == held
+        assert set(self.copies.values()) <= {1}
+        return events
+
+    def apply(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Stored(table, digests):
+                    self._check_chain(event)
+                    self.copies.update((table, digest) for digest in digests)
+                case Removed(table, digests):
+                    for digest in digests:
+                        assert self.copies.pop((table, digest)) == 1, "removed what was not there"
+                case Cleared():
+                    self.copies.clear()
+
+    def _check_chain(self, event: Stored) -> None:
+        """Without salts and images, digests follow from tokens."""
+        if not len(event.token_ids):
+            assert event.table == self._manager.groups.num_tables
+            return
+        size = self._manager.block_size
+        assert len(event.token_ids) == size * len(event.digests)
+        before = root_digest(None) if event.parent is None else event.parent
+        for number, digest in enumerate(event.digests):
+            tokens = event.token_ids[number * size : (number + 1) * size].tobytes()
+            if event.keys is None or event.keys[number] is None:
+                assert digest == sha256(before + tokens).digest()
+            before = digest
