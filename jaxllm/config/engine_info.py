@@ -105,6 +105,19 @@ class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
         return (num_frames + 1) // self.frames_per_row
 
 
+class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine publishes the events of its prefix cache: addresses, as they are bound, and limits in batches."""
+
+    data_parallel_rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    snapshot_endpoint: str | None
+    topic: str
+    buffer_steps: int
+    hwm: int
+    max_queue_size: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits and its memory: all that a process without the engine must know of it.
 
@@ -153,6 +166,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """None where requests may have no images."""
     sound: SoundInfo | None = None
     """None where requests may have no sound."""
+    kv_events: KVEventSource | None = None
+    """None where events of the prefix cache are not published."""
 
     @property
     def transcribes(self) -> bool:

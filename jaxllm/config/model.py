@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxllm.config.kv_events import KVEventsSettings, read_kv_events
 from jaxllm.config.option import Section, option
 
 MAMBA_BLOCK_SIZE = 2048
@@ -193,3 +194,20 @@ class CacheOptions(Section):
     disable_hybrid_kv_cache_manager: bool = option(
         False, "Keep the keys and values of all tokens in every layer, even in layers with a sliding window."
     )
+    kv_events_config: Mapping[str, Any] | None = option(
+        None,
+        "Publish over ZeroMQ what the prefix cache gains and loses, in vLLM's format, for routers; as JSON or as "
+        "--kv-events-config.KEY VALUE: enable_kv_cache_events, publisher, endpoint, replay_endpoint, "
+        "snapshot_endpoint, topic, buffer_steps, hwm, max_queue_size. Events contain the token ids of prompts and "
+        "outputs. See docs/kv_events.md.",
+        shown=True,
+    )
+
+    @property
+    def kv_events(self) -> KVEventsSettings | None:
+        """Where events of the prefix cache go; None: nowhere. Raises `ConfigError`."""
+        return read_kv_events(self.kv_events_config)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_kv_events(self.kv_events_config)

@@ -14,6 +14,7 @@ from jaxllm.requests.request import Request
 from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from jaxllm.engine.events.publisher import Publisher
     from jaxllm.engine.features.encoded_media import EncodedMedia
     from jaxllm.engine.features.faults import Faults
     from jaxllm.engine.features.logits_processors import Processing
@@ -54,11 +55,20 @@ def make_scheduler(
     }
     if len(shards) == 1:
         return shards[0], Scheduler(pages=shards[0], **options)
-    # Most engines have one shard: starts are faster without the imports.
-    from jaxllm.kv.shards import ShardedPages
-    from jaxllm.scheduler.sharded import ShardedScheduler
+    # Most engines have one shard: starts are faster without the import.
+    from jaxllm.scheduler.sharded import make_sharded
 
-    return ShardedPages(shards), ShardedScheduler(shards, **options)
+    return make_sharded(shards, **options)
+
+
+def make_kv_events(resolved: ResolvedConfig, pages: "KVManager | ShardedPages") -> "Publisher | None":
+    """What publishes the events of the prefix cache, or None where nobody wants them. Raises `ConfigError`."""
+    if resolved.config.cache.kv_events is None:
+        return None
+    # Most engines publish nothing: starts are faster without the import.
+    from jaxllm.engine.events.start import publish_events
+
+    return publish_events(resolved, pages)
 
 
 def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:

@@ -13,6 +13,7 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.assembly import (
     describe_stages,
     make_adapters,
+    make_kv_events,
     make_media,
     make_processing,
     make_scheduler,
@@ -76,6 +77,10 @@ class Engine(StepLoop[Dispatched]):
         self.pages, self.scheduler = make_scheduler(resolved, num_pages)
         if config.profiling.kv_cache_metrics:
             self.pages.watch_lifetimes(config.profiling.kv_cache_metrics_sample)
+        self._kv_events = make_kv_events(resolved, self.pages)
+        if self._kv_events is not None:
+            self.info = replace(self.info, kv_events=self._kv_events.source)
+            self.on_close.append(self._kv_events.close)
         self._faults = Faults()
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
@@ -192,6 +197,8 @@ class Engine(StepLoop[Dispatched]):
             self._features.on_step_begin()
             self._end_faulty()
         outputs = super().step()
+        if self._kv_events is not None:
+            self._kv_events.flush()
         if self._features.active and not self._step.num_steps:
             self._features.on_idle()
             self._end_faulty()
@@ -288,9 +295,11 @@ class Engine(StepLoop[Dispatched]):
 
     def _feature_stats(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        if self._kv_events is not None:
+            found["num_kv_events_dropped"] = self._kv_events.num_dropped
         if self.media is not None:
             pool = self.media.pool
-            found = {"image_queries": pool.num_queries, "image_hits": pool.num_hits}
+            found |= {"image_queries": pool.num_queries, "image_hits": pool.num_hits}
         if self.adapters is not None:
             stats = self.adapters.stats()
             found |= {
@@ -308,6 +317,9 @@ class Engine(StepLoop[Dispatched]):
     def state(self) -> StepStats:
         """`stats` between steps: what the last one did is not told again."""
         self._step, self._step_seconds = StepStats(), 0.0
+        if self._kv_events is not None:
+            # Whatever was called may have reset the cache.
+            self._kv_events.flush()
         return self.stats()
 
     def debug_state(self) -> str:
@@ -316,7 +328,10 @@ class Engine(StepLoop[Dispatched]):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while requests run."""
-        return self.scheduler.reset_prefix_cache()
+        is_reset = self.scheduler.reset_prefix_cache()
+        if self._kv_events is not None:
+            self._kv_events.flush()
+        return is_reset
 
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""

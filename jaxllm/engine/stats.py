@@ -33,8 +33,9 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     weights were replaced, and why they cannot be used, if that is so. Of adapters: names of those that requests run
     with (`running_loras`) and wait for (`waiting_loras`, some of them where they are many), and totals: how many were
     read from folders, and written to slots on the devices. Images that requests asked for (`image_queries`), and those
-    of them that the devices held already (`image_hits`), are totals as well. Of the step, where they are measured: the
-    `work` of each device (operations, bytes read, bytes written), and the `page_lives` that ended with it.
+    of them that the devices held already (`image_hits`), are totals as well, and so are batches of events of the prefix
+    cache that were never published (`num_kv_events_dropped`). Of the step, where they are measured: the `work` of each
+    device (operations, bytes read, bytes written), and the `page_lives` that ended with it.
     """
 
     num_running: int = 0
@@ -68,6 +69,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     image_hits: int = 0
     work: Amounts = NO_WORK
     page_lives: tuple[PageLife, ...] = ()
+    num_kv_events_dropped: int = 0
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
@@ -129,6 +131,7 @@ def merge_stats(engines: Collection[StepStats]) -> StepStats:
         num_lora_writes=sum(each.num_lora_writes for each in engines),
         image_queries=sum(each.image_queries for each in engines),
         image_hits=sum(each.image_hits for each in engines),
+        num_kv_events_dropped=sum(each.num_kv_events_dropped for each in engines),
     )
 
 

@@ -77,8 +77,8 @@ def resolve_config(
         _check_embeddings(model, runner, stages, processes)
     if runner == "generate":
         _check_drafts(config, model, stages)
-    elif config.speculation.drafting is not None:
-        raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
+    else:
+        _check_pooling(config)
     has_images = _takes_images(config, model, runner)
     workload = Workload(
         devices[0],
@@ -167,6 +167,14 @@ def _load_processors(config: EngineConfig, runner: str, stages: int, processes: 
     from jaxllm.processors.loading import load_classes
 
     return load_classes(names)
+
+
+def _check_pooling(config: EngineConfig) -> None:
+    """Raise `ConfigError` for options that mean nothing to a pooling model."""
+    if config.speculation.drafting is not None:
+        raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
+    if config.cache.kv_events is not None:
+        raise ConfigError("kv_events_config: pooling models have no KV cache; omit it")
 
 
 def _takes_images(config: EngineConfig, model: ModelConfig, runner: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxllm.kv.events import KVEvents
 from jaxllm.kv.lifetimes import PageLife
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool
@@ -47,6 +48,11 @@ class ShardedPages:
     def take_lives(self) -> tuple[PageLife, ...]:
         """See `KVManager.take_lives`."""
         return tuple(life for shard in self.shards for life in shard.take_lives())
+
+    def record(self, events: KVEvents) -> None:
+        """See `KVManager.record`: a page that several shards have is noted for each of them."""
+        for shard in self.shards:
+            shard.record(events)
 
     def use_weights(self, version: int) -> None:
         """See `KVManager.use_weights`."""

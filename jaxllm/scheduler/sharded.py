@@ -12,6 +12,7 @@ import numpy as np
 from jaxllm.errors import RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
+from jaxllm.kv.shards import ShardedPages
 from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.drafts import DraftSource
 from jaxllm.scheduler.holds import HoldReason
@@ -204,6 +205,11 @@ class ShardedScheduler:
         for part in self.parts:
             part.check_integrity()
         assert {name: part for part in self.parts for name in part.unfinished_ids()} == self._part_of
+
+
+def make_sharded(shards: Sequence[KVManager], **options: Any) -> tuple[ShardedPages, ShardedScheduler]:
+    """The pages of all shards, as one looks at them from outside, and their scheduler; see there for `options`."""
+    return ShardedPages(shards), ShardedScheduler(shards, **options)
 
 
 def _load(part: Scheduler) -> int:

@@ -1,7 +1,7 @@
 """The operations of the server itself."""
 
 from jaxllm.serving.http.operation import Operation
-from jaxllm.serving.server import answers, debug, routes, scaling, server_info, sleep
+from jaxllm.serving.server import answers, debug, kv_events, routes, scaling, server_info, sleep
 from jaxllm.serving.server.invocations import invoke
 
 OPERATIONS = (
@@ -38,6 +38,12 @@ OPERATIONS = (
         handler=routes.reset_prefix_cache,
         tag="Operation",
         response=answers.CacheReset,
+    ),
+    Operation(
+        path="/kv_event_sources",
+        handler=kv_events.kv_event_sources,
+        tag="Operation",
+        response=kv_events.KVEventSources,
     ),
     Operation(path="/scale", handler=scaling.show_scale, tag="Operation", response=scaling.ScaleAnswer),
     Operation(

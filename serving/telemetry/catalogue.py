@@ -63,6 +63,11 @@ METRICS = (
     ),
     Described("gpu_prefix_cache_hits", "counter", "Deprecated name of prefix_cache_hits.", "prefix_cache_hits"),
     Described(
+        "kv_events_dropped",
+        "counter",
+        "Batches of KV cache events that were not published because too many waited.",
+    ),
+    Described(
         "num_preemptions",
         "counter",
         "Preemptions: requests that lost their KV cache pages to others and were recomputed.",
@@ -204,6 +209,7 @@ OF_ENGINE = frozenset(
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
         *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
         *("engine_restarts", "api_server_restarts", "lora_reads", "lora_slot_writes"),
+        "kv_events_dropped",
         *("encoder_cache_queries", "encoder_cache_hits"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
         *("kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds"),

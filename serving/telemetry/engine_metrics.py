@@ -144,6 +144,7 @@ class EngineMetrics:
             self._add_accepted(drafts.accepted_by_place)
         counters["lora_reads"] += _grown(before.num_lora_reads, stats.num_lora_reads)
         counters["lora_slot_writes"] += _grown(before.num_lora_writes, stats.num_lora_writes)
+        counters["kv_events_dropped"] += _grown(before.num_kv_events_dropped, stats.num_kv_events_dropped)
         counters["encoder_cache_queries"] += _grown(before.image_queries, stats.image_queries)
         counters["encoder_cache_hits"] += _grown(before.image_hits, stats.image_hits)
         if stats.stage_seconds:

@@ -15,6 +15,7 @@ from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch
 from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation
+from jaxllm.serving.ipc.client.placement import of_rank
 from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
 from jaxllm.serving.ipc.client.resumption import Resumption
 from jaxllm.serving.ipc.client.shared_state import SharedState
@@ -82,7 +83,7 @@ class AsyncEngine:
         if stale_weights:
             settings["stale_weights"] = stale_weights
             self.stats = StepStats(weights_problem=stale_weights)
-        self.info = await self._supervisor.start(config, **settings)
+        self.info = await self._supervisor.start(of_rank(config, self.number), **settings)
         return self.info
 
     def serve(self, outputs: OutputSink[Any]) -> None:

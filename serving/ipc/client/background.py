@@ -19,7 +19,7 @@ from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import EngineConnection
 from jaxllm.serving.ipc.client.control import BackgroundControl, called
 from jaxllm.serving.ipc.client.launch import launch_with_devices
-from jaxllm.serving.ipc.client.placement import as_first
+from jaxllm.serving.ipc.client.placement import as_first, of_rank
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.router import Router
 from jaxllm.serving.ipc.messages import (
@@ -74,10 +74,13 @@ class BackgroundEngine:
     def _start(self, config: EngineConfig, progress: Progress) -> EngineInfo:
         """The first process compiles; the others, which come after it at once, find everything on disk."""
         first, *others = self._connections
-        info = first.start(config, progress=progress, log_level="warning")
+        info = first.start(of_rank(config, 0), progress=progress, log_level="warning")
         config = as_first(config, info)
         with ThreadPoolExecutor(max(len(others), 1), "engine-start") as pool:
-            starting = [pool.submit(each.start, config, log_level="warning") for each in others]
+            starting = [
+                pool.submit(each.start, of_rank(config, number), log_level="warning")
+                for number, each in enumerate(others, 1)
+            ]
             for done, each in enumerate(starting, 2):
                 each.result()
                 progress("Starting engines", done, len(self._connections))

@@ -117,3 +117,11 @@ def as_first(config: EngineConfig, info: EngineInfo) -> EngineConfig:
     if info.device_kind != "cpu" or is_chosen:
         return config
     return replace(config, cache=replace(config.cache, num_gpu_blocks_override=info.num_pages))
+
+
+def of_rank(config: EngineConfig, number: int) -> EngineConfig:
+    """What the process of engine `number` of this server is to load: it knows its rank where it needs one."""
+    if config.cache.kv_events is None:
+        return config
+    rank = config.parallel.first_rank + number
+    return replace(config, parallel=replace(config.parallel, data_parallel_rank=rank))

@@ -11,7 +11,7 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
 from jaxllm.serving.ipc.client.connection import Launch
-from jaxllm.serving.ipc.client.placement import as_first
+from jaxllm.serving.ipc.client.placement import as_first, of_rank
 from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor, RestartBudget
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.workers.messages import EngineEnded
@@ -57,17 +57,17 @@ class SharedEngines:
         """Load the model, in the first engine before the others. Raises errors as `AsyncLLM.start` does."""
         options, settings = self._options, self._settings
         first, *others = self._engines
-        self.info = await first.start(self._config, progress=progress, **settings)
+        self.info = await first.start(of_rank(self._config, 0), progress=progress, **settings)
         name = (options.served_model_name or (self.info.model,))[0]
         self.metrics = Metrics(
             self.info, name, options.metrics_prefix, len(self._engines), self._config.parallel.first_rank
         )
         # Also of those that are added later.
         self._config = as_first(self._config, self.info)
-        await asyncio.gather(*map(self._start, others))
+        await asyncio.gather(*map(self._start, others, range(1, len(self._engines))))
 
-    async def _start(self, engine: SharedEngine) -> None:
-        await engine.start(self._config, progress=silent, **self._settings)
+    async def _start(self, engine: SharedEngine, number: int) -> None:
+        await engine.start(of_rank(self._config, number), progress=silent, **self._settings)
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ class SharedEngines:
             if any(each.has_other_weights for each in self._engines):
                 self._settings["stale_weights"] = STALE_WEIGHTS
             new.extend(map(self._make, range(len(self._engines), size)))
-            await asyncio.gather(*map(self._start, new))
+            await asyncio.gather(*map(self._start, new, range(len(self._engines), size)))
         except BaseException:
             await asyncio.gather(*(each.close() for each in new))
             raise

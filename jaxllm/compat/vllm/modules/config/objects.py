@@ -40,7 +40,7 @@ class ECTransferConfig(_Object):
 
 
 class KVEventsConfig(_Object):
-    """`kv_events_config`, which is rejected unless it is empty."""
+    """`kv_events_config`, an option."""
 
 
 class KVTransferConfig(_Object):
