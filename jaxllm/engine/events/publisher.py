@@ -46,7 +46,7 @@ class Publisher:
         self._topic = settings.topic.encode()
         self._queue: deque[tuple[int, float, list[Event]]] = deque()
         self._replayable: deque[tuple[int, bytes]] = deque(maxlen=settings.buffer_steps)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._next = 0
         self._id = secrets.token_bytes(16)
         self._mirror = None if settings.snapshot_endpoint is None else Mirror()

@@ -7,10 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
+import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.jaxllm.engine.events.consumer import BlockStored, KVEventBatch
 from tests.serving.server_process import SMALL, ServerProcess, running
 
 FLAGS = (
@@ -23,6 +26,8 @@ FLAGS = (
     "2",
     "--max-restarts",
     "1",
+    *("--kv-events-config", '{"enable_kv_cache_events": true, "endpoint": "tcp://*:0", "topic": "kv"}'),
+    *("--kv-events-config.replay_endpoint", "tcp://*:0"),
 )
 BODY = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "temperature": 1, "seed": 7}
 SECONDS = 120.0
@@ -30,7 +35,8 @@ SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running(tmp_path_factory.mktemp("server") / "log", "demo", *FLAGS) as server:
+    here = {"VLLM_HOST_IP": "127.0.0.1"}
+    with running(tmp_path_factory.mktemp("server") / "log", "demo", *FLAGS, environment=here) as server:
         yield server
 
 
@@ -62,6 +68,40 @@ def generated(server: ServerProcess) -> list[float]:
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found = {each.labels["engine"]: each.value for each in samples if each.name == "jaxllm:generation_tokens_total"}
     return [found["0"], found["1"]]
+
+
+def stored_tokens(source: dict[str, Any]) -> list[tuple[int, int, list[int]]]:
+    """By replay: the rank, the group and the tokens of all blocks that an engine has stored."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, int(1000 * SECONDS))
+        dealer.connect(source["replay_endpoint"])
+        dealer.send_multipart([b"", bytes(8)])
+        found = []
+        while (frames := dealer.recv_multipart())[2] != b"\xff" * 8:
+            batch = msgspec.msgpack.decode(frames[3], type=KVEventBatch)
+            for event in batch.events:
+                assert isinstance(event, BlockStored)
+                assert batch.data_parallel_rank is not None
+                assert event.group_idx is not None
+                found.append((batch.data_parallel_rank, event.group_idx, event.token_ids))
+        return found
+
+
+def test_each_engine_publishes_what_it_has_cached(server: ServerProcess) -> None:
+    prompts = [[5 + rank] * 40 for rank in range(2)]
+    for rank, prompt in enumerate(prompts):
+        ask(server, str(rank), prompt=prompt, max_tokens=1).raise_for_status()
+    sources = httpx.get(f"{server.url}/kv_event_sources", timeout=SECONDS).json()
+    assert sources.keys() == {"0", "1"}
+    for rank, prompt in enumerate(prompts):
+        source = sources[str(rank)]
+        assert (source["publisher"], source["topic"], source["data_parallel_rank"]) == ("zmq", "kv", rank)
+        until(lambda source=source: len(stored_tokens(source)) > 0)  # type: ignore[misc]
+        found = stored_tokens(source)
+        assert {(number, group) for number, group, _ in found} == {(rank, 0)}
+        # Pages are of 16 tokens, and a step has 16.
+        assert [token for _, _, tokens in found for token in tokens][:32] == prompt[:32]
 
 
 def test_each_engine_gives_the_same_tokens(server: ServerProcess) -> None:
