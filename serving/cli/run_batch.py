@@ -77,6 +77,7 @@ WITHOUT_MEANING = frozenset(
         "access_log",
         "disable_log_stats",
         "disable_docs",
+        "ui",
         "max_queued_requests",
         "max_num_queued_reqs",
         "max_num_queued_tokens",

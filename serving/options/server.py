@@ -332,6 +332,11 @@ class ServerOptions(ObservabilityOptions):
     enable_log_requests: bool = option(False, "Log the prompt and parameters of every request.")
     max_log_len: int | None = option(None, "Maximum number of prompt characters in such a line.", minimum=0)
     disable_log_stats: bool = option(False, "Do not log throughput every ten seconds.")
+    ui: bool = option(
+        True,
+        "Show browsers a web page at / to chat with the model, and to watch the server; other clients get JSON there. "
+        "See docs/page.md.",
+    )
     disable_docs: bool = option(False, "Disable /docs and /openapi.json.", aliases=("disable-fastapi-docs",))
 
     def __post_init__(self) -> None:

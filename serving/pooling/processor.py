@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxllm.errors import RequestError, RequestFaultError, quoted
@@ -12,6 +12,7 @@ from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.serving.text.measurements import UNTIMED, EndReason, FinishedRequest, Measurements
 from jaxllm.serving.text.output_processor import Processed
+from jaxllm.serving.text.progress import SequenceProgress
 from jaxllm.serving.text.tracing import TracedRequest, TracedSequence
 
 
@@ -37,6 +38,12 @@ class PoolingProcessor:
     def running(self) -> dict[str, str]:
         """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
         return {name: name for name in self._requests}
+
+    def in_flight(self) -> Iterator[SequenceProgress]:
+        """The texts, of which nothing is generated."""
+        now = time.monotonic()
+        for each in self._requests.values():
+            yield SequenceProgress(now - each.arrival_time, len(each.prompt_token_ids), 0, 0)
 
     def add(self, request: PooledText, reader: object = None) -> None:
         """Expect an output of this request from now on. There is nothing that `reader` could have before."""

@@ -22,6 +22,9 @@ from jaxllm.serving.openai.stores import Stores
 from jaxllm.serving.server.interfaces import OPERATIONS, ROUTERS
 from jaxllm.serving.server.openapi import OPENAPI_URL, openapi
 from jaxllm.serving.server.pages.views import DOCS, show_landing
+from jaxllm.serving.ui.files import assets
+from jaxllm.serving.ui.live import LiveFeed
+from jaxllm.serving.ui.routes import PAGE
 
 _FORM_BYTES = 65536
 
@@ -58,6 +61,9 @@ def create_app(state: ServerState) -> Application:
     for router in ROUTERS:
         app.include_router(router)
     app.add_route("/", guarded(show_landing), include_in_schema=False)
+    if options.ui:
+        for path, handler in PAGE.items():
+            app.add_route(path, guarded(handler), include_in_schema=False)
     if not options.disable_docs:
         for path, handler in DOCS.items():
             app.add_route(path, guarded(handler), include_in_schema=False)
@@ -66,6 +72,7 @@ def create_app(state: ServerState) -> Application:
     app.state.server = state
     app.state.operations = OPERATIONS
     app.state.stores = Stores.of(state)
+    app.state.live = LiveFeed(state)
     return app
 
 
@@ -90,7 +97,9 @@ def _middleware(state: ServerState) -> list[Middleware]:
         )
         chain.append(cors)
     public = frozenset(operation.path for operation in OPERATIONS if operation.public)
-    chain.append(Middleware(ApiKeys, access=state.access, public_paths=public | {"/", *DOCS}))
+    chain.append(
+        Middleware(ApiKeys, access=state.access, public_paths=public | {"/", *DOCS, *(assets() if options.ui else ())})
+    )
     # The form around a file takes some bytes too.
     file, sound = (options.max_file_size, "--max-file-size"), (options.max_audio_bytes, "--max-audio-bytes")
     largest = {each.path: sound if each.runner == "transcribe" else file for each in OPERATIONS if each.upload}

@@ -21,6 +21,11 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
+    @property
+    def bounds(self) -> Sequence[float]:
+        """The upper bounds, without the last, which is infinity."""
+        return self._bounds
+
     def observe(self, value: float, times: int = 1) -> None:
         """Count one value, `times` over."""
         self._counts[bisect_left(self._bounds, value)] += times

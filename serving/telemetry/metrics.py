@@ -56,6 +56,11 @@ class Metrics(Collector):
         self.http = HttpMetrics()
         """The metrics of HTTP requests."""
 
+    @property
+    def engines(self) -> Sequence[EngineMetrics]:
+        """The numbers of each engine, those that were removed included."""
+        return self._engines
+
     def measured(self) -> ProcessMeasured:
         """Measurements of requests so far, for `with_others` in another process."""
         return ProcessMeasured([engine.measured() for engine in self._engines], self.http.measured())

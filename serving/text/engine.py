@@ -2,7 +2,7 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 from jaxllm.errors import EngineError, RequestError, quoted
@@ -10,6 +10,7 @@ from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.text.measurements import EndReason
 from jaxllm.serving.text.output_processor import Processed
+from jaxllm.serving.text.progress import SequenceProgress
 from jaxllm.serving.text.prompts import naming_prompt
 from jaxllm.serving.text.token_engine import TokenEngine
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -41,6 +42,9 @@ class OutputSink(Protocol[Request_contra]):
 
     def running(self) -> dict[str, str]:
         """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+
+    def in_flight(self) -> Iterator[SequenceProgress]:
+        """How far each sequence has come."""
 
     def add(self, request: Request_contra, reader: Any = None) -> None:
         """Expect outputs of it; `reader` waits for them."""

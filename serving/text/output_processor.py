@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from jaxllm.errors import RequestError, RequestFaultError, fault_message
@@ -12,6 +12,7 @@ from jaxllm.requests.request import Request
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import EndReason, Measurements, Meter
 from jaxllm.serving.text.outputs import RequestOutput
+from jaxllm.serving.text.progress import SequenceProgress
 from jaxllm.serving.text.sequence import RequestState, Sequence, TextReader
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -77,6 +78,20 @@ class OutputProcessor:
     def running(self) -> dict[str, str]:
         """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
         return {child: sequence.state.request.request_id for child, sequence in self._sequences.items()}
+
+    def in_flight(self) -> Iterator[SequenceProgress]:
+        """How far each sequence has come."""
+        now = time.monotonic()
+        for sequence in self._sequences.values():
+            state = sequence.state
+            adapter = state.request.children[sequence.index].lora_request
+            yield SequenceProgress(
+                age_seconds=now - state.metrics.arrival_time,
+                prompt_tokens=len(state.request.prompt_token_ids),
+                cached_tokens=state.num_cached_tokens,
+                generated_tokens=len(sequence.token_ids),
+                adapter=None if adapter is None else adapter.lora_name,
+            )
 
     def add(self, request: TextRequest, reader: TextReader | None = None) -> None:
         """Expect outputs of this request's children from now on.

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -36,6 +36,7 @@ from jaxllm.serving.ipc.messages import (
 from jaxllm.serving.text.engine import OutputSink
 from jaxllm.serving.text.measurements import EndReason, Measurements
 from jaxllm.serving.text.output_processor import Processed
+from jaxllm.serving.text.progress import SequenceProgress
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,10 @@ class AsyncEngine:
     def num_queued_tokens(self) -> int:
         """Prompt tokens of the requests that have brought nothing yet."""
         return 0 if self._followed is None else self._followed.num_queued_tokens
+
+    def in_flight(self) -> Iterator[SequenceProgress]:
+        """How far each sequence has come."""
+        return iter(()) if self._followed is None else self._followed.in_flight()
 
     @property
     def idle(self) -> asyncio.Event:

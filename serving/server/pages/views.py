@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from jaxllm.serving.http.state import server_of
+from jaxllm.serving.ui.files import show_page
 from jaxllm.version import __version__
 
 _HEADERS = {
@@ -67,7 +68,9 @@ async def show_landing(request: Request) -> Response:
     if not server.access.needs_key:
         about.version, about.model = __version__, server.model_names[0]
     if "text/html" not in request.headers.get("accept", ""):
-        return Response(msgspec.json.encode(about), media_type="application/json")
+        return Response(msgspec.json.encode(about), headers={"Vary": "Accept"}, media_type="application/json")
+    if server.options.ui:
+        return show_page(request)
     known = f"{about.model}, version {about.version}" if about.model else "This server requires an API key."
     links = {"API and its fields": about.docs, "Models": f"{root}/v1/models", "Health": f"{root}/health"}
     page = Template(_read("landing.html")).substitute(

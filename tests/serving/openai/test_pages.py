@@ -26,8 +26,7 @@ def test_the_docs_need_no_key_and_nothing_from_elsewhere(server: ServerProcess) 
 def test_the_root_says_what_the_server_is(server: ServerProcess) -> None:
     page = httpx.get(server.url, headers=HTML)
     assert page.status_code == 200
-    assert 'href="/docs"' in page.text
-    assert f"{server.url}/v1" in page.text
+    assert 'src="/ui/app.js"' in page.text
     assert "demo" not in page.text, "only who knows the key may know the model"
     told = httpx.get(server.url).json()
     assert told == {"server": "jaxllm", "api": "/v1", "docs": "/docs", "openapi": "/openapi.json"}
@@ -37,15 +36,18 @@ def test_the_root_says_what_the_server_is(server: ServerProcess) -> None:
 
 def test_without_a_key_the_root_names_the_model(tmp_path_factory: pytest.TempPathFactory) -> None:
     log = tmp_path_factory.mktemp("open") / "log"
-    with running(log, *SMALL, "--root-path", "/llm", "--disable-docs") as process:
+    with running(log, *SMALL, "--root-path", "/llm", "--disable-docs", "--no-ui") as process:
         page = httpx.get(process.url, headers=HTML).text
         assert "demo, version" in page
         assert 'href="/llm/v1/models"' in page
         assert "docs" not in page
+        hostile = httpx.get(process.url, headers={**HTML, "Host": 'x"<script>y'})
+        assert "<script>" not in hostile.text
         told = httpx.get(process.url).json()
         assert (told["model"], told["api"]) == ("demo", "/llm/v1")
         assert "docs" not in told
-        assert httpx.get(f"{process.url}/docs").status_code == 404
+        for path in ("/docs", "/ui/app.js", "/ui/about", "/ui/events"):
+            assert httpx.get(f"{process.url}{path}").status_code == 404
 
 
 @pytest.mark.parametrize(
