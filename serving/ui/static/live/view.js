@@ -1,2 +1,133 @@
-import { html } from "../lib/html.js";
-export function Live() { return html`<p>soon</p>`; }
+// The live view. It reads the server's events while it is seen, and nothing otherwise.
+import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { streamJson } from "../lib/api.js";
+import { count, duration, rate, share } from "../lib/numbers.js";
+import { Chart } from "./chart.js";
+import { Histogram } from "./histogram.js";
+import { History } from "./history.js";
+import { Rows } from "./rows.js";
+
+const AGAIN_AFTER = 2000; // ms until the next try, where the server is gone
+
+function useEvents() {
+  const history = useRef(null);
+  const [, setNumber] = useState(0);
+  const [problem, setProblem] = useState("");
+
+  useEffect(() => {
+    let control = null;
+    let timer = 0;
+    async function read() {
+      control = new AbortController();
+      const { signal } = control;
+      try {
+        for await (const event of streamJson("ui/events", { signal })) {
+          if (event.bounds) history.current = new History(event.bounds);
+          else history.current.add(event);
+          setProblem("");
+          setNumber((number) => number + 1);
+        }
+        setProblem("The server has ended the stream.");
+      } catch (error) {
+        if (signal.aborted) return;
+        setProblem(error.message);
+      }
+      if (!signal.aborted) timer = setTimeout(read, AGAIN_AFTER);
+    }
+    function stop() {
+      clearTimeout(timer);
+      control?.abort();
+      control = null;
+    }
+    const follow = () => {
+      if (document.hidden) stop();
+      else if (!control) read();
+    };
+    follow();
+    document.addEventListener("visibilitychange", follow);
+    return () => {
+      document.removeEventListener("visibilitychange", follow);
+      stop();
+    };
+  }, []);
+  return [history.current, problem];
+}
+
+export function Live() {
+  const [history, problem] = useEvents();
+  return html`
+    <div class="page live">
+      <h1>Live</h1>
+      ${problem && html`<p class="notice bad" role="alert">${problem} Trying again…</p>`}
+      ${history?.latest ? html`<${Board} history=${history} />` : html`<p class="quiet" role="status">Waiting for the server…</p>`}
+    </div>
+  `;
+}
+
+const generated = ({ counters }) => counters.generation_tokens;
+const computed = ({ counters }) => counters.prompt_tokens - counters.prompt_tokens_cached;
+
+function Board({ history }) {
+  const now = history.latest;
+  const times = history.times();
+  const part = (hits, all) => (all ? share(hits / all) : "–");
+  const { counters } = now;
+  const steps = history.rate(({ steps: number }) => number);
+  const stepSeconds = steps ? history.rate(({ step_seconds }) => step_seconds) / steps : null;
+  return html`
+    ${now.halted && html`<p class="notice bad" role="status">${now.halted}</p>`}
+    <dl class="figures-row">
+      <${Figure} name="Tokens per second" value=${rate(history.rate(generated))} />
+      <${Figure} name="Running" value=${`${count(now.running)} of ${count(now.capacity)}`} />
+      <${Figure} name="Waiting" value=${count(now.waiting)} />
+      <${Figure} name="KV cache" value=${share(now.kv_usage)} />
+      <${Figure} name="Step" value=${duration(stepSeconds)} />
+      <${Figure} name="Prefix hits" value=${part(counters.prefix_cache_hits, counters.prefix_cache_queries)} />
+      ${counters.spec_decode_num_draft_tokens > 0 &&
+      html`<${Figure}
+        name="Drafts accepted"
+        value=${part(counters.spec_decode_num_accepted_tokens, counters.spec_decode_num_draft_tokens)}
+      />`}
+    </dl>
+    <div class="cards">
+      <${Chart}
+        title="Tokens per second"
+        wide=${true}
+        times=${times}
+        form=${{ show: count, least: 10 }}
+        series=${[
+          { name: "generated", values: history.rates(generated), now: rate(history.rate(generated)) },
+          { name: "prompt", values: history.rates(computed), now: rate(history.rate(computed)) },
+        ]}
+      />
+      <${Chart}
+        title="Requests"
+        times=${times}
+        form=${{ show: count, least: 4 }}
+        series=${[
+          { name: "running", values: history.values(({ running }) => running), now: count(now.running) },
+          { name: "waiting", values: history.values(({ waiting }) => waiting), now: count(now.waiting) },
+        ]}
+      />
+      <${Chart}
+        title="KV cache in use"
+        times=${times}
+        form=${{ show: share, most: 1 }}
+        series=${[{ name: "held by requests", values: history.values(({ kv_usage }) => kv_usage), now: share(now.kv_usage) }]}
+      />
+      <${Histogram}
+        title="Time to first token"
+        bounds=${history.bounds.first_token}
+        found=${history.histogram("first_token")}
+      />
+      <${Histogram}
+        title="Time between tokens"
+        bounds=${history.bounds.between_tokens}
+        found=${history.histogram("between_tokens")}
+      />
+      <${Rows} rows=${now.rows} all=${now.running + now.waiting} />
+    </div>
+  `;
+}
+
+const Figure = ({ name, value }) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;

@@ -1,2 +1,118 @@
-import { html } from "../lib/html.js";
-export function Model() { return html`<p>soon</p>`; }
+// The model: its limits, what it runs on, and how long its steps take.
+import { html, useEffect, useState } from "../lib/html.js";
+import { getJson } from "../lib/api.js";
+import { count, duration } from "../lib/numbers.js";
+
+export function Model({ about: first, models }) {
+  const [about, setAbout] = useState(first);
+  useEffect(() => {
+    getJson("ui/about").then(setAbout, () => {});
+  }, []);
+  const many = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
+  const adapters = models.filter((name) => name !== about.model);
+  const facts = {
+    Model: {
+      Name: about.model,
+      "Other names and adapters": adapters.join(", ") || "none",
+      Vocabulary: `${count(about.vocab_size)} tokens`,
+      Weights: about.dtype,
+      "Images": about.images ? "yes" : "no",
+      Tools: about.tools ? "calls are told apart" : "no",
+      Reasoning: about.reasoning ? "told apart" : "no",
+    },
+    Limits: {
+      "Prompt and answer": `${count(about.max_model_len)} tokens`,
+      "At once": many(about.max_num_seqs, "request"),
+      "In a step": `${count(about.max_num_batched_tokens)} tokens`,
+      "Adapters at once": about.max_loras ? count(about.max_loras) : "none",
+      "Drafts in a step": about.max_drafts ? count(about.max_drafts) : "none",
+      "Log-probabilities": about.max_logprobs < 0 ? "all" : `${about.max_logprobs} for each token`,
+    },
+    "KV cache": {
+      Room: `${count(about.kv_tokens)} tokens`,
+      "Longest requests at once": about.max_concurrency.toFixed(1),
+      Pages: `${count(about.num_pages)} of ${many(about.block_size, "token")}`,
+      Type: about.kv_cache_dtype,
+      "Prefix cache": about.prefix_caching ? "on" : "off",
+      Windows: about.cache_windows.map((each) => each || "all").join(", "),
+    },
+    Devices: {
+      Kind: about.device,
+      "For each engine": many(about.num_devices, "device"),
+      Engines: count(about.engines),
+      "Data shards": count(about.data_shards),
+      Stages: about.stages ? count(about.stages) : "none",
+      jaxllm: about.version,
+    },
+  };
+  return html`
+    <div class="page">
+      <h1>Model</h1>
+      <div class="cards">
+        ${Object.entries(facts).map(
+          ([title, rows]) => html`
+            <section class="card" aria-label=${title}>
+              <header><h2>${title}</h2></header>
+              <dl class="facts">
+                ${Object.entries(rows).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
+              </dl>
+            </section>
+          `,
+        )}
+        <${Kernels} kernels=${about.kernels} />
+        <${Shapes} shapes=${about.shapes} />
+      </div>
+    </div>
+  `;
+}
+
+function Kernels({ kernels }) {
+  return html`
+    <section class="card" aria-label="Kernels">
+      <header><h2>Kernels</h2></header>
+      <dl class="facts">
+        ${kernels.map(
+          ({ operation, backend, problem }) => html`<div>
+            <dt>${operation.replaceAll("_", " ")}</dt>
+            <dd>${backend}${problem && html`<span class="field-error">${problem}</span>`}</dd>
+          </div>`,
+        )}
+      </dl>
+    </section>
+  `;
+}
+
+function Shapes({ shapes }) {
+  const planned = shapes.some(({ planned_seconds }) => planned_seconds !== null);
+  return html`
+    <section class="card" aria-label="Steps by shape">
+      <header><h2>Steps by shape</h2></header>
+      ${shapes.length
+        ? html`<table>
+            <thead>
+              <tr>
+                <th scope="col" class="number">Tokens</th>
+                <th scope="col" class="number">Steps</th>
+                <th scope="col" class="number">Mean</th>
+                ${planned && html`<th scope="col" class="number">Planned</th>`}
+              </tr>
+            </thead>
+            <tbody>
+              ${shapes.map(
+                (each) => html`<tr>
+                  <td class="number">${count(each.tokens)}</td>
+                  <td class="number">${count(each.steps)}</td>
+                  <td class="number">${duration(each.seconds)}</td>
+                  ${planned && html`<td class="number">${duration(each.planned_seconds)}</td>`}
+                </tr>`,
+              )}
+            </tbody>
+          </table>`
+        : html`<p class="quiet none">No step has run yet.</p>`}
+      <p class="help">
+        Each step runs in the smallest compiled shape that holds its tokens.
+        ${planned ? " Planned: what a full step should take, by the chip's peaks." : ""}
+      </p>
+    </section>
+  `;
+}

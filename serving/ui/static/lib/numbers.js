@@ -1,0 +1,19 @@
+// Numbers as people read them.
+
+const whole = new Intl.NumberFormat("en");
+
+export const count = (number) => whole.format(Math.round(number));
+
+export function rate(number) {
+  if (number >= 100 || number === 0) return count(number);
+  return number.toFixed(1);
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 0.01) return `${(1000 * seconds).toFixed(1)} ms`;
+  if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
+  return seconds < 10 ? `${seconds.toFixed(1)} s` : `${Math.round(seconds)} s`;
+}
+
+export const share = (part) => `${(100 * part).toFixed(part < 0.1 ? 1 : 0)} %`;
