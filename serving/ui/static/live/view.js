@@ -5,6 +5,7 @@ import { count, duration, rate, share } from "../lib/numbers.js";
 import { Chart } from "./chart.js";
 import { Histogram } from "./histogram.js";
 import { History } from "./history.js";
+import { Page } from "../lib/page.js";
 import { Rows } from "./rows.js";
 
 const AGAIN_AFTER = 2000; // ms until the next try, where the server is gone
@@ -56,11 +57,10 @@ function useEvents() {
 export function Live() {
   const [history, problem] = useEvents();
   return html`
-    <div class="page live">
-      <h1>Live</h1>
+    <${Page} title="Live">
       ${problem && html`<p class="notice bad" role="alert">${problem} Trying again…</p>`}
       ${history?.latest ? html`<${Board} history=${history} />` : html`<p class="quiet" role="status">Waiting for the server…</p>`}
-    </div>
+    <//>
   `;
 }
 

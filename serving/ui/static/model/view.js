@@ -2,6 +2,7 @@
 import { html, useEffect, useState } from "../lib/html.js";
 import { getJson } from "../lib/api.js";
 import { count, duration } from "../lib/numbers.js";
+import { Page } from "../lib/page.js";
 
 export function Model({ about: first, models }) {
   const [about, setAbout] = useState(first);
@@ -46,8 +47,7 @@ export function Model({ about: first, models }) {
     },
   };
   return html`
-    <div class="page">
-      <h1>Model</h1>
+    <${Page} title="Model">
       <div class="cards">
         ${Object.entries(facts).map(
           ([title, rows]) => html`
@@ -62,7 +62,7 @@ export function Model({ about: first, models }) {
         <${Kernels} kernels=${about.kernels} />
         <${Shapes} shapes=${about.shapes} />
       </div>
-    </div>
+    <//>
   `;
 }
 

@@ -1,0 +1,66 @@
+"""The stream of the live view: one task for all who look, none for nobody, and a bound."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxllm.errors import QueueFullError
+from jaxllm.serving.telemetry.histogram import Histogram
+from jaxllm.serving.ui import live
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The snapshots that were taken."""
+    numbers: list[int] = []
+
+    def snapshot(_: Any) -> Any:
+        numbers.append(len(numbers))
+        return live.Opening(len(numbers), {})
+
+    monkeypatch.setattr(live, "snapshot", snapshot)
+    monkeypatch.setattr(live, "INTERVAL", 0.01)
+    return numbers
+
+
+def feed() -> tuple[live.LiveFeed, Any]:
+    names = ("time_to_first_token_seconds", "inter_token_latency_seconds")
+    engine = SimpleNamespace(histograms={name: Histogram([1.0]) for name in names})
+    server: Any = SimpleNamespace(accepting=True, metrics=SimpleNamespace(engines=[engine]))
+    return live.LiveFeed(server), server
+
+
+async def test_all_who_look_share_the_snapshots_and_nobody_costs_nothing(taken: list[int]) -> None:
+    made, _ = feed()
+    await asyncio.sleep(0.05)
+    assert taken == []
+    first, second = made.events(), made.events()
+    assert b'"bounds"' in await anext(first)
+    assert await anext(second) == (await anext(made.events()))
+    seen = [await asyncio.gather(anext(first), anext(second)) for _ in range(5)]
+    assert seen[-1][0] == seen[-1][1]
+    for each in (first, second):
+        await each.aclose()
+    async with asyncio.timeout(5):
+        while made.num_lookers:  # the third generator is collected
+            await asyncio.sleep(0.01)
+    before = len(taken)
+    await asyncio.sleep(0.05)
+    assert len(taken) == before
+
+
+async def test_there_is_a_bound_and_the_end_of_the_server_ends_it(
+    taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_LOOKERS", 1)
+    made, server = feed()
+    only = made.events()
+    await anext(only)
+    with pytest.raises(QueueFullError, match="1 pages watch"):
+        made.check_room()
+    server.accepting = False
+    async with asyncio.timeout(5):
+        assert [each async for each in only] == []
+    assert made.num_lookers == 0

@@ -1,0 +1,200 @@
+"""The page in a browser, before a real server."""
+
+import json
+import re
+import time
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.serving.server_process import LONG, ServerProcess, Stream
+from tests.serving.ui.conftest import KEY, watch
+
+HOSTILE = '<img src="/none" onerror="document.title=1"><script>document.title=2</script>[x](javascript:alert(1))'
+NUM_TOKENS = re.compile(r"\d+ tokens")
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_role("button", name="Send", exact=True).click()
+
+
+def answered(page: Page) -> None:
+    expect(page.locator(".message.assistant").last.locator(".figures")).to_contain_text(NUM_TOKENS)
+
+
+def chunks(*deltas: dict[str, object], end: str = "stop") -> str:
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    events = [{"choices": [choice]} for choice in [*choices, {"index": 0, "delta": {}, "finish_reason": end}]]
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+
+def test_the_key_is_asked_for_and_forgotten_with_the_tab(browser: Browser, ui_server: ServerProcess) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(ui_server.url)
+    for key, text in (("wrong", "did not accept"), (KEY, "")):
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Continue").click()
+        if text:
+            expect(page.get_by_role("alert")).to_contain_text(text)
+    expect(page.get_by_role("heading", name="Chat with demo")).to_be_visible()
+    assert KEY not in page.evaluate("JSON.stringify({...localStorage})")
+    assert KEY in page.evaluate("JSON.stringify({...sessionStorage})")
+    context.close()
+
+
+def test_a_chat_streams_stops_and_has_branches(page: Page, ui_server: ServerProcess) -> None:
+    say(page, "Tell me a story about a fox.")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Stopped by you.")).to_be_visible()
+    with httpx.Client(base_url=ui_server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        deadline = time.monotonic() + 30
+        while client.get("/load").json() != {"server_load": 0}:
+            assert time.monotonic() < deadline
+    page.get_by_role("button", name="Answer again").click()
+    answered(page)
+    assert len(page.locator(".message.assistant .text").inner_text()) > 50
+    expect(page.locator(".message.assistant .versions")).to_contain_text("2 / 2")
+    page.get_by_role("button", name="Edit and send again").click()
+    page.get_by_label("Edit the message").fill("What is 17 plus 25?")
+    page.locator("form.edit").get_by_role("button", name="Send").click()
+    answered(page)
+    expect(page.locator(".message.user .versions")).to_contain_text("2 / 2")
+    page.reload()
+    expect(page.locator(".message.user .text")).to_have_text("What is 17 plus 25?")
+    page.locator(".message.user").get_by_role("button", name="Previous version").click()
+    expect(page.locator(".message.user .text")).to_have_text("Tell me a story about a fox.")
+    page.get_by_role("button", name="Show as code").click()
+    for name in ("curl", "Python", "JavaScript"):
+        page.get_by_role("button", name=name).click()
+        expect(page.locator("dialog pre")).to_contain_text("Tell me a story about a fox.")
+        expect(page.locator("dialog pre")).not_to_contain_text(KEY)
+
+
+def test_another_token_is_taken_and_the_answer_goes_on_from_there(page: Page) -> None:
+    page.locator(".switch").click()
+    page.get_by_role("button", name="Exact").click()
+    say(page, "Tell me a story about a fox.")
+    answered(page)
+    tokens = page.locator(".tokens .token")
+    texts = tokens.all_inner_texts()
+    tokens.nth(3).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    others = page.get_by_role("dialog", name="Alternatives").locator("ol button:not(:disabled)")
+    wanted = others.first.locator("code").inner_text()
+    others.first.click()
+    expect(page.locator(".message.assistant .versions")).to_contain_text("2 / 2")
+    answered(page)
+    now = tokens.all_inner_texts()
+    assert now[:4] == texts[:4]
+    assert now[4].strip() == wanted.strip() != texts[4].strip()
+    assert len(now) > 8
+    plain = page.locator(".message.assistant").get_by_role("button", name="Colours")
+    plain.click()
+    expect(page.locator(".message.assistant > .text")).not_to_contain_text("<|im_end|>")
+    page.get_by_role("button", name="Previous version").last.click()
+    assert tokens.all_inner_texts() == texts
+
+
+def test_a_schema_is_checked_and_holds(page: Page) -> None:
+    page.get_by_role("button", name="Schema").click()
+    schema = page.get_by_label("JSON schema")
+    schema.fill('{"type": ')
+    expect(page.locator("#schema-said")).to_contain_text("JSON")
+    page.get_by_label("Message", exact=True).fill("Go")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+    schema.fill('{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}')
+    say(page, "Tell me a story about a fox.")
+    answered(page)
+    expect(page.locator(".badge.good")).to_be_visible()
+    assert json.loads(page.locator(".message.assistant .text").inner_text())["a"] in (1, 2)
+
+
+def test_text_of_a_model_never_becomes_markup(page: Page) -> None:
+    call = {"index": 0, "id": "c<b>", "function": {"name": HOSTILE, "arguments": HOSTILE}}
+    body = chunks({"reasoning": HOSTILE}, {"content": HOSTILE}, {"tool_calls": [call]})
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    say(page, HOSTILE)
+    expect(page.locator(".message.assistant > .text")).to_have_text(HOSTILE)
+    expect(page.locator(".call h3")).to_have_text(HOSTILE)
+    assert page.locator(".message img, .message script, .message a, .message b").count() == 0
+    assert page.title() == "jaxllm"
+
+
+def test_a_call_of_a_tool_is_answered_by_the_reader(page: Page) -> None:
+    call = {"index": 0, "id": "call-1", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
+    bodies = [chunks({"tool_calls": [call]}, end="tool_calls"), chunks({"content": "It snows."})]
+    sent: list[dict[str, object]] = []
+
+    def answer(route: Route) -> None:
+        sent.append(route.request.post_data_json)
+        route.fulfill(content_type="text/event-stream", body=bodies.pop(0))
+
+    page.route("**/v1/chat/completions", answer)
+    page.get_by_text("Tools", exact=True).click()
+    page.get_by_role("button", name="Use the example").click()
+    say(page, "How is the weather in Bern?")
+    page.get_by_label("Result").fill("snow")
+    page.get_by_role("button", name="Send result").click()
+    expect(page.get_by_text("It snows.")).to_be_visible()
+    assert [message["role"] for message in sent[1]["messages"]] == ["user", "assistant", "tool"]  # type: ignore[attr-defined]
+    assert sent[1]["messages"][2] == {"role": "tool", "tool_call_id": "call-1", "content": "snow"}  # type: ignore[index]
+    assert sent[0]["tools"][0]["function"]["name"] == "get_weather"  # type: ignore[index]
+
+
+def test_the_live_view_moves_under_load(page: Page, ui_server: ServerProcess) -> None:
+    with httpx.Client(base_url=ui_server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        stream = Stream(client, LONG)
+        page.get_by_role("link", name="Live").click()
+        expect(page.locator(".figures-row div").nth(1).locator("dd")).to_have_text("4 of 4")
+        expect(page.locator("tbody tr")).to_have_count(16)
+        page.get_by_role("heading", name="Time between tokens").wait_for()
+        expect(page.locator(".bars li").first).to_be_visible()
+        page.get_by_role("link", name="Model").click()
+        expect(page.get_by_role("heading", name="Steps by shape")).to_be_visible()
+        expect(page.get_by_text("512 tokens")).to_be_visible()
+        stream.rest()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(
+    browser: Browser, ui_server: ServerProcess, strange: list[str], scheme: str
+) -> None:
+    context = browser.new_context(color_scheme="dark" if scheme == "dark" else "light")
+    context.add_init_script(f"sessionStorage.setItem('jaxllm.key', '{KEY}')")
+    page = context.new_page()
+    watch(page, ui_server.url, strange)
+    page.goto(ui_server.url)
+    page.locator(".switch").click()
+    say(page, "What is 17 plus 25?")
+    answered(page)
+    page.locator(".more summary").first.click()
+    faults = serious(page)
+    page.locator(".tokens .token").first.click()
+    faults += serious(page)
+    for name in ("Live", "Model"):
+        page.get_by_role("link", name=name).click()
+        page.locator(".card").first.wait_for()
+        faults += serious(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("link", name="Playground").click()
+    page.get_by_role("button", name="Conversations").click()
+    faults += serious(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+    assert faults == []
+    assert strange == []
+
+
+def serious(page: Page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html']}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
