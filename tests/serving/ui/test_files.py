@@ -29,6 +29,8 @@ def test_every_import_is_a_file_of_the_page() -> None:
 
 def test_nothing_makes_markup_of_text_or_asks_elsewhere() -> None:
     for path, text in OURS.items():
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            path
+        )
         addresses = set(re.findall(r"https?://[^\s\"'`]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not addresses, path

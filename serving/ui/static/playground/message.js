@@ -37,7 +37,7 @@ export function Message({ node, versions, isLast, isBusy, settings, actions }) {
         : tokens
           ? html`<${Tokens}
               node=${node}
-              why=${whyFixed(node, isBusy, settings)}
+              why=${whyFixed(node, isBusy)}
               onReplace=${(index, other) => actions.replace(node, index, other)}
             />`
           : node.content && html`<div class="text">${node.content}</div>`}
@@ -67,17 +67,17 @@ export function Message({ node, versions, isLast, isBusy, settings, actions }) {
           aria-pressed=${String(!plain)}
           onClick=${() => setPlain(!plain)}
         />`}
-        ${node.role === "assistant" && html`<${Figures} node=${node} form=${settings.format} />`}
+        ${node.role === "assistant" && html`<${Figures} node=${node} />`}
       </footer>`}
     </article>
   `;
 }
 
 // Why no other token can be taken; empty where one can.
-function whyFixed(node, isBusy, settings) {
+function whyFixed(node, isBusy) {
   if (isBusy) return "Wait until the answer is there.";
   if (!node.promptIds) return "The tokens of the prompt are not known.";
-  if (settings.format !== "text") return "Not with a form: it would begin anew in the middle of the text.";
+  if (node.form !== "text") return "Not with a form: it would begin anew in the middle of the text.";
   return "";
 }
 
@@ -138,7 +138,7 @@ function Edit({ node, onCancel, onSend }) {
   `;
 }
 
-function Figures({ node, form }) {
+function Figures({ node }) {
   const tokens = node.usage?.completion_tokens ?? node.tokens?.length;
   const parts = [];
   if (tokens) parts.push(`${tokens} tokens`);
@@ -148,7 +148,7 @@ function Figures({ node, form }) {
   }
   return html`
     <span class="figures">${parts.join(" · ")}</span>
-    ${form !== "text" && node.finish === "stop" && html`<${JsonBadge} text=${node.content} />`}
+    ${node.form !== "text" && node.finish === "stop" && html`<${JsonBadge} text=${node.content} />`}
   `;
 }
 

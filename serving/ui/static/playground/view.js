@@ -43,11 +43,11 @@ function Chats({ about, models }) {
   useEffect(() => () => running.current?.abort(), []);
 
   // Adds an answer after `parent`, and fills it by `fill`.
-  async function answer(conversation, parent, fill) {
+  async function answer(conversation, parent, form, fill) {
     running.current?.abort();
     const control = new AbortController();
     running.current = control;
-    const node = { id: newId(), parent, role: "assistant", content: "", model, busy: true };
+    const node = { id: newId(), parent, role: "assistant", content: "", model, form, busy: true };
     update(conversation, (old) => withNode(old, node));
     setBusyId(node.id);
     await fill(node, control.signal, (news) => update(conversation, (old) => withChange(old, node.id, news)));
@@ -60,7 +60,8 @@ function Chats({ about, models }) {
   function ask(conversation, parentPath) {
     const body = chatBody(messagesOf(parentPath, settings.system), settings, about, models);
     const options = { tokenView: settings.tokenView, about };
-    return answer(conversation, parentPath.at(-1).id, (_, signal, change) => chat(body, options, signal, change));
+    const fill = (_, signal, change) => chat(body, options, signal, change);
+    return answer(conversation, parentPath.at(-1).id, settings.format, fill);
   }
 
   function say(conversation, beforePath, more) {
@@ -79,7 +80,8 @@ function Chats({ about, models }) {
       const body = chatBody(messagesOf(previous, settings.system), settings, about, models);
       const tokens = [...node.tokens.slice(0, index), { ...node.tokens[index], ...other, bytes: other.bytes, chosen: true }];
       const from = { body: { ...body, model: node.model }, promptIds: node.promptIds, tokens };
-      return answer(current, node.parent, (_, signal, change) => goOn(from, { settings, about }, signal, change));
+      const fill = (_, signal, change) => goOn(from, { settings, about }, signal, change);
+      return answer(current, node.parent, node.form, fill);
     },
   };
 
