@@ -42,7 +42,8 @@ class ForwardOptions:
     devices (see `jaxllm.models.sharding`); None is JAX's default device. With `one_layer_cache` the KV cache has one
     layer, which all layers of the model write and read in turn: enough where nothing outlives the step; its pages then
     have `page_size` tokens. With `native_matmul` weights are packed for the kernel of
-    `pallas_kernels.linear.cpu`, where it takes them. `attention_checks` is for debugging, see
+    `pallas_kernels.linear.cpu`, where it takes them; with `multiplies_pairs` that multiplies bfloat16 as it is, which
+    the processor must be able to do. `attention_checks` is for debugging, see
     `AttentionOptions.checks`. `moe_backend` is 'tpu' where the kernel for TPUs multiplies with experts' matrices,
     else 'xla', and `linear_backend` likewise with quantized matrices; `mm_encoder_attn_backend` attends in towers.
     With `expert_parallel` each device has some of the experts, otherwise a part of each.
@@ -61,6 +62,7 @@ class ForwardOptions:
     one_layer_cache: bool = False
     page_size: int = 16
     native_matmul: bool = False
+    multiplies_pairs: bool = False
     attention_checks: bool = False
     moe_backend: str = "xla"
     linear_backend: str = "xla"

@@ -12,6 +12,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import emit_dot_pairs
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.cpu_common.vectors import (
     FLOAT,
     HAS_AVX512,
@@ -20,6 +22,7 @@ from jaxllm.pallas_kernels.cpu_common.vectors import (
     emit_fold,
     emit_load,
     emit_prefetch,
+    integer,
     number,
     operation,
     pointer,
@@ -37,10 +40,13 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Machine:
-    """Float32 operations per second with all operands in registers, and bytes per second read from memory."""
+    """Operations per second with all operands in registers, and bytes per second read from memory."""
 
     flops: float
+    """In float32."""
     bandwidth: float
+    bfloat16_flops: float
+    """Products of bfloat16, summed in float32; those of float32 where the processor has no others."""
 
 
 def measure_machine() -> Machine:
@@ -52,8 +58,14 @@ def measure_machine() -> Machine:
     with ThreadPoolExecutor(threads) as pool:
         multiplying = _shortest(pool, _multiply, [(0, ROUNDS)] * threads)
         reading = _shortest(pool, _read, [(start, rounds) for start in starts])
+        pairs = host_processor().multiplies_bfloat16
+        multiplying_pairs = _shortest(pool, _multiply_pairs, [(0, ROUNDS)] * threads) if pairs else 2 * multiplying
     vectors = CHAINS * LANES * threads
-    return Machine(flops=2 * vectors * ROUNDS / multiplying, bandwidth=4 * vectors * rounds / reading)
+    return Machine(
+        flops=2 * vectors * ROUNDS / multiplying,
+        bandwidth=4 * vectors * rounds / reading,
+        bfloat16_flops=4 * vectors * ROUNDS / multiplying_pairs,
+    )
 
 
 def _shortest(pool: ThreadPoolExecutor, function: Callable[[int, int], float], calls: list[tuple[int, int]]) -> float:
@@ -95,11 +107,21 @@ def _emit_read(builder: ir.IRBuilder, chain: ir.Value, address: ir.Value, place:
     return builder.fadd(chain, emit_load(builder, address, place))
 
 
+def _emit_multiply_pairs(builder: ir.IRBuilder, chain: ir.Value, address: ir.Value, place: ir.Value) -> ir.Value:
+    return emit_dot_pairs(builder, chain, integer(0x3F003F00), integer(0x3F003F00))
+
+
 _multiply_loop, _read_loop = _loop(_emit_multiply), _loop(_emit_read)
+_multiply_pairs_loop = _loop(_emit_multiply_pairs)
 
 
 def _multiply(address: int, rounds: int) -> float:
     result: float = _multiply_loop(address, rounds)
+    return result
+
+
+def _multiply_pairs(address: int, rounds: int) -> float:
+    result: float = _multiply_pairs_loop(address, rounds)
     return result
 
 

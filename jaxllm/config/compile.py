@@ -70,6 +70,11 @@ class CompileOptions(Section):
         "matrix products in float32 and bfloat16.",
         hints=ATTENTION_BACKENDS,
     )
+    bfloat16_products: Literal["auto", "widened"] = option(
+        "auto",
+        "How jaxllm's own kernels on CPU multiply weights and activations of bfloat16. 'auto': as they are, on "
+        "processors with AVX512-BF16; otherwise both are widened to float32 first, as 'widened' always does.",
+    )
     attention_checks: bool = option(
         False,
         "For debugging: make attention on TPU check bounds and semaphores, and stop at the first violation. Slower.",

@@ -19,6 +19,7 @@ from jaxllm.models.kv_type import KVCacheType
 from jaxllm.models.options import AdapterShape, ForwardOptions
 from jaxllm.models.sharding import data_parallel, model_parallel, padded_vocab
 from jaxllm.models.stage import Stage
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.linear import can_pack
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class ResolvedConfig:
             max_model_len=self.max_model_len,
             mesh=self.mesh,
             native_matmul=is_native,
+            multiplies_pairs=is_native and self._multiplies_pairs,
             attention_checks=self.attention_checks,
             moe_backend=self.backend("moe"),
             linear_backend=self.backend("linear"),
@@ -148,6 +150,12 @@ class ResolvedConfig:
         """The configuration of each stage, or this one where there are none."""
         parts = tuple(replace(self, stages=(), stage=stage, mesh=mesh) for stage, mesh in self.stages)
         return parts or (self,)
+
+    @property
+    def _multiplies_pairs(self) -> bool:
+        """Whether bfloat16 is multiplied as it is, where native kernels are."""
+        is_wanted = self.dtype == "bfloat16" and self.config.compile.bfloat16_products == "auto"
+        return is_wanted and host_processor().multiplies_bfloat16
 
     @property
     def _takes_latent_attention(self) -> bool:

@@ -39,7 +39,7 @@ class Embedding(Matrix):
         rows = vocab_rows(config, options)
         shape = (config.vocab_size + rows.padding, config.embedding_size)
         self.is_native = is_output and options.native_matmul
-        layout = choose_layout(shape, dtype, native=self.is_native)
+        layout = choose_layout(shape, dtype, native=self.is_native, multiplies_pairs=options.multiplies_pairs)
         super().__init__(layout, dtype, ("vocab", "hidden"), rows, options)
         self.dtype = dtype
 

@@ -64,7 +64,13 @@ class ExpertLinear(Matrix):
         rows = merged(blocks, {name: (size, AS_THEY_ARE) for name, size in parts.items()}, experts)
         one = (sum(parts.values()), in_size)
         layout = choose_grouped_layout(
-            experts, one, dtype, native=options.native_matmul, backend=options.moe_backend, parts=(blocks, across)
+            experts,
+            one,
+            dtype,
+            native=options.native_matmul,
+            multiplies_pairs=options.multiplies_pairs,
+            backend=options.moe_backend,
+            parts=(blocks, across),
         )
         super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter(layout.shape[:1], dtype, sharding(options.mesh, axes[0]), rows) if bias else None

@@ -39,10 +39,12 @@ class Linear(Matrix):
         rows: Rows | Merged = AS_THEY_ARE,
     ) -> None:
         out_axis, _ = axes
-        layout = choose_layout((out_size, in_size), dtype, native=options.native_matmul)
+        layout = choose_layout(
+            (out_size, in_size), dtype, native=options.native_matmul, multiplies_pairs=options.multiplies_pairs
+        )
         super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
-        self.is_native, self.backend = options.native_matmul, options.linear_backend
+        self.is_native, self.backend, self.is_packed = options.native_matmul, options.linear_backend, layout.is_packed
         self.adapters: AdapterSlots | None = None
         self.takes_adapters = True
 
@@ -67,8 +69,10 @@ class Linear(Matrix):
         last = fused.residual if is_last else None
         if last is not None:
             fused = replace(fused, residual=None)
-        # Where XLA calls a library for the product, a float32 result is written, and read again to be rounded.
-        rounds = partial or (self.platform == "gpu" and self.bias is None)
+        # Where a library or a kernel is called for the product, a float32 result is written, and read again to be
+        # rounded. Adapters are added to it before.
+        is_whole = self.bias is None and slots is None
+        rounds = partial or (is_whole and (self.is_packed or self.platform == "gpu"))
         kind = x.dtype if rounds else jnp.float32
         if not partial:
             # Tokens that are split are gathered first: left to itself, XLA makes a loop of a product of small parts.

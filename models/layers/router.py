@@ -23,7 +23,9 @@ class Router(nnx.Module):
 
     def __init__(self, hidden_size: int, plan: ExpertsPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
         whole = sharding(options.mesh, None)
-        self.layout = choose_layout((plan.count, hidden_size), dtype, native=options.native_matmul)
+        self.layout = choose_layout(
+            (plan.count, hidden_size), dtype, native=options.native_matmul, multiplies_pairs=options.multiplies_pairs
+        )
         self.weight = parameter(self.layout.shape, dtype, sharding(options.mesh, None, "hidden"), layout=self.layout)
         self.bias = parameter((plan.count,), dtype, whole) if plan.router.bias else None
         exact = jnp.dtype(jnp.float32)

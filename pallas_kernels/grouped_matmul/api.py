@@ -30,12 +30,14 @@ def tpu_streamed(x: jax.Array, weight: Weight, sizes: jax.Array, out_dtype: DTyp
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "cpu": packed_grouped_matmul,
+    "cpu_pairs": packed_grouped_matmul,
     "active_groups": active_groups,
     "ragged_dot": ragged_dot,
     "tpu": tpu_streamed,
 }
-"""`cpu` is a kernel compiled by Numba for packed weights; `active_groups` is a loop over groups, for CPUs without it;
-`ragged_dot` is XLA's own, which on CPU multiplies with the matrices of all groups; `tpu` is a Pallas kernel."""
+"""`cpu` is a kernel compiled by Numba for packed weights, `cpu_pairs` one for processors that multiply bfloat16 as
+it is; `active_groups` is a loop over groups, for CPUs without them; `ragged_dot` is XLA's own, which on CPU multiplies
+with the matrices of all groups; `tpu` is a Pallas kernel."""
 
 
 def grouped_matmul(
@@ -79,6 +81,7 @@ def choose_grouped_layout(
     dtype: DTypeLike,
     *,
     native: bool = False,
+    multiplies_pairs: bool = False,
     backend: str = "xla",
     parts: tuple[int, int] = (1, 1),
 ) -> WeightLayout:
@@ -89,11 +92,12 @@ def choose_grouped_layout(
         shape: of one matrix.
         dtype: of the weights.
         native: whether kernels for CPUs may read it. They want it packed, each block of an output of one group.
+        multiplies_pairs: see `choose_layout`.
         backend: 'tpu' if the kernel for TPUs is to read it, as far as it can.
         parts: devices that rows and columns of each matrix are split over.
     """
     out_size, in_size = shape
     if backend == "tpu" and can_stream(shape, dtype, parts):
         return Streamed((groups * out_size, in_size), parts[1])
-    layout = choose_layout((groups * out_size, in_size), dtype, native=native)
+    layout = choose_layout((groups * out_size, in_size), dtype, native=native, multiplies_pairs=multiplies_pairs)
     return RowMajor(layout.shape) if out_size % layout.rows_per_entry else layout

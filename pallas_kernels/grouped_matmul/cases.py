@@ -10,7 +10,7 @@ from jaxllm.pallas_kernels.grouped_matmul.api import IMPLEMENTATIONS
 from jaxllm.pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
 from jaxllm.pallas_kernels.grouped_matmul.tpu.layout import Streamed
 from jaxllm.pallas_kernels.linear import RowMajor, Weight, WeightLayout
-from jaxllm.pallas_kernels.linear.cpu.packed import Packed
+from jaxllm.pallas_kernels.linear.cpu.packed import packed_layout
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ CASES: tuple[Case, ...] = (
     Case("many_groups", tuple(i % 3 for i in range(64)), 32, 32),
     Case("bfloat16", (4, 0, 5), 64, 48, dtype="bfloat16"),
     Case("bfloat16_rows", (20, 0, 37, 3), 144, 256, dtype="bfloat16", row_dtype="bfloat16"),
+    Case("deep_rows", (150, 0, 3, 1), 1056, 80, dtype="bfloat16", row_dtype="bfloat16", padding=2),
     Case("layer", (2, 3), 32, 32, padding=1, layers=3),
+    Case("layer_rows", (2, 3), 32, 32, dtype="bfloat16", row_dtype="bfloat16", padding=1, layers=3),
 )
 """Groups with and without rows, one row and many, at sizes that are and are not whole tiles."""
 
@@ -68,7 +70,11 @@ class Inputs:
         """The matrices as an implementation wants them."""
         case = self.case
         shape = (len(case.sizes) * case.out_size, case.in_size)
-        layout: WeightLayout = {"cpu": Packed, "tpu": Streamed}.get(implementation, RowMajor)(shape)
+        layout: WeightLayout
+        if implementation in ("cpu", "cpu_pairs"):
+            layout = packed_layout(shape, case.dtype, multiplies_pairs=implementation == "cpu_pairs")
+        else:
+            layout = Streamed(shape) if implementation == "tpu" else RowMajor(shape)
         array = layout.pack(self.matrices.reshape(*self.matrices.shape[:-3], *shape))
         return Weight(layout, array, None if case.layers is None else case.layers - 1)
 

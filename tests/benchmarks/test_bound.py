@@ -18,7 +18,7 @@ WEIGHTS, HEAD = 2 * (2 * 64 + 2 * 32 + 3 * 128), 80
 
 def test_a_machine_that_only_waits_for_memory() -> None:
     """Two steps: the prompt reads the weights, the second one also what was cached of two tokens and of its own."""
-    found = bound(Workload("", 1, 2, 2), CONFIG, Machine(flops=math.inf, bandwidth=1000.0))
+    found = bound(Workload("", 1, 2, 2), CONFIG, Machine(flops=math.inf, bandwidth=1000.0, bfloat16_flops=math.inf))
     first, second = 4 * (WEIGHTS + HEAD), 4 * (WEIGHTS + HEAD + 2 * 2 * 4 * 3)
     assert found.itl_ms == pytest.approx(second)
     assert found.output_tokens_per_s == pytest.approx(2 / ((first + second) / 1000))
@@ -26,7 +26,8 @@ def test_a_machine_that_only_waits_for_memory() -> None:
 
 def test_a_machine_that_only_waits_for_arithmetic() -> None:
     """Shared tokens are computed once; a pair of query and key takes 4 operations per number of a head."""
-    found = bound(Workload("", 3, 6, 2, shared_tokens=4), CONFIG, Machine(flops=1000.0, bandwidth=math.inf))
+    machine = Machine(flops=1000.0, bandwidth=math.inf, bfloat16_flops=math.inf)
+    found = bound(Workload("", 3, 6, 2, shared_tokens=4), CONFIG, machine)
     pairs = 4**2 / 2 + 3 * 2 * (4 + 2 / 2)
     first = 2 * WEIGHTS * (4 + 3 * 2) + 2 * HEAD * 3 + 4 * 8 * 2 * pairs
     second = 3 * (2 * (WEIGHTS + HEAD) + 4 * 8 * 2 * 7)

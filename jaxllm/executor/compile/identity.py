@@ -58,6 +58,7 @@ def engine_identity(resolved: ResolvedConfig, programs: ProgramSet[Any], num_pag
         "moe_backend": resolved.backend("moe"),
         "linear_backend": resolved.backend("linear"),
         "mm_encoder_attn_backend": resolved.backend("mm_encoder_attn"),
+        "bfloat16_products": config.compile.bfloat16_products,
         "layer_stack": resolved.forward.stack,
         "compiler_options": compiler_options(programs, config.compile),
         MEASURED_BLOCKS: measured_digest(),

@@ -10,7 +10,8 @@ from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.pallas_kernels.cpu_common.targets import Target, begin
 from jaxllm.pallas_kernels.cpu_common.zeros import ZEROS
-from jaxllm.pallas_kernels.linear.cpu.packed import WEIGHT_BYTES, matmul_target
+from jaxllm.pallas_kernels.linear.cpu.form import WEIGHT_BYTES, Form
+from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
 
 KERNELS = "kernels"
@@ -24,7 +25,9 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
     model that cannot be built.
     """
     targets = [_attention(resolved)] if resolved.forward.attention == "cpu" else []
-    targets += [ZEROS, matmul_target(resolved.dtype)] if resolved.forward.native_matmul else []
+    # Activations have the type of the weights.
+    form = Form(resolved.dtype, resolved.forward.multiplies_pairs)
+    targets += [ZEROS, matmul_target(form)] if resolved.forward.native_matmul else []
     if resolved.forward.native_matmul and resolved.adapters is not None and resolved.adapters.dtype in WEIGHT_BYTES:
         # Few engines serve adapters: starts of others are faster without the import.
         from jaxllm.pallas_kernels.low_rank.cpu.call import low_rank_target
@@ -34,7 +37,7 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
         # Few models have experts: starts of others are faster without the import.
         from jaxllm.pallas_kernels.grouped_matmul.cpu.packed import grouped_target
 
-        targets.append(grouped_target(resolved.dtype))
+        targets.append(grouped_target(form))
     if resolved.forward.native_matmul and resolved.model.is_quantized:
         targets += _quantized_targets(resolved)
     return begin(targets, None if cache is None else cache.parent / KERNELS)

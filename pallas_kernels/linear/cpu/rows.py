@@ -1,9 +1,11 @@
 """Rows of activations, prepared for a product."""
 
 import math
+from typing import Any
 
 import numpy as np
 
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import load_narrow, store_narrow
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, real
 from jaxllm.pallas_kernels.cpu_common.vectors import (
     LANES,
@@ -25,22 +27,41 @@ LOG2_E = np.float32(math.log2(math.e))
 SMALLEST = np.float32(-127)
 
 
-@compiled
-def normalise(to: int, row: int, size: int, weight: int, epsilon: int) -> None:
-    """Scale `size` numbers to unit mean square, then by `weight` [size] (arXiv 1910.07467)."""
-    squares = splat(ZERO)
-    for place in range(0, size, LANES):
-        values = load(row, place)
-        squares = fma(values, values, squares)
-    scale = splat(ONE / np.float32(math.sqrt(sum_lanes(squares) / np.float32(size) + real(epsilon, 0))))
-    for place in range(0, size, LANES):
-        store(to, place, multiply(multiply(load(row, place), scale), load(weight, place)))
+def _make_normalise(load_row: Any, store_row: Any) -> Any:
+    """`normalise`, for rows that are read and written by these functions."""
+
+    @compiled
+    def normalise(to: int, row: int, size: int, weight: int, epsilon: int) -> None:
+        squares = splat(ZERO)
+        for place in range(0, size, LANES):
+            values = load_row(row, place)
+            squares = fma(values, values, squares)
+        scale = splat(ONE / np.float32(math.sqrt(sum_lanes(squares) / np.float32(size) + real(epsilon, 0))))
+        for place in range(0, size, LANES):
+            store_row(to, place, multiply(multiply(load_row(row, place), scale), load(weight, place)))
+
+    return normalise
 
 
-@compiled
-def gate(to: int, row: int, size: int) -> None:
-    """`silu(g) * u` of `size` numbers `g` and as many `u` after them (arXiv 2002.05202)."""
-    for place in range(0, size, LANES):
-        values = load(row, place)
-        power = exp2(subtract(splat(ZERO), maximum(multiply(values, splat(LOG2_E)), splat(SMALLEST))))
-        store(to, place, multiply(divide(values, add(power, splat(ONE))), load(row, size + place)))
+def _make_gate(load_row: Any, store_row: Any) -> Any:
+    """`gate`, for rows that are read and written by these functions."""
+
+    @compiled
+    def gate(to: int, row: int, size: int) -> None:
+        for place in range(0, size, LANES):
+            values = load_row(row, place)
+            power = exp2(subtract(splat(ZERO), maximum(multiply(values, splat(LOG2_E)), splat(SMALLEST))))
+            store_row(to, place, multiply(divide(values, add(power, splat(ONE))), load_row(row, size + place)))
+
+    return gate
+
+
+normalise = _make_normalise(load, store)
+"""`normalise(to, row, size, weight, epsilon)`: scale `size` float32 to unit mean square, then by `weight` [size]
+(arXiv 1910.07467)."""
+gate = _make_gate(load, store)
+"""`gate(to, row, size)`: `silu(g) * u` of `size` float32 `g` and as many `u` after them (arXiv 2002.05202)."""
+normalise_narrow = _make_normalise(load_narrow, store_narrow)
+"""`normalise` of bfloat16, which is rounded once, at the end. `weight` is float32."""
+gate_narrow = _make_gate(load_narrow, store_narrow)
+"""`gate` of bfloat16, likewise."""

@@ -10,7 +10,7 @@ from jaxllm.pallas_kernels import linear
 from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.linear import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.packed import WEIGHT_BYTES
+from jaxllm.pallas_kernels.linear.cpu.form import WEIGHT_BYTES
 from jaxllm.pallas_kernels.low_rank.operands import LowRank, Outputs, TokenSlots
 
 

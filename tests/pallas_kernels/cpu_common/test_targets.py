@@ -10,9 +10,10 @@ USE = """
 import sys
 import numpy as np
 from pathlib import Path
+from jaxllm.pallas_kernels.linear.cpu.form import Form
 from jaxllm.pallas_kernels.linear.cpu.packed import matmul, matmul_target
 from jaxllm.pallas_kernels.cpu_common.targets import begin
-begin([matmul_target('float32')], Path(sys.argv[1]))()
+begin([matmul_target(Form('float32'))], Path(sys.argv[1]))()
 x = np.ones((3, 32), np.float32)
 assert (np.asarray(matmul(x, np.ones((1, 32, 16), np.float32))) == 32).all()
 print("numba" in sys.modules)

@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.linear import Fused, Norm, can_pack
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.form import Form
 from jaxllm.pallas_kernels.linear.cpu.matmul import CHUNK
-from jaxllm.pallas_kernels.linear.cpu.packed import Packed, matmul
+from jaxllm.pallas_kernels.linear.cpu.packed import matmul, packed_layout
 from jaxllm.pallas_kernels.linear.cpu.strip import BLOCKS, DEPTH
 
-product = jax.jit(matmul)
+product = jax.jit(matmul, static_argnames=("form", "out_dtype"))
+NATIVE = Form("bfloat16", is_native=True)
+ON_THIS_PROCESSOR = pytest.mark.skipif(
+    not host_processor().multiplies_bfloat16, reason="the processor has no AVX512-BF16"
+)
 
 
 def operands(rows: int, depth: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -24,8 +30,8 @@ def operands(rows: int, depth: int, columns: int) -> tuple[np.ndarray, np.ndarra
     return rng.standard_normal((rows, depth), np.float32), rng.standard_normal((columns, depth), np.float32)
 
 
-def packed(matrix: np.ndarray) -> np.ndarray:
-    layout = Packed(matrix.shape)
+def packed(matrix: np.ndarray, multiplies_pairs: bool = False) -> np.ndarray:
+    layout = packed_layout(matrix.shape, matrix.dtype.name, multiplies_pairs=multiplies_pairs)
     found = np.empty(layout.array_shape, matrix.dtype)
     layout.pack_into(found, matrix)
     np.testing.assert_array_equal(layout.pack(jnp.asarray(matrix)), found)
@@ -40,6 +46,17 @@ def test_where_an_element_of_a_matrix_lies(layers: int, rows: int, columns: int)
     row, column = rows - 1, columns // 2
     np.testing.assert_array_equal(found[:, row // BLOCK, column, row % BLOCK], matrices[:, row, column])
     np.testing.assert_array_equal(found.swapaxes(2, 3).reshape(layers, -1, columns)[:, :rows], matrices)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (32, 6), (37, 64)])
+def test_where_an_element_of_a_pair_lies(shape: tuple[int, int]) -> None:
+    """Of a matrix whose rows lie side by side, and of one whose columns do."""
+    matrix = (np.arange(shape[0] * shape[1], dtype=np.uint16) + 0x3F80).view(ml_dtypes.bfloat16).reshape(shape)
+    found = packed(matrix, True).view(np.uint16)
+    for row, column in ((0, 0), (shape[0] - 1, 3), (shape[0] // 2, shape[1] - 1)):
+        where = row // BLOCK, column // 2, row % BLOCK * 2 + column % 2
+        assert found[where] == matrix.view(np.uint16)[row, column]
+    np.testing.assert_array_equal(packed(np.asfortranarray(matrix), True).view(np.uint16), found)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +123,49 @@ def test_what_is_added() -> None:
     assert not together[9].any()
 
 
+FORMS = [Form("float32"), Form("bfloat16"), pytest.param(NATIVE, marks=ON_THIS_PROCESSOR)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @settings(max_examples=25)
 @given(rows=st.integers(1, 40), used=st.integers(0, 40), columns=st.integers(1, 120), is_normed=st.booleans())
-def test_a_row_depends_on_nothing_but_itself(rows: int, used: int, columns: int, is_normed: bool) -> None:
+def test_a_row_depends_on_nothing_but_itself(form: Form, rows: int, used: int, columns: int, is_normed: bool) -> None:
     """The same bits alone, among others, and in front of padding; which is zero."""
     x, matrix = operands(40, 64, columns)
-    weight = packed(matrix)
+    weight = packed(matrix.astype(form.dtype), form.is_native)
     fused = Fused(Norm(jnp.ones(64, jnp.float32), 1e-5) if is_normed else None)
     used = min(rows, used)
-    alone = [product(x[row : row + 1], weight, fused=fused) for row in range(used)]
-    together = np.asarray(product(x[:rows], weight, jnp.int32(used), fused=fused))
+    alone = [product(x[row : row + 1], weight, fused=fused, form=form) for row in range(used)]
+    together = np.asarray(product(x[:rows], weight, jnp.int32(used), fused=fused, form=form))
     np.testing.assert_array_equal(together[:used], np.concatenate(alone or [together[:0]]))
     assert not together[used:].any()
+
+
+@ON_THIS_PROCESSOR
+@pytest.mark.parametrize("rows", [1, 3, 13, CHUNK + 9])
+@pytest.mark.parametrize("depth", [16, DEPTH, 2 * DEPTH + 48])
+def test_pairs_of_bfloat16(rows: int, depth: int) -> None:
+    """As exact as float32; a result of bfloat16 is that of float32, rounded once, with what is added."""
+    x, matrix = (array.astype(ml_dtypes.bfloat16) for array in operands(rows, depth, 2 * BLOCKS * BLOCK + BLOCK))
+    plus = np.random.default_rng(0).standard_normal((rows, len(matrix)), np.float32).astype(ml_dtypes.bfloat16)
+    weight, fused = packed(matrix, True), Fused(residual=jnp.asarray(plus))
+    wide = np.asarray(product(x, weight, form=NATIVE))
+    wanted = x.astype(np.float64) @ matrix.T.astype(np.float64)
+    np.testing.assert_allclose(wide, wanted, rtol=0, atol=6e-6 * depth**0.5)
+    rounded = product(x, weight, fused=fused, form=NATIVE, out_dtype=jnp.bfloat16)
+    np.testing.assert_array_equal(rounded, (wide + plus.astype(np.float32)).astype(ml_dtypes.bfloat16))
+
+
+@ON_THIS_PROCESSOR
+def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
+    x, matrix = (array.astype(ml_dtypes.bfloat16) for array in operands(11, 64, 48))
+    clean = np.asarray(product(x, packed(matrix, True), form=NATIVE))
+    x[4, 7], x[9, 0] = np.nan, np.inf
+    found = np.asarray(product(x, packed(matrix, True), form=NATIVE, out_dtype=jnp.bfloat16)).astype(np.float32)
+    assert np.isnan(found[4]).all()
+    assert np.isinf(found[9]).all()
+    others = [row for row in range(11) if row not in (4, 9)]
+    np.testing.assert_array_equal(found[others], clean[others].astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 def test_several_threads_call_at_once() -> None:

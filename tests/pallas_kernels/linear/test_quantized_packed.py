@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.pallas_kernels.cpu_common.processor import Processor
 from jaxllm.pallas_kernels.cpu_common.targets import Target
 from jaxllm.pallas_kernels.linear import Weight
 from jaxllm.pallas_kernels.linear.cpu.quantized import call
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, Processor, form_of
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of
 from jaxllm.pallas_kernels.linear.cpu.quantized.layout import PackedFours, QuantizedPacked
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused, Norm
 from jaxllm.pallas_kernels.linear.quantized import QuantizedRowMajor

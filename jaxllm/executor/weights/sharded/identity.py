@@ -44,6 +44,7 @@ def engine_options(resolved: ResolvedConfig) -> dict[str, Any]:
         "dtype": resolved.dtype,
         "kv_cache_dtype": f"{resolved.kv_dtype}, with the checkpoint's scales" if scales == "checkpoint" else None,
         "layer_stack": forward.stack,
+        "bfloat16_products": "native" if forward.multiplies_pairs else "widened",
         "linear_backend": resolved.backend("linear"),
         "moe_backend": resolved.backend("moe"),
         "attention_backend": forward.attention,

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 
+from jaxllm.pallas_kernels.cpu_common.processor import Processor
 from jaxllm.pallas_kernels.linear.weight_type import Activations, Values, WeightType
 
 logger = logging.getLogger(__name__)
@@ -86,28 +87,6 @@ def integer_code(kind: WeightType) -> Code | None:
             bias = -int(min(numbers))
             return Code(bias, unit, tuple(int(number) + bias for number in numbers))
     return None
-
-
-@dataclass(frozen=True)
-class Processor:
-    """The facts that decide on kernels."""
-
-    is_x86: bool
-    """With AVX2, as Numba's kernels want it there."""
-    has_dot: bool
-    """Whether it adds up products of bytes (`vpdpbusd`)."""
-
-
-@cache
-def host_processor() -> Processor:
-    """The one at hand."""
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features()
-    has_avx512 = bool(features.get("avx512f", False))
-    return Processor(
-        bool(features.get("avx2", False)), bool(features.get("avx512vnni" if has_avx512 else "avxvnni", False))
-    )
 
 
 def form_of(kind: WeightType, processor: Processor) -> Form | None:

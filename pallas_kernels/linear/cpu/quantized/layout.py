@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.packed import Packed
 from jaxllm.pallas_kernels.linear.cpu.quantized.call import LARGEST_SEGMENT, Operand, quantized_matmul
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of, host_processor
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, dequantize
 from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout

@@ -34,6 +34,7 @@ def test_the_same_engine_has_no_differences() -> None:
         ({"block_size": 32}, "block_size: 16 in the bundle, 32 here"),
         ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, "dtype: float32 in the bundle, bfloat16 here"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype: float32 in the bundle, bfloat16 here"),
+        ({"bfloat16_products": "widened"}, "bfloat16_products: auto in the bundle, widened here"),
         ({"layer_stack": "loop"}, "layer_stack: scan in the bundle, loop here"),
         (
             {"attention_backend": "reference", "layer_stack": "scan"},

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.executor import resolved as resolved_module
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.checkpoint.find_model import DEMO
 from jaxllm.pallas_kernels.cpu_common import targets
+from jaxllm.pallas_kernels.cpu_common.processor import Processor
 from tests.conftest import RunPython
 
 MIXTRAL = {
@@ -60,11 +62,21 @@ def resolve(model: str, **options: Any) -> ResolvedConfig:
     return resolve_config(EngineConfig.from_options({"model": model, **small, **options}))
 
 
-@pytest.mark.parametrize(("method", "experts"), [(None, False), ("int8", False), ("int4", True)])
+@pytest.mark.parametrize(
+    ("experts", "options"),
+    [
+        (False, {}),
+        (False, {"quantization": "int8"}),
+        (True, {"quantization": "int4"}),
+        (True, {"dtype": "bfloat16"}),
+        (False, {"dtype": "bfloat16", "bfloat16_products": "widened"}),
+    ],
+    ids=str,
+)
 def test_all_kernels_of_a_step_are_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None, experts: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experts: bool, options: dict[str, Any]
 ) -> None:
-    resolved = resolve(saved(tmp_path, MIXTRAL) if experts else DEMO, quantization=method)
+    resolved = resolve(saved(tmp_path, MIXTRAL) if experts else DEMO, **options)
     begun, called = Noting(), Noting()
     monkeypatch.setattr(targets, "_begun", begun)
     begin_kernels(resolved, None)
@@ -74,10 +86,23 @@ def test_all_kernels_of_a_step_are_begun(
     assert called.asked <= begun.asked
     found = {name for name in called.asked if "quantized" in name}
     assert found == {name for name in begun.asked if "quantized" in name}
-    assert len(found) == {None: 0, "int8": 1, "int4": 2}[method]
+    assert len(found) == {None: 0, "int8": 1, "int4": 2}[options.get("quantization")]
 
 
 def test_starts_of_ordinary_models_import_nothing_of_others(run_python: RunPython) -> None:
     done = run_python("-c", ORDINARY)
     assert done.returncode == 0, done.stderr
     assert not done.stdout.strip()
+
+
+@pytest.mark.parametrize("is_able", [False, True])
+@pytest.mark.parametrize("asked", ["auto", "widened"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_where_bfloat16_is_multiplied_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, asked: str, is_able: bool
+) -> None:
+    """With a processor that can, unless it is turned off, or XLA multiplies."""
+    monkeypatch.setattr(resolved_module, "host_processor", lambda: Processor(True, True, multiplies_bfloat16=is_able))
+    found = resolve(DEMO, dtype=dtype, bfloat16_products=asked).forward
+    assert found.multiplies_pairs == (dtype == "bfloat16" and asked == "auto" and is_able)
+    assert not resolve(DEMO, dtype=dtype, bfloat16_products=asked, attention_backend="xla").forward.multiplies_pairs
