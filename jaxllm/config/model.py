@@ -207,7 +207,3 @@ class CacheOptions(Section):
     def kv_events(self) -> KVEventsSettings | None:
         """Where events of the prefix cache go; None: nowhere. Raises `ConfigError`."""
         return read_kv_events(self.kv_events_config)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        read_kv_events(self.kv_events_config)

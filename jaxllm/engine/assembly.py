@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import StageInfo
+from jaxllm.config.kv_events import read_kv_events
 from jaxllm.executor.memory.capacity import bytes_on_device
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
@@ -73,6 +74,7 @@ def make_kv_events(resolved: ResolvedConfig, pages: "KVManager | ShardedPages") 
 
 def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:
     """The configuration, as it fits the devices that are here, with kernels that are right on them."""
+    read_kv_events(config.cache.kv_events_config)  # what is wrong with it is said before weights are read
     resolved = resolve_config(config, processes=processes)
     if resolved.platform != "cpu":
         # Only here: a start on CPU need not wait for the imports.

@@ -6,6 +6,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.config.kv_events import KVEventsSettings, read_kv_events
+from jaxllm.engine.assembly import resolve_on_devices
 from jaxllm.errors import ConfigError
 
 
@@ -37,5 +38,6 @@ def test_vllms_defaults() -> None:
     ],
 )
 def test_what_is_wrong_is_named(key: str, value: Any, problem: str) -> None:
+    config = EngineConfig.from_options({"kv_events_config": {key: value}})
     with pytest.raises(ConfigError, match=f"kv_events_config: .*{problem}"):
-        EngineConfig.from_options({"kv_events_config": {key: value}})
+        resolve_on_devices(config)
