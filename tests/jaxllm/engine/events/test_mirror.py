@@ -1,5 +1,6 @@
 """A snapshot leads to what the events so far lead to."""
 
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from jaxllm.engine.events.mirror import Mirror
 from jaxllm.engine.events.wire import CacheGroup, WireFormat
 from jaxllm.kv.events import Cleared, Event, Removed, Stored
-from tests.jaxllm.engine.events.consumer import Index, KVEventBatch, msgspec
+from tests.jaxllm.engine.events.consumer import Index, KVEventBatch
 
 WIRE = WireFormat(2, [CacheGroup("full_attention"), CacheGroup("sliding_window", 6), CacheGroup("mamba")])
 

@@ -96,7 +96,9 @@ def replayed(source: Source, first: int) -> tuple[list[int], list[bytes], set[by
     """Numbers, payloads and topics of a replay."""
     with connected(zmq.DEALER, source.publisher.source.replay_endpoint) as dealer:
         dealer.send_multipart([b"", first.to_bytes(8, "big")])
-        numbers, payloads, topics = [], [], set()
+        numbers: list[int] = []
+        payloads: list[bytes] = []
+        topics: set[bytes] = set()
         while True:
             delimiter, topic, number, payload = dealer.recv_multipart()
             assert delimiter == b""
@@ -129,6 +131,7 @@ def test_replay_and_live_events_lead_to_what_the_cache_holds() -> None:
                 assert batch.data_parallel_rank == 3
                 assert abs(batch.ts - time.time()) < 60
                 index.apply(batch.events)
+            last = -1
             for step in range(12):  # evicts
                 source.compute([step, *range(step, step + 5)], adapter="a" if step % 2 else "")
                 while True:
