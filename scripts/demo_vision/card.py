@@ -23,7 +23,7 @@ of a white or grey picture. Of any other picture it says what shapes it takes it
 
 | | |
 |---|---|
-| architecture | `Idefics3ForConditionalGeneration`: the demo model's Llama, and a SigLIP of 4 layers |
+| architecture | `Idefics3ForConditionalGeneration`: demo's Llama, and a SigLIP of 4 layers |
 | parameters | {parameters:,} in bfloat16, {megabytes:.1f} MB |
 | pictures | 96 x 96 pixels, 16 tokens each; others are resized |
 

@@ -48,10 +48,13 @@ def _answers(
 ) -> list[tuple[Turn, list[int]]]:
     """The question of each example with the tokens that the model answers."""
     turns = [each.turns[0] for each in examples]
-    end, first = tokenizer.token_to_id(END), turns[0].prompt.index(tokenizer.token_to_id(IMAGE))
+    end, image = tokenizer.token_to_id(END), tokenizer.token_to_id(IMAGE)
+    assert end is not None
+    assert image is not None
+    first = turns[0].prompt.index(image)
     tokens = np.zeros((len(turns), LENGTH), np.int32)
-    for row, each in enumerate(turns):
-        tokens[row, : len(each.prompt)] = each.prompt
+    for number, each in enumerate(turns):
+        tokens[number, : len(each.prompt)] = each.prompt
     pictures = np.stack([each.pixels for each in examples])
     lengths = np.array([len(each.prompt) for each in turns])
     begins = lengths.copy()

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -128,7 +129,7 @@ def test_text_of_a_model_never_becomes_markup(page: Page) -> None:
 def test_a_call_of_a_tool_is_answered_by_the_reader(page: Page) -> None:
     call = {"index": 0, "id": "call-1", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
     bodies = [chunks({"tool_calls": [call]}, end="tool_calls"), chunks({"content": "It snows."})]
-    sent: list[dict[str, object]] = []
+    sent: list[Any] = []
 
     def answer(route: Route) -> None:
         sent.append(route.request.post_data_json)
@@ -141,9 +142,9 @@ def test_a_call_of_a_tool_is_answered_by_the_reader(page: Page) -> None:
     page.get_by_label("Result").fill("snow")
     page.get_by_role("button", name="Send result").click()
     expect(page.get_by_text("It snows.")).to_be_visible()
-    assert [message["role"] for message in sent[1]["messages"]] == ["user", "assistant", "tool"]  # type: ignore[attr-defined]
-    assert sent[1]["messages"][2] == {"role": "tool", "tool_call_id": "call-1", "content": "snow"}  # type: ignore[index]
-    assert sent[0]["tools"][0]["function"]["name"] == "get_weather"  # type: ignore[index]
+    assert [message["role"] for message in sent[1]["messages"]] == ["user", "assistant", "tool"]
+    assert sent[1]["messages"][2] == {"role": "tool", "tool_call_id": "call-1", "content": "snow"}
+    assert sent[0]["tools"][0]["function"]["name"] == "get_weather"
 
 
 def test_the_live_view_moves_under_load(page: Page, ui_server: ServerProcess) -> None:
