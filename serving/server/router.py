@@ -39,12 +39,7 @@ OPERATIONS = (
         tag="Operation",
         response=answers.CacheReset,
     ),
-    Operation(
-        path="/kv_event_sources",
-        handler=kv_events.kv_event_sources,
-        tag="Operation",
-        response=kv_events.KVEventSources,
-    ),
+    Operation(path="/kv_event_sources", handler=kv_events.kv_event_sources, tag="Operation"),
     Operation(path="/scale", handler=scaling.show_scale, tag="Operation", response=scaling.ScaleAnswer),
     Operation(
         path="/scale",

@@ -200,6 +200,7 @@ def test_a_snapshot_and_what_follows_it() -> None:
     with source_of(topic="kv", snapshot_endpoint=ANY, buffer_steps=0) as source:
         for step in range(12):
             source.compute([step, *range(step, step + 5)])
+        until(lambda: source.publisher._last >= 11)
         with connected(zmq.SUB, source.publisher.source.endpoint) as sub:
             # A heartbeat says that the subscription is there.
             payload = sub.recv_multipart()[2]
