@@ -36,12 +36,12 @@ async def test_all_who_look_share_the_snapshots_and_nobody_costs_nothing(taken: 
     made, _ = feed()
     await asyncio.sleep(0.05)
     assert taken == []
-    first, second, third = made.events(), made.events(), made.events()
+    first, second = made.events(), made.events()
     assert b'"bounds"' in await anext(first)
-    assert await anext(second) == await anext(third)
+    assert b'"bounds"' in await anext(second)
     seen = [await asyncio.gather(anext(first), anext(second)) for _ in range(5)]
     assert seen[-1][0] == seen[-1][1]
-    for each in (first, second, third):
+    for each in (first, second):
         await each.aclose()
     assert made.num_lookers == 0
     before = len(taken)

@@ -77,7 +77,7 @@ export function Message({ node, versions, isLast, isBusy, settings, actions }) {
 function whyFixed(node, isBusy) {
   if (isBusy) return "Wait until the answer is there.";
   if (!node.promptIds) return "The tokens of the prompt are not known.";
-  if (node.form !== "text") return "Not with a form: it would begin anew in the middle of the text.";
+  if ((node.form ?? "text") !== "text") return "Not with a form: it would begin anew in the middle of the text.";
   return "";
 }
 
@@ -148,7 +148,7 @@ function Figures({ node }) {
   }
   return html`
     <span class="figures">${parts.join(" · ")}</span>
-    ${node.form !== "text" && node.finish === "stop" && html`<${JsonBadge} text=${node.content} />`}
+    ${(node.form ?? "text") !== "text" && node.finish === "stop" && html`<${JsonBadge} text=${node.content} />`}
   `;
 }
 
