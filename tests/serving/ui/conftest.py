@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.serving.server_process import SMALL, ServerProcess, running
 
@@ -31,6 +31,7 @@ def browser() -> Iterator[Browser]:
         # Where all must pass, nothing is left out.
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no browser at {_BROWSER}: run scripts/browser")
     with sync_playwright() as playwright:
+        expect.set_options(timeout=60_000)  # a busy machine is slow
         made = playwright.chromium.launch(executable_path=_BROWSER, args=list(_FLAGS))
         yield made
         made.close()
