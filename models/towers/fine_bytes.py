@@ -7,12 +7,13 @@ together of 1/1024. So nothing is rounded.
 Axis letters: P patches, B numbers of a patch.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:  # The server's process has images, but no device.
+    import jax
 
 STEPS: Final = 1024
 """Steps from one byte's number to the next."""
@@ -33,8 +34,8 @@ def fine_bytes(patches: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return fine_steps(patches.astype(np.int32) * STEPS)
 
 
-def fine_numbers(patches: jax.Array) -> jax.Array:
+def fine_numbers(patches: "jax.Array") -> "jax.Array":
     """The numbers float32 [P, B], exactly, of uint8 [P, B * WIDTH]."""
-    parts = patches.reshape(len(patches), -1, WIDTH).astype(jnp.int32)
+    parts = patches.reshape(len(patches), -1, WIDTH).astype(np.int32)
     steps = (parts * np.array([1, 1 << 8, 1 << 16], np.int32)).sum(axis=-1) - _ZERO
-    return steps.astype(jnp.float32) / STEPS
+    return steps.astype(np.float32) / STEPS
