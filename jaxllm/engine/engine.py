@@ -75,7 +75,8 @@ class Engine(StepLoop[Dispatched]):
         self._knows_tokens = resolved.num_stages > 1
         """Whether the host knows all tokens of requests that it schedules."""
         self.pages, self.scheduler = make_scheduler(resolved, num_pages)
-        if config.profiling.kv_cache_metrics:
+        self._follows_pages = config.profiling.kv_cache_metrics
+        if self._follows_pages:
             self.pages.watch_lifetimes(config.profiling.kv_cache_metrics_sample)
         self._kv_events = make_kv_events(resolved, self.pages)
         if self._kv_events is not None:
@@ -262,7 +263,7 @@ class Engine(StepLoop[Dispatched]):
             num_last=_num_last(plan, result, finished),
             preemptions=tuple([request.num_preemptions for request in finished]) if finished else (),
             work=work,
-            page_lives=self.pages.take_lives(),
+            page_lives=self.pages.take_lives() if self._follows_pages else (),
         )
         return outputs
 
