@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from jaxllm.kv.shards import ShardedPages
+from jaxllm.kv.manager import KVManager
 from jaxllm.requests.request import Request
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def inspect_engine(engine: "Engine", steps_in_flight: int) -> EngineSnapshot:
     listed = [_in_scheduler(engine, each) for each in requests[:MOST_REQUESTS]]
     deferred = engine.control.deferred
     listed += [_snapshot(each, "deferred") for each in deferred[: MOST_REQUESTS - len(listed)]]
-    shards = engine.pages.shards if isinstance(engine.pages, ShardedPages) else (engine.pages,)
+    shards = (engine.pages,) if isinstance(engine.pages, KVManager) else engine.pages.shards
     return EngineSnapshot(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting + len(deferred),
