@@ -1,6 +1,7 @@
 """The live view's stream: what the server does, twice a second, taken once for all who look, and for nobody else."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import reduce
@@ -17,6 +18,8 @@ from jaxllm.serving.http.stream import Events
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.progress import SequenceProgress
+
+logger = logging.getLogger(__name__)
 
 INTERVAL = 0.5
 """Seconds between two events."""
@@ -133,10 +136,10 @@ class LiveFeed:
 
     def _enter(self) -> None:
         self.check_room()
-        self.num_lookers += 1
         if self._task is None:
             self._newest = _event(snapshot(self._server))
             self._task = asyncio.create_task(self._take())
+        self.num_lookers += 1
 
     def _leave(self) -> None:
         self.num_lookers -= 1
@@ -148,7 +151,11 @@ class LiveFeed:
         while True:
             await asyncio.sleep(INTERVAL)
             if self._server.accepting:
-                self._newest = _event(snapshot(self._server))
+                try:
+                    self._newest = _event(snapshot(self._server))
+                except Exception:
+                    # Those who look see the one before once more, and not a view that stands still for good.
+                    logger.exception("the live view has no news")
             taken, self._taken = self._taken, asyncio.Event()
             taken.set()
 

@@ -1,14 +1,9 @@
 """Addresses of an engine's sockets, and the sockets."""
 
-import os
-import socket
-
 import zmq
 
 from jaxllm.errors import ConfigError
-
-_SOMEWHERE = ("192.0.2.1", 9)
-"""An address for documentation (RFC 5737): nothing is sent there, but the way to it begins at our own."""
+from jaxllm.hosts.own_address import own_address
 
 
 def endpoint_of(endpoint: str, rank: int) -> str:
@@ -54,17 +49,4 @@ def address_of(found: "zmq.Socket[bytes]", endpoint: str) -> str:
         return endpoint
     port = found.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    return f"tcp://{_own_address() if host == '*' else host}:{port}"
-
-
-def _own_address() -> str:
-    """The address under which other hosts reach this one: `VLLM_HOST_IP`, or else that of the default route."""
-    given = os.environ.get("VLLM_HOST_IP")
-    if given:
-        return given
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        try:
-            way.connect(_SOMEWHERE)
-        except OSError:
-            return "127.0.0.1"
-        return str(way.getsockname()[0])
+    return f"tcp://{own_address() if host == '*' else host}:{port}"

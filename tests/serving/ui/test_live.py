@@ -62,3 +62,25 @@ async def test_there_is_a_bound_and_the_end_of_the_server_ends_it(
     async with asyncio.timeout(5):
         assert [each async for each in only] == []
     assert made.num_lookers == 0
+
+
+async def test_a_snapshot_that_fails_ends_nobodys_view(
+    taken: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, _ = feed()
+    only = made.events()
+    await anext(only)
+    works = live.snapshot
+
+    def fails(_: Any) -> Any:
+        monkeypatch.setattr(live, "snapshot", works)
+        raise RuntimeError("no figures")
+
+    monkeypatch.setattr(live, "snapshot", fails)
+    before = len(taken)
+    async with asyncio.timeout(5):
+        while len(taken) < before + 2:
+            await anext(only)
+    assert "the live view has no news" in caplog.text
+    await only.aclose()
+    assert made.num_lookers == 0
