@@ -17,7 +17,8 @@ The server runs until Ctrl-C. From another terminal:
   .venv/bin/jaxllm chat --url http://localhost:{port}/v1       a conversation
   OPENAI_BASE_URL=http://localhost:{port}/v1 OPENAI_API_KEY=none python your_openai_program.py
 
-and in a browser, http://localhost:{port}/docs lists every route. The model, models/demo, knows the little world of
+and in a browser, http://localhost:{port}/ is a page to chat on and to watch the server; http://localhost:{port}/docs
+lists every route. The model, models/demo, knows the little world of
 Brindle Vale.
 """
 
