@@ -1,5 +1,6 @@
 """The families that long tests take have everything that any family has."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ def test_a_few_families_have_every_choice(tmp_path: Path) -> None:
     chosen = {}
     for name, family in FAMILIES.items():
         family.save(tmp_path / name)
-        chosen[name] = choices(read_config(tmp_path / name))
+        # The choices of towers have their own tests, with images.
+        chosen[name] = choices(replace(read_config(tmp_path / name), tower=None))
     covered = set.union(*(chosen[name] for name in COVERING))
     missing = {name: sorted(map(str, own - covered)) for name, own in chosen.items() if own - covered}
     assert not missing, "add some of these to COVERING"

@@ -88,7 +88,7 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
         ("Kimi_K25", {"vision_config": {"merge_kernel_size": [2, 1]}}, "must be height and width of a square"),
         ("KimiK25", {"vision_config": {"merge_type": "none"}}, "'merge_type' must be \"sd2_tpool\""),
         ("KimiK25", {"vision_config": {"init_pos_emb_width": 32}}, "'init_pos_emb_width' must be 64, the height"),
-        ("Lfm2Vl", {"text_config": {"model_type": "lfm2_moe"}}, "'model_type' must be lfm2"),
+        ("Lfm2Vl", {"text_config": {"model_type": "gpt2"}}, "'model_type' must be one of lfm2, lfm2_moe"),
         ("DeepseekVL", {"vision_config": {"model_type": "clip_vision_model"}}, "'model_type' must be siglip"),
         ("InternVL", {"downsample_ratio": 0.3}, "1 / n, for a divisor n of 32"),
         ("InternVL", {"vision_config": {"norm_type": "group"}}, "'norm_type' must be one of layer_norm, rms_norm"),
