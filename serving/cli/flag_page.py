@@ -9,13 +9,15 @@ from typing import Final
 
 from jaxllm.compat.vllm.options import NOOP_OPTIONS, TRANSLATED, NoopOption
 from jaxllm.compat.vllm.options.environment import VARIABLES
+from jaxllm.config import Section
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
-from jaxllm.serving.options.server import noop_flags, server_flags
+from jaxllm.serving.options.server import SERVER_SECTIONS, noop_flags
 
+_ACRONYMS: Final = ("api", "http", "tls")
 _PAGE: Final = """\
 # Flags
 
-Generated from `jaxllm/config/` and `serving/options/server.py` by
+Generated from `jaxllm/config/` and `serving/options/` by
 `python -m jaxllm.serving.cli.flag_page docs/flags.md`; do not edit.
 
 Write flags with hyphens or underscores, and integers as `8k` (8000) or `8K` (8192). A JSON object
@@ -69,18 +71,22 @@ These flags of vLLM are accepted with a value that changes nothing; any other va
 
 def page() -> str:
     """`docs/flags.md`: every flag with its values, default and meaning, as Markdown in lines of 100 columns."""
-    sections = engine_sections().items()
     every = {**noop_flags(), **NOOP_OPTIONS}
     return _PAGE.format(
-        engine="\n\n".join(
-            f"### {name.capitalize()}\n\n{summary(options)}\n\n{_list(map(_flag, section_flags(name, options)))}"
-            for name, options in sections
-        ),
-        server=_list(map(_flag, server_flags())),
+        engine=_sections(engine_sections()),
+        server=_sections(SERVER_SECTIONS),
         environment=_list(f"`{name}`: `--{variable.option.replace('_', '-')}`" for name, variable in VARIABLES.items()),
         translated=_list(_translated()),
         meaningless=_list(_grouped({name: known for name, known in every.items() if known.neutral is None})),
         neutral=_list(_grouped({name: known for name, known in every.items() if known.neutral is not None})),
+    )
+
+
+def _sections(sections: Mapping[str, type[Section]]) -> str:
+    return "\n\n".join(
+        f"### {name.upper() if name in _ACRONYMS else name.capitalize()}\n\n{summary(options)}\n\n"
+        f"{_list(map(_flag, section_flags(name, options)))}"
+        for name, options in sections.items()
     )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, explicit_options
+from jaxllm.flags import FlagParser, add_engine_flags, engine_flags, explicit_options
 from jaxllm.serving.cli.config_file import read_config
 from jaxllm.serving.cli.system_limits import raise_file_limit
-from jaxllm.serving.options.server import ServerOptions, from_environment, noop_flags, server_flags
+from jaxllm.serving.options.server import ServerOptions, add_server_flags, from_environment, noop_flags, server_flags
 
 HELP = "Serve a model to any OpenAI client, over HTTP."
 USAGE = "[MODEL] [flags]"
@@ -44,7 +44,7 @@ def add_arguments(parser: FlagParser) -> None:
     # Not `model`: a positional argument that is not given would hide the flag.
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")
     parser.add_argument("--config", metavar="FILE", help="Read flags from a YAML file.")
-    add_section_flags(parser, "server", ServerOptions)
+    add_server_flags(parser)
     add_engine_flags(parser, noop_flags())
 
 

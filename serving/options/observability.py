@@ -9,7 +9,7 @@ from typing import Final
 
 from jaxllm.config import option
 from jaxllm.errors import ConfigError
-from jaxllm.serving.options.media import MediaOptions
+from jaxllm.serving.options.logs import LogOptions
 
 TRACE_EXPORTERS: Final = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
@@ -22,8 +22,8 @@ _ENDPOINT: Final = r"(https?|grpc)://[^\s/]+(/\S*)?|[^\s/:]+:\d+"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservabilityOptions(MediaOptions):
-    """Where traces of requests go."""
+class ObservabilityOptions(LogOptions):
+    """Logs, names of metrics, and where traces of requests go."""
 
     otlp_traces_endpoint: str | None = option(
         None,
