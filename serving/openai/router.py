@@ -31,6 +31,7 @@ from jaxllm.serving.openai.protocol import (
     tokenize,
 )
 from jaxllm.serving.openai.responses import routes as response_routes
+from jaxllm.serving.openai.responses.create import create_response
 from jaxllm.serving.openai.tokenize import detokenize, tokenizer_info
 from jaxllm.serving.openai.tokenize import tokenize as tokenize_text
 
@@ -87,7 +88,7 @@ OPERATIONS = (
     Operation(
         path="/v1/responses",
         methods=("POST",),
-        handler=response_routes.create_response,
+        handler=create_response,
         tag="OpenAI",
         request=responses.ResponsesRequest,
         response=response_answers.ModelResponse,

@@ -121,10 +121,15 @@ class StorageOptions(Section):
         "Maximum total size of stored responses in bytes of JSON; the least recently used are evicted first.",
         minimum=0,
     )
+    store_dir: str | None = option(
+        None,
+        "Folder for what outlives the server: responses of /v1/responses, files and batches. Background responses and "
+        "batches resume after a restart. Default: responses stay in memory. Needs --api-server-count 1.",
+    )
     files_dir: str | None = option(
         None,
-        "Folder for uploaded files and batches; batches resume after a restart. Default: a temporary folder, deleted "
-        "at exit.",
+        "Folder for uploaded files and batches; batches resume after a restart. Default: files in --store-dir, else a "
+        "temporary folder, deleted at exit.",
     )
     max_stored_files: int = option(
         1000,

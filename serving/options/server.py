@@ -58,6 +58,8 @@ class ServerOptions(
                 f"metrics_prefix={self.metrics_prefix!r}: must consist of letters, digits and underscores, and not "
                 "begin with a digit"
             )
+        if self.store_dir is not None and self.api_server_count > 1:
+            raise ConfigError("store_dir requires api_server_count=1: responses are stored by one process")
         for name in ("served_model_name", "api_key"):
             if not all(map(str.strip, getattr(self, name))):
                 raise ConfigError(f"{name}: values must not be blank")

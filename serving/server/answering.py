@@ -14,6 +14,7 @@ from jaxllm.serving.http.shared_adapters import SharedAdapters
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.adapters import load_modules
+from jaxllm.serving.openai.responses.create import create_again
 from jaxllm.serving.openai.stores import Stores, stores_of
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.app import create_app
@@ -61,7 +62,7 @@ async def answer(
     settle()
     try:
         await http.wait_until_it_listens(serving)
-        stores.resume(app)
+        stores.resume(app, create_again)
         _announce(state, listener, worker, started)
         await _wait_for_end(signals, serving, llm)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
@@ -168,6 +169,7 @@ async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
         _log.warning("%d requests did not finish in time and receive an error", llm.num_unfinished)
     llm.templates.close()
     state.close()
+    stores.hand_over()
     llm.fail_all("the server is shutting down")
 
 

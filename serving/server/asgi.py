@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from jaxllm.config import EngineConfig
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.adapters import load_modules
+from jaxllm.serving.openai.responses.create import create_again
 from jaxllm.serving.openai.stores import stores_of
 from jaxllm.serving.options.server import ServerOptions, server_flags
 from jaxllm.serving.server.answering import make_state
@@ -68,7 +69,7 @@ class AsgiServer:
         except BaseException:
             await self.llm.shutdown()
             raise
-        stores_of(self._app).resume(self._app)
+        stores_of(self._app).resume(self._app, create_again)
         self._keys = asyncio.create_task(follow_keys(self._app.state.server))
 
     async def close(self) -> None:

@@ -65,8 +65,9 @@ async def serve(
         load_router(path)
     # Likewise: a wrong file of keys, and a folder that cannot be used.
     Access.of(options)
-    if options.files_dir is not None:
-        lock_folder(Path(options.files_dir)).close()
+    for folder, option in ((options.store_dir, "store_dir"), (options.files_dir, "files_dir")):
+        if folder is not None:
+            lock_folder(Path(folder), option).close()
     ReplyFormats.of(options, "")
     with Listener(options) as listener, launches(config, options, launch) as launch_of:
         if options.api_server_count == 1:

@@ -8,6 +8,7 @@ from typing import IO, Any, Final
 _FOLDER: Final = 0o700
 _FILE: Final = 0o600
 _OTHERS: Final = 0o077
+_OURS: Final = ("lock", "file-*", "batch_*", "files", "responses.db*")
 
 
 def open_private(path: Path, mode: str, **settings: Any) -> IO[Any]:
@@ -26,7 +27,7 @@ def make_private(folder: Path) -> None:
     What belongs to another user stays as it is: an administrator has set it up.
     """
     folder.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
-    ours = {path for pattern in ("lock", "file-*", "batch_*") for path in folder.glob(pattern)}
+    ours = {path for pattern in _OURS for path in folder.glob(pattern)}
     # A folder that holds something else is shared with who put it there.
     closed = [folder] if ours.issuperset(folder.iterdir()) else []
     for path in (*closed, *ours):

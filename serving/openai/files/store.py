@@ -179,8 +179,8 @@ class FileStore:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def lock_folder(folder: Path) -> IO[bytes]:
-    """Make a folder for files, and hold it until what this returns is closed. Raises `ConfigError`."""
+def lock_folder(folder: Path, option: str = "files_dir") -> IO[bytes]:
+    """Make a folder for files, and hold it until what this returns is closed. Raises `ConfigError` of the option."""
     try:
         make_private(folder)
         # There may be a lock that can be opened in a folder where nothing can be written.
@@ -188,12 +188,12 @@ def lock_folder(folder: Path) -> IO[bytes]:
             lock = open_private(folder / "lock", "ab")
     except OSError as error:
         reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(f"files_dir={str(folder)!r}: {reason}; give a writable folder") from None
+        raise ConfigError(f"{option}={str(folder)!r}: {reason}; give a writable folder") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise ConfigError(f"files_dir={str(folder)!r}: in use by another server") from None
+        raise ConfigError(f"{option}={str(folder)!r}: in use by another server") from None
     return lock
 
 

@@ -1,6 +1,6 @@
 """The items of a response, put together from the parts of a reply; every step is an event."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -34,6 +34,7 @@ from jaxllm.serving.openai.responses.tools import CallableTool, custom_input
 from jaxllm.serving.reply.json_values import is_object
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments, ToolCallStart
 
+CALLS = (FunctionCallItem, CustomCallItem)
 Emit = Callable[[ResponseEvent], None]
 
 
@@ -43,9 +44,15 @@ class OutputBuilder:
     One item is open at a time: reasoning, a message, or a call. Whatever is of another kind closes it.
     """
 
-    def __init__(self, emit: Emit, tools: Mapping[str, CallableTool] | None = None) -> None:
-        """`tools` are those of the request, by the names that the model knows; others are functions."""
+    def __init__(
+        self, emit: Emit, tools: Mapping[str, CallableTool] | None = None, begun: Sequence[OutputItem] = ()
+    ) -> None:
+        """`tools` are those of the request, by the names that the model knows; others are functions.
+
+        `begun`: items that clients know already, whose ids the first ones get.
+        """
         self._tools = tools or {}
+        self._begun = begun
         self.items: list[OutputItem] = []
         self._emit = emit
         self._open: OutputItem | None = None
@@ -117,7 +124,7 @@ class OutputBuilder:
         )
 
     def _add_arguments(self, arguments: str) -> None:
-        assert isinstance(self._open, FunctionCallItem | CustomCallItem)
+        assert isinstance(self._open, CALLS)
         self._pieces.append(arguments)
         if isinstance(self._open, CustomCallItem):
             return  # Its text is inside of them.
@@ -134,6 +141,11 @@ class OutputBuilder:
 
     def _begin(self, item: OutputItem) -> None:
         self._close("completed")
+        if len(self.items) < len(self._begun):
+            known = self._begun[len(self.items)]
+            item.id = known.id
+            if isinstance(item, CALLS) and isinstance(known, CALLS):
+                item.call_id = known.call_id
         self.items.append(item)
         self._open = item
         self._emit(ItemEvent(type="response.output_item.added", output_index=self._place, item=item))

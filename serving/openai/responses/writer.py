@@ -14,6 +14,7 @@ from jaxllm.serving.openai.protocol.response_answers import (
     IncompleteDetails,
     InputTokensDetails,
     ModelResponse,
+    OutputItem,
     OutputTokensDetails,
     RawMessage,
     ResponseError,
@@ -47,10 +48,11 @@ class ResponseWriter:
         on_end: Callable[[], None] = lambda: None,
         tools: Mapping[str, CallableTool] | None = None,
         messages: bool = False,
+        begun: Sequence[OutputItem] = (),
     ) -> None:
         """Without `streams`, events are not made. `on_end` is called when the response has ended, in whatever way.
 
-        `tools`: see `OutputBuilder`. With `messages`, the response has what the model read and wrote.
+        `tools` and `begun`: see `OutputBuilder`. With `messages`, the response has what the model read and wrote.
         """
         self.response = response
         self._parser = PlainParser() if call.plan.new_parser is None else call.plan.new_parser()
@@ -61,7 +63,7 @@ class ResponseWriter:
         self._events: list[bytes] = []
         self._streams = streams
         self._number = 0
-        self._builder = OutputBuilder(self._emit, tools)
+        self._builder = OutputBuilder(self._emit, tools, begun)
         self.response.output = self._builder.items
         self._reply: RawMessage | None = None
         if messages:
@@ -100,6 +102,11 @@ class ResponseWriter:
         """The events since the last call, each on its own."""
         events, self._events = self._events, []
         return events
+
+    def go_on_from(self, number: int) -> None:
+        """Forget the events since the last call of `take_events`: clients have them, up to this number."""
+        self._events = []
+        self._number = number
 
     # A whole response
 
@@ -193,4 +200,13 @@ class ResponseWriter:
             return
         event.sequence_number = self._number
         self._number += 1
-        self._events.append(b"event: %b\ndata: %b\n\n" % (event.type.encode(), _encode(event)))
+        self._events.append(_as_sent(event))
+
+
+def failed_event(response: ModelResponse, number: int) -> bytes:
+    """The last event of a response that has failed before it was begun."""
+    return _as_sent(LifecycleEvent(type="response.failed", response=response, sequence_number=number))
+
+
+def _as_sent(event: ResponseEvent) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), _encode(event))
