@@ -23,6 +23,9 @@ SOON = ("llama", "phi3", "gpt2", "gpt_neox", "deepseek_v2", "qwen3_next", "qwen2
 SPREAD = {"gemma4-narrow": 0.05, "qwen3_5_moe": 0.05, "qwen3_next": 0.05}
 """Of the adapter's values, where norms make more of the last bits with larger ones than the tolerance."""
 
+NOT_READ = {"phi4_multimodal": "model.embed_tokens_extend."}
+"""Where weights are that a family does not read, and adapters' neither."""
+
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SOON else pytest.mark.exhaustive) for name in FAMILIES]
@@ -37,7 +40,8 @@ def test_logits(tmp_path: Path, name: str) -> None:
     config = read_config(tmp_path)
     loaded = load_model(Checkpoint(tmp_path), config, ForwardOptions(max_model_len=64), "float32")
     adapter = read_adapter(folder, loaded, checkpoint_names(config, loaded.options))
-    assert not adapter.skipped
+    # PEFT has trained the parts for images and sound, too.
+    assert [each for each in adapter.skipped if not each.startswith(NOT_READ.get(name, "none"))] == []
     merged = merge(loaded, adapter)
     found = run(merged, PROMPTS, ONE_GO, TOKENS, compiled_step(merged))
     for logits, wanted in zip(found, expected, strict=True):
