@@ -28,7 +28,7 @@ myst_heading_anchors = 3
 highlight_language = "text"
 suppress_warnings = ["misc.highlighting_failure"]  # JSON with an ellipsis
 
-# The one notebook runs the demo model: each build shows what today's code prints, and fails where it raises.
+# The notebooks run the demo model: each build shows what today's code prints, and fails where it raises.
 nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True

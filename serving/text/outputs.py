@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from jaxllm.requests.lora_request import LoRARequest
-from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks
+from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks, colored_tokens
 from jaxllm.serving.text.spec_decode_metrics import SpecDecodeMetrics
 
 
@@ -44,6 +44,13 @@ class CompletionOutput(Shown):
     def finished(self) -> bool:
         """Whether nothing more will come."""
         return self.finish_reason is not None
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook, the tokens colored by their probability; None without log-probabilities."""
+        if self.logprobs is None:
+            return None
+        places = [[(each.decoded_token or "", each.logprob) for each in choices.values()] for choices in self.logprobs]
+        return colored_tokens(places)
 
 
 @dataclass(slots=True, repr=False)

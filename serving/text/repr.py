@@ -1,5 +1,6 @@
 """How results show themselves to a person: one line each at a prompt, a table in a notebook, rows for an analysis."""
 
+import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -85,6 +86,26 @@ class ShownInNotebooks(Shown):
 
     def _repr_html_(self) -> str:
         return html_table(self.to_dicts())
+
+
+def colored_tokens(places: Iterable[Sequence[tuple[str, float]]]) -> str:
+    """Tokens as HTML, from red (improbable) to green, with the probabilities of all choices as a tooltip.
+
+    Each place has texts and log-probabilities, the chosen token first. Colors are translucent, so that the text can be
+    read on a light and on a dark page.
+    """
+    parts = []
+    for choices in places:
+        if not choices:
+            continue
+        text, logprob = choices[0]
+        likely = sorted(choices, key=lambda choice: -choice[1])
+        tooltip = "\n".join(f"{100 * math.exp(each):5.1f} %  {token!r}" for token, each in likely)
+        color = f"hsla({round(120 * math.exp(logprob))}, 85%, 45%, 0.35)"
+        # A line break alone would be a box of no width.
+        shown = escape(text).replace("\n", "&#x23ce;\n") or "&#x2205;"
+        parts.append(f"<span style='background:{color}' title='{escape(tooltip)}'>{shown}</span>")
+    return f"<div style='white-space:pre-wrap;font-family:monospace'>{''.join(parts)}</div>"
 
 
 def html_table(rows: Iterable[Mapping[str, Any]]) -> str:

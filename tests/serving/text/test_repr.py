@@ -18,7 +18,7 @@ from jaxllm.serving.pooling.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
+from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxllm.serving.text.repr import MOST_SHOWN, Results
 
 
@@ -71,6 +71,21 @@ def test_a_list_shows_one_line_each_and_no_more_than_a_screen() -> None:
     assert repr(Results()) == "[]"
     assert many == list(many)
     assert isinstance(many, list)
+
+
+def test_tokens_are_colored_by_their_probability() -> None:
+    choices = {1: Logprob(-0.1, 2, "<b>"), 2: Logprob(0.0, 1, "'\"")}
+    colored = CompletionOutput(0, "<b>\n", [1, 3, 4], logprobs=[choices, {3: Logprob(-99.0, 9, "\n")}, {}])
+    html = colored._repr_html_()
+    assert html is not None
+    assert "hsla(109, 85%, 45%, 0.35)" in html
+    assert "hsla(0, 85%, 45%, 0.35)" in html
+    assert ">&lt;b&gt;</span>" in html
+    assert ">&#x23ce;\n</span>" in html
+    assert html.index("100.0 %") < html.index(" 90.5 %"), "the likeliest first"
+    assert html.count("<span") == html.count("</span>") == 2
+    assert "<b>" not in html
+    assert CompletionOutput(0, "a", [1])._repr_html_() is None
 
 
 def test_rows_of_all_kinds_of_results() -> None:
