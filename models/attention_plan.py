@@ -54,7 +54,7 @@ class RopeConfig:
 class QueryScale:
     """Queries grow with their position p: times 1 + beta * log(1 + floor((p + offset) / length)).
 
-    As in Ministral 3, and with an offset of 1 in Llama 4.
+    As in Ministral 3 and Mistral Small 4, and with an offset of 1 in Llama 4.
     """
 
     beta: float
@@ -139,6 +139,7 @@ class LatentAttentionPlan:
     scale: float | None = None
     norm: NormPlan = NormPlan()
     bias: bool = False
+    query_scale: QueryScale | None = None
 
     is_causal: ClassVar[bool] = True
     window: ClassVar[int] = 0

@@ -160,6 +160,16 @@ def layer_types(file: ConfigFile, num_layers: int, default: Sequence[str], other
     return types
 
 
+def mlp_types(file: ConfigFile, num_layers: int, *, dense: int) -> list[str]:
+    """For each layer, "dense" or "sparse", from `mlp_layer_types`; without it the first `dense` ones are."""
+    if not file.has("mlp_layer_types"):
+        return ["dense" if layer < dense else "sparse" for layer in range(num_layers)]
+    types = file.texts("mlp_layer_types")
+    if len(types) != num_layers or set(types) - {"dense", "sparse"}:
+        raise file.wrong("mlp_layer_types", f"a list of {num_layers} strings, 'dense' or 'sparse'")
+    return types
+
+
 def qwen_windows(file: ConfigFile, num_layers: int) -> tuple[int, ...]:
     """Sliding windows from `layer_types`, else from `use_sliding_window` and `max_window_layers`, as Qwen has them."""
     window = file.optional_integer("sliding_window", 4096)

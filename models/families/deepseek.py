@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention, and experts in groups alongside one that all tokens
-have.
+"""DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash, Mistral Small 4: latent attention, and experts in groups alongside one
+that all tokens have.
 
 A layer after the last that predicts a further token (`num_nextn_predict_layers`) serves speculative decoding.
 """
@@ -7,10 +7,11 @@ A layer after the last that predicts a further token (`num_nextn_predict_layers`
 from collections.abc import Collection
 from dataclasses import replace
 
+from jaxllm.models.attention_plan import QueryScale
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families.common import with_experts
+from jaxllm.models.families.common import mlp_types, with_experts
 from jaxllm.models.families.expert_groups import check_expert_groups, sigmoid_router
 from jaxllm.models.families.family import FURTHER_LAYER, Family, Names, expert_names, further_layers, read_mtp_layers
 from jaxllm.models.families.latent import latent_names, read_latent_llama
@@ -49,16 +50,55 @@ def read_glm4_lite(file: ConfigFile, architecture: str) -> ModelConfig:
     """GLM-4.7-Flash's configuration."""
     file = file.reading(max_position_embeddings=202752, q_lora_rank=768, rms_norm_eps=1e-5, n_group=1, topk_group=1)
     _expect(file, scoring_func="sigmoid", topk_method="noaux_tc")
-    dense: Collection[int] = range(file.integer("first_k_dense_replace", 1, minimum=0))
-    if file.has("mlp_layer_types"):
-        types, count = file.texts("mlp_layer_types"), file.integer("num_hidden_layers")
-        if len(types) != count or set(types) - {"dense", "sparse"}:
-            raise file.wrong("mlp_layer_types", f"a list of {count} strings, 'dense' or 'sparse'")
-        dense = [layer for layer, kind in enumerate(types) if kind == "dense"]
+    first = file.integer("first_k_dense_replace", 1, minimum=0)
+    types = mlp_types(file, file.integer("num_hidden_layers"), dense=first)
+    dense = [layer for layer, kind in enumerate(types) if kind == "dense"]
     interleaved = file.boolean("rope_interleave", True)
     return _with_experts(
         file, architecture, sigmoid_router(file, groups=None, scale=1.8), dense, interleaved=interleaved
     )
+
+
+def read_mistral4(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Mistral Small 4's configuration: V3's layers with softmax scores, and queries that grow with positions."""
+    sizes = {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    file = file.reading(**sizes, q_lora_rank=1024, max_position_embeddings=1_048_576, n_group=1, topk_group=1)
+    file = file.reading(bos_token_id=1, eos_token_id=2, n_routed_experts=128, num_experts_per_tok=4)
+    file = file.reading(moe_intermediate_size=2048, rope_parameters=_MISTRAL4_ROPE)
+    # It is what the sizes say, too, and here the head is what is rotated.
+    part = file.integer("qk_rope_head_dim") / (file.integer("qk_rope_head_dim") + file.integer("qk_nope_head_dim"))
+    whole = file.section("rope_parameters")
+    assert whole is not None
+    whole.expect(partial_rotary_factor=part)
+    file = file.but(rope_parameters={key: whole.values[key] for key in whole.values if key != "partial_rotary_factor"})
+    router = RouterPlan(
+        groups=file.integer("n_group"),
+        top_groups=file.integer("topk_group"),
+        group_score="best_two",
+        normalised=file.boolean("norm_topk_prob", True),
+        epsilon=1e-20,
+        scale=file.number("routed_scaling_factor", 1.0),
+    )
+    dense = range(file.integer("first_k_dense_replace", 0, minimum=0))
+    interleaved = file.boolean("rope_interleave", True)
+    config = _with_experts(file, architecture, router, dense, interleaved=interleaved)
+    rope = file.section("rope_parameters")
+    beta = rope.optional_number("llama_4_scaling_beta") if rope else None
+    if rope is None or not beta:
+        return config
+    scale = QueryScale(beta=beta, length=rope.integer("original_max_position_embeddings"))
+    return replace(config, layers=tuple(layer.attending(query_scale=scale) for layer in config.layers))
+
+
+_MISTRAL4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 def _with_experts(
@@ -106,4 +146,5 @@ def weight_names(config: ModelConfig) -> Names:
 V2 = Family(read_v2, weight_names=weight_names)
 V3 = Family(read_v3, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
 GLM4_LITE = Family(read_glm4_lite, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
+MISTRAL4 = Family(read_mistral4, weight_names=weight_names)
 KIMI_K2 = replace(V3, like="DeepseekV3")

@@ -1,5 +1,6 @@
 """Granite 3, HyperCLOVA X and MiniCPM: Llama with multipliers on embeddings, residuals, scores and logits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,17 +23,21 @@ def read_granite_swa(file: ConfigFile, architecture: str) -> ModelConfig:
     ids = {"bos_token_id": 100257, "eos_token_id": 100257}
     file = file.reading(**defaults, **ids, tie_word_embeddings=True)
     config = read_granite(file, architecture)
-    count, window = config.num_layers, file.optional_integer("sliding_window", 128) or 0
+    return replace(config, layers=with_sinks_and_windows(file, config.layers))
+
+
+def with_sinks_and_windows(file: ConfigFile, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    """The same layers with sinks, windows on three of four, and the rotary embedding that each has."""
+    count, window = len(layers), file.optional_integer("sliding_window", 128) or 0
     types = layer_types(file, count, [SLIDING if layer % 4 else FULL for layer in range(count)])
-    layers = [
-        layer.attending(sinks=True) for layer in with_types(config.layers, types, full={}, sliding={"window": window})
-    ]
+    windowed = with_types(layers, types, full={}, sliding={"window": window})
+    layers = tuple(layer.attending(sinks=True) for layer in windowed)
     if file.has("layer_rope_theta"):
         bases = file.numbers("layer_rope_theta")
         if len(bases) != count or min(bases) < 0:
             raise file.wrong("layer_rope_theta", f"a list of {count} numbers, none below 0")
-        layers = [_based(layer, base) for layer, base in zip(layers, bases, strict=True)]
-    return replace(config, layers=tuple(layers))
+        layers = tuple(_based(layer, base) for layer, base in zip(layers, bases, strict=True))
+    return layers
 
 
 def read_hyperclovax(file: ConfigFile, architecture: str) -> ModelConfig:

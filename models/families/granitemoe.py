@@ -1,13 +1,13 @@
-"""Granite 3 with experts, which are one tensor; and the same with an MLP for all tokens."""
+"""Granite 3 with experts, which are one tensor; the same with an MLP for all tokens; and with windows and sinks."""
 
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.tensor_source import Fused, OfExpert, Source, fused
+from jaxllm.models.checkpoint.tensor_source import Fused, OfExpert, Source, fused, source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import with_experts
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names
-from jaxllm.models.families.granite import read_granite
+from jaxllm.models.families.granite import read_granite, with_sinks_and_windows
 from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan, RouterPlan
 
 
@@ -25,6 +25,12 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         shared=MLPPlan(activation=config.layers[0].mlp.activation, size=size) if size else None,
     )
     return replace(config, layers=layers)
+
+
+def read_swa(file: ConfigFile, architecture: str) -> ModelConfig:
+    """The same with windows on most layers, sinks, and a base of the rotary embedding for each layer."""
+    config = read_config(file, architecture)
+    return replace(config, layers=with_sinks_and_windows(file, config.layers))
 
 
 def weight_names(config: ModelConfig) -> Names:
@@ -46,4 +52,15 @@ def weight_names(config: ModelConfig) -> Names:
     return {**names, "layers.*.mlp.shared.down": "model.layers.*.shared_mlp.output_linear"}
 
 
+def swa_names(config: ModelConfig) -> Names:
+    """Names of layers with sinks, where tensors of experts are named as transformers has them in memory."""
+    names, block, weight = dict(weight_names(config)), "model.layers.*.block_sparse_moe", {"weight": ""}
+    tensors = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
+    for part, name in tensors.items():
+        source = source_of(names[f"layers.*.mlp.expert_{part}"])
+        names[f"layers.*.mlp.expert_{part}"] = replace(source, name=f"{block}.experts.{name}", endings=weight)
+    return {**names, "layers.*.mlp.router": f"{block}.router", "layers.*.attention": "model.layers.*.self_attn"}
+
+
 FAMILY = Family(read_config, weight_names=weight_names)
+SWA = Family(read_swa, weight_names=swa_names)

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and later, Ministral 3, and LightOnOCR (arXiv 2601.14251), which is like them.
+"""Mistral Small 3.1 and later, 4 included, Ministral 3, and LightOnOCR (arXiv 2601.14251), which is like them.
 
 They see through Pixtral's vision model, four patches to a row.
 """
@@ -9,6 +9,8 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import ChannelsFirst, Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import text_part
+from jaxllm.models.families.deepseek import read_mistral4
+from jaxllm.models.families.deepseek import weight_names as latent_names
 from jaxllm.models.families.family import Family, Names
 from jaxllm.models.families.llava import PARTS, PROJECTOR, SEEING_PARTS, VISION, image_token_id
 from jaxllm.models.families.ministral import read_ministral, read_ministral3
@@ -20,12 +22,17 @@ from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.towers.plan import TowerPlan, program_sizes
 from jaxllm.models.towers.projectors import MergedPlan, TwoLayerPlan
 
-_READERS = {"mistral": read_mistral, "ministral": read_ministral, "ministral3": read_ministral3}
+_READERS = {
+    "mistral": read_mistral,
+    "ministral": read_ministral,
+    "ministral3": read_ministral3,
+    "mistral4": read_mistral4,
+}
 _VISION_DEFAULTS = {"model_type": PIXTRAL, "patch_size": 14, "image_size": 1540, "hidden_act": "gelu"}
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
-    """The configuration of the language model, Mistral or Ministral 3, and the tower's."""
+    """The configuration of the language model, one of Mistral's, and the tower's."""
     text = text_part(file)
     kind = text.text("model_type", "mistral")
     if kind not in _READERS:
@@ -74,7 +81,7 @@ def names(config: ModelConfig) -> Names:
     tower = config.tower
     assert tower is not None
     return {
-        **TEXT_NAMES,
+        **(TEXT_NAMES if config.latent is None else latent_names(config)),
         **pixtral_names(VISION),
         "tower.projector.norm": f"{PROJECTOR}.norm",
         "tower.projector.merge": Source(

@@ -30,6 +30,7 @@ _USES = (
 """The endings of the names of architectures."""
 
 _DECODERS: dict[str, str] = {
+    "Afmoe": "afmoe",
     "Aquila": "llama_like.AQUILA",
     "Arctic": "arctic",
     "Arcee": "llama_like.ARCEE",
@@ -45,6 +46,7 @@ _DECODERS: dict[str, str] = {
     "Ernie4_5": "ernie4_5",
     "Ernie4_5_Moe": "ernie4_5.MOE",
     "Exaone4": "exaone4",
+    "ExaoneMoe": "exaone4.MOE",
     "FlexOlmo": "olmoe.FLEX_OLMO",
     "Gemma": "gemma",
     "Gemma2": "gemma.GEMMA2",
@@ -60,9 +62,11 @@ _DECODERS: dict[str, str] = {
     "Granite": "granite",
     "GraniteMoe": "granitemoe",
     "GraniteMoeHybrid": "granite_hybrid",
+    "GraniteMoeSWA": "granitemoe.SWA",
     "GraniteMoeShared": "granitemoe",
     "Helium": "llama_like.HELIUM",
     "GraniteSWA": "granite.SWA",
+    "HYV3": "hy_v3",
     "HunYuanDenseV1": "hunyuan",
     "HyperCLOVAX": "granite.HYPERCLOVAX",
     "InternLM": "llama_like.INTERNLM",
@@ -79,12 +83,14 @@ _DECODERS: dict[str, str] = {
     "Llama4": "llama4",
     "Mamba": "mamba",
     "Mamba2": "mamba2",
+    "Mellum": "mellum",
     "MiniCPM": "granite.MINICPM",
     "MiniCPM3": "minicpm3",
     "MiniMaxM2": "minimax_m2",
     "Ministral": "ministral",
     "Ministral3": "ministral.MINISTRAL3",
     "Mistral": "mistral",
+    "Mistral4": "deepseek.MISTRAL4",
     "Mixtral": "mixtral",
     "Nemotron": "nemotron",
     "NemotronH": "nemotron_h",
@@ -111,6 +117,7 @@ _DECODERS: dict[str, str] = {
     "VaultGemma": "gemma.VAULTGEMMA",
     "Xverse": "llama_like.XVERSE",
     "Yi": "llama_like.YI",
+    "Youtu": "youtu",
     "Zamba2": "zamba2",
 }
 """Modules of decoders, which all generate, embed and classify. A dot leads to another name there than `FAMILY`."""

@@ -11,14 +11,14 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxllm.models.attention_plan import AttentionPlan, QueryScale
+from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.kv_shape import CacheLayout, LayerPages
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import AnyNorm, NoNorm, make_norm
 from jaxllm.models.layers.parameter import Rows, merged, parameter
-from jaxllm.models.layers.rope import Rotation, pair_order, rotate
+from jaxllm.models.layers.rope import Rotation, pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, get_backend, paged_attention
@@ -180,11 +180,6 @@ class Attention(nnx.Module):
         in_specs = (partition("heads"), whole, heads, *(partition(None, "kv_heads"),) * 2, cache, whole, whole)
         sharded = over_model(attend, self.mesh, in_specs, (heads, cache))
         return sharded(by_head, by_layer, *arrays)
-
-
-def query_growth(scale: QueryScale, positions: jax.Array) -> jax.Array:
-    """Factor on each query, float32 [T], at `positions` int32 [T]."""
-    return 1.0 + scale.beta * jnp.log1p(((positions + scale.offset) // scale.length).astype(jnp.float32))
 
 
 def _is_plain(plan: AttentionPlan) -> bool:

@@ -19,7 +19,7 @@ from jaxllm.models.layers.head_projection import HeadProjection
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
-from jaxllm.models.layers.rope import pair_order, rotate
+from jaxllm.models.layers.rope import pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import over_model, partition
 from jaxllm.pallas_kernels.latent_attention import LatentOptions, latent_attention
@@ -60,6 +60,9 @@ class LatentAttention(nnx.Module):
         *query_latent, latent = self.parts.split(self.down(x, forward))
         of = x if self.query_norm is None else self.query_norm(query_latent[0])
         query = self.query(of, forward).reshape(len(x), -1, plan.query_size)
+        if plan.query_scale is not None:
+            growth = query_growth(plan.query_scale, context.ragged.positions)
+            query = (query * growth[:, None, None]).astype(query.dtype)
         plain, q_rope = query[..., : plan.plain_size], query[..., plan.plain_size :]
         latent, k_rope = latent[:, : plan.rank], latent[:, None, plan.rank :]
         if context.rotation is not None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.models.attention_plan import RopeConfig
+from jaxllm.models.attention_plan import QueryScale, RopeConfig
 
 Rotation = tuple[jax.Array, jax.Array]
 """Cosine and sine of every token's angles, both float32 [T, H/2]."""
@@ -158,3 +158,8 @@ _KINDS: dict[str, Callable[[RopeConfig, np.ndarray, int, int], _Scaled]] = {
     "longrope": _longrope,
     "proportional": _proportional,
 }
+
+
+def query_growth(scale: QueryScale, positions: jax.Array) -> jax.Array:
+    """Factor on each query, float32 [T], at `positions` int32 [T]."""
+    return 1.0 + scale.beta * jnp.log1p(((positions + scale.offset) // scale.length).astype(jnp.float32))

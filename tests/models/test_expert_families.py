@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralRMSNorm
 
 from tests.models.stacks import in_stacks
-from tests.models.test_families import LATENT, Case, Stack, check, randomise, save
+from tests.models.test_families import LATENT, LOCAL_AND_GLOBAL, Case, Stack, check, randomise, save
 
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3}
 EIGHT_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
@@ -18,6 +18,19 @@ YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_p
 LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_mscale": 1.2, "long_mscale": 1.2}
 
 CASES = {
+    "afmoe": Case(
+        "Afmoe",
+        {
+            **EIGHT,
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+            "attention_bias": True,
+        },
+    ),
     "dbrx": Case(
         "Dbrx",
         {
@@ -97,6 +110,19 @@ CASES = {
             "tie_word_embeddings": False,
         },
     ),
+    "exaone_moe": Case(
+        "ExaoneMoe",
+        {
+            **EIGHT,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 4,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "sliding_window": 5,
+            "head_dim": 16,
+        },
+    ),
     "glm4_moe": Case(
         "Glm4Moe",
         {
@@ -116,6 +142,23 @@ CASES = {
     "gpt_oss": Case("GptOss", {**EIGHT_LOCAL, "head_dim": 16, "sliding_window": 5, "swiglu_limit": 0.5}),
     "granitemoe": Case(
         "GraniteMoe", {**EIGHT_LOCAL, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 0.5}
+    ),
+    "granitemoe_swa": Case(
+        "GraniteMoeSWA",
+        {
+            **EIGHT_LOCAL,
+            "num_hidden_layers": 3,
+            "sliding_window": 5,
+            "shared_intermediate_size": 40,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.5,
+            "layer_rope_theta": [100.0, 10_000.0, 0],
+        },
+    ),
+    "hy_v3": Case(
+        "HYV3",
+        {**EIGHT, "head_dim": 16, "moe_intermediate_size": 24, "num_shared_experts": 2, "num_hidden_layers": 3},
     ),
     "granitemoe-shared": Case("GraniteMoeShared", {**EIGHT_LOCAL, "shared_intermediate_size": 40}),
     "lfm2_moe": Case(
@@ -152,6 +195,30 @@ CASES = {
                 "high_freq_factor": 1.0,
                 "original_max_position_embeddings": 16,
             },
+        },
+    ),
+    "mellum": Case(
+        "Mellum",
+        {
+            **EIGHT,
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "rope_parameters": LOCAL_AND_GLOBAL,
+        },
+    ),
+    "mistral4": Case(
+        "Mistral4",
+        {
+            **LATENT,
+            "q_lora_rank": 16,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
         },
     ),
     "minimax_m2": Case("MiniMaxM2", {**EIGHT_LOCAL, "head_dim": 16, "rotary_dim": 8}),
@@ -215,7 +282,7 @@ def save_all_random(folder: Path, case: Case) -> torch.nn.Module:
     model = save(folder, case)
     with torch.no_grad():
         for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
-            if name.endswith(("correction_bias", "Wqkv.weight")):
+            if name.endswith(("correction_bias", "expert_bias", "Wqkv.weight")):
                 tensor.copy_(torch.randn_like(tensor) * 0.15)
     model.save_pretrained(folder)
     return model

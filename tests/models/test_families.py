@@ -211,6 +211,17 @@ CASES = {
     "stablelm-parallel": Case("StableLm", {"use_parallel_residual": True}),
     "vaultgemma": Case("VaultGemma", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20}),
     "starcoder2": Case("Starcoder2", {"sliding_window": 5}),
+    "youtu": Case(
+        "Youtu",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 24,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+        },
+    ),
 }
 
 
@@ -224,10 +235,18 @@ def randomise(model: torch.nn.Module, rescaled: float = 1.0) -> None:
             parameter.copy_(torch.randn_like(parameter) * spread + around)
 
 
+def class_of(config: type[transformers.PreTrainedConfig]) -> type[transformers.PreTrainedModel]:
+    """The class of decoders with a configuration. transformers 5.24 does not list that of Mistral 4."""
+    if config is transformers.Mistral4Config:
+        return transformers.Mistral4ForCausalLM
+    found: type[transformers.PreTrainedModel] = transformers.AutoModelForCausalLM._model_mapping[config]
+    return found
+
+
 def save(folder: Path, case: Case) -> torch.nn.Module:
     """A random model in `folder`."""
     config = getattr(transformers, f"{case.name}Config")(**{**SMALL, **case.options}, attn_implementation="eager")
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = class_of(type(config))._from_config(config).eval()
     randomise(model, case.rescaled)
     model.save_pretrained(folder)
     return model
@@ -500,6 +519,11 @@ SEEING = {
         transformers.Mistral3ForConditionalGeneration,
         {**SMALL, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
     ),
+    "mistral4": (
+        transformers.Mistral3Config,
+        transformers.Mistral3ForConditionalGeneration,
+        {**SMALL, **LATENT, "model_type": "mistral4", "q_lora_rank": 16, "n_group": 1, "topk_group": 1},
+    ),
     "qwen2_vl": (
         transformers.Qwen2VLConfig,
         transformers.Qwen2VLForConditionalGeneration,
@@ -581,13 +605,10 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 # Layers of the slow ones are compared in the fast part as those of models that do not see.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("gemma4_unified", "glm46v", "llama4", "qwen2_5_vl")))
-        for name in SEEING
-    ],
-)
+SLOW = ("gemma4_unified", "glm46v", "llama4", "mistral4", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SEEING])
 def test_the_language_model_of_one_that_sees(tmp_path: Path, name: str) -> None:
     config_class, model_class, text = SEEING[name]
     config = config_class(
@@ -658,7 +679,7 @@ def test_every_decoder_is_compared() -> None:
 
     names = {case.name for cases in (CASES, GPT_LIKE, EXPERTS, GEMMA, RECURRENT) for case in cases.values()}
     configs = [getattr(transformers, f"{name}Config") for name in names] + [config for config, _ in FAMILIES.values()]
-    compared = {transformers.AutoModelForCausalLM._model_mapping[config].__name__ for config in configs}
+    compared = {class_of(config).__name__ for config in configs}
     compared |= {NESTED, *(model.__name__ for _, model, _ in SEEING.values())}
     compared |= {model.__name__ for _, model in RECURRENT_SEEING.values()}
     hearing = ("AudioFlamingo3", "GlmAsr", "Qwen2Audio", "Voxtral", "Whisper")
