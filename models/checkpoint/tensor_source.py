@@ -86,6 +86,22 @@ class Interleaved:
 
 
 @dataclass(frozen=True)
+class HalvesSwapped:
+    """Rows whose groups of `size` have their second half first."""
+
+    size: int
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """The same."""
+        return wanted
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy."""
+        halves = tensor.reshape(-1, 2, self.size // 2, *tensor.shape[1:])
+        return np.ascontiguousarray(halves[:, ::-1]).reshape(wanted)
+
+
+@dataclass(frozen=True)
 class OfExpert:
     """The source of an expert in a tensor of all `count`, (count, ...), or, `in_rows`, (count * rows, ...)."""
 

@@ -152,7 +152,7 @@ CASES = {
             "shared_intermediate_size": 40,
             "attention_multiplier": 0.3,
             "residual_multiplier": 0.4,
-            "logits_scaling": 0.5,
+            "logits_scaling": 2.0,
             "layer_rope_theta": [100.0, 10_000.0, 0],
         },
     ),
@@ -195,6 +195,15 @@ CASES = {
                 "high_freq_factor": 1.0,
                 "original_max_position_embeddings": 16,
             },
+        },
+    ),
+    "hunyuan_moe": Case(
+        "HunYuanMoEV1",
+        {
+            "head_dim": 16,
+            "num_experts": 8,
+            "moe_topk": 3,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 100.0},
         },
     ),
     "mellum": Case(

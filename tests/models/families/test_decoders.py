@@ -63,6 +63,11 @@ CASES = {
     "falcon-rw": Case(
         "Falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}, oracle="sdpa"
     ),
+    "biogpt": Case("BioGpt"),
+    "codegen": Case("CodeGen", {"rotary_dim": 8}),
+    "nanochat": Case("NanoChat", {"final_logit_softcapping": 5.0, "attention_bias": True}),
+    "openai_gpt": Case("OpenAIGPT"),
+    "persimmon": Case("Persimmon"),
     "phi": Case("Phi"),
     "phi-norms": Case("Phi", {"qk_layernorm": True, "partial_rotary_factor": 0.25}),
 }
