@@ -13,7 +13,7 @@ class MLPPlan:
     `size` is that between the products, the model's `intermediate_size` by default. The last product may have a bias
     when the others have none (`down_bias`). What the activation gets of a gate is multiplied by `gate_scale`. With
     `sparsity` about that share of the gates of a token is set to zero, those below a number of standard deviations from
-    their mean, which is taken off the others (Gemma 3n).
+    their mean, which is taken off the others (Gemma 3n). Without a gate, the activation may be a learned one (`xielu`).
     """
 
     activation: str = "silu"

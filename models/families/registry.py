@@ -31,6 +31,7 @@ _USES = (
 
 _DECODERS: dict[str, str] = {
     "Afmoe": "afmoe",
+    "Apertus": "apertus",
     "Aquila": "llama_like.AQUILA",
     "Arctic": "arctic",
     "Arcee": "llama_like.ARCEE",

@@ -6,10 +6,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError, nearest
-from jaxllm.models.layers.parameter import Merged
+from jaxllm.models.layers.parameter import Merged, parameter
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import sharding
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -23,6 +26,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 """By the name that checkpoints use for them."""
+
+
+LEARNED = "xielu"
+"""The name of `LearnedActivation`, which MLPs without a gate may have."""
 
 
 def find_activation(name: str) -> Callable[[jax.Array], jax.Array]:
@@ -79,3 +86,22 @@ def _without_low(gate: jax.Array, sparsity: float) -> jax.Array:
     wide = gate.astype(jnp.float32)
     bound = wide.mean(axis=-1, keepdims=True) + wide.std(axis=-1, keepdims=True) * NormalDist().inv_cdf(sparsity)
     return jax.nn.relu(wide - bound).astype(gate.dtype)
+
+
+class LearnedActivation(nnx.Module):
+    """xIELU (arXiv 2411.13010): a parabola above zero and an exponential below it, each with a learned factor.
+
+    With p = softplus(alpha_p) and n = 1/2 + softplus(alpha_n), p x^2 + x/2 where x > 0, else n (exp(x) - 1 - x) + x/2.
+    """
+
+    def __init__(self, dtype: jnp.dtype, options: ForwardOptions) -> None:
+        whole = sharding(options.mesh, None)
+        self.alpha_p, self.alpha_n = parameter((1,), dtype, whole), parameter((1,), dtype, whole)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [T, I] to [T, I]."""
+        above, below = (jax.nn.softplus(alpha[...].astype(jnp.float32)) for alpha in (self.alpha_p, self.alpha_n))
+        half = 0.5 * x
+        # The exponential of a large number, which is not chosen, would be infinite.
+        curve = (jnp.expm1(jnp.minimum(x, 0.0)) - x) * (0.5 + below).astype(x.dtype)
+        return jnp.where(x > 0, above.astype(x.dtype) * x * x, curve) + half

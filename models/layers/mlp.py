@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import ForwardContext
-from jaxllm.models.layers.activation import GatedActivation, find_activation
+from jaxllm.models.layers.activation import LEARNED, GatedActivation, LearnedActivation, find_activation
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, merged
 from jaxllm.models.mlp_plan import MLPPlan
@@ -70,14 +70,17 @@ class MLP(nnx.Module):
     def __init__(self, config: ModelConfig, plan: MLPPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
         wide, narrow = plan.size or config.intermediate_size, config.hidden_size
         linear = partial(Linear, dtype=dtype, options=options)
-        find_activation(plan.activation)
         self.activation = plan.activation
+        self.learned = LearnedActivation(dtype, options) if plan.activation == LEARNED else None
+        if self.learned is None:
+            find_activation(plan.activation)
         self.up = linear(narrow, wide, bias=plan.bias, axes=("mlp", "hidden"))
         self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Map [T, D] to [T, D]."""
-        return self.down(find_activation(self.activation)(self.up(x, context)), context)
+        activation = find_activation(self.activation) if self.learned is None else self.learned
+        return self.down(activation(self.up(x, context)), context)
 
 
 def make_mlp(config: ModelConfig, plan: MLPPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> GatedMLP | MLP:

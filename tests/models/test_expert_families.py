@@ -223,7 +223,8 @@ CASES = {
         "Mistral4",
         {
             **LATENT,
-            "q_lora_rank": 16,
+            "q_lora_rank": None,
+            "attention_bias": True,
             "first_k_dense_replace": 1,
             "n_group": 4,
             "topk_group": 2,

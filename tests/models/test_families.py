@@ -62,6 +62,7 @@ MULTIPLIERS = {
 }
 
 CASES = {
+    "apertus": Case("Apertus", {"attention_bias": True}),
     "arcee": Case("Arcee"),
     "cohere": Case("Cohere", {"logit_scale": 0.7}),
     "cohere-norms": Case("Cohere", {"logit_scale": 0.7, "use_qk_norm": True}),
