@@ -30,7 +30,6 @@ In a chat, /reset clears the conversation, /system TEXT sets the system prompt, 
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the server, the messages, and sampling parameters."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="Load this model in this process instead of using a server."

@@ -19,7 +19,6 @@ MAX_TOKENS = 256
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the server, the text, and sampling parameters."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     group = parser.add_argument_group("texts")
     group.add_argument("-q", "--quick", metavar="TEXT", help="Complete this text and exit.")

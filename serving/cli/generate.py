@@ -46,7 +46,6 @@ MAX_TOKENS = 256
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare prompts, sampling parameters and every engine option."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     group = parser.add_argument_group("prompts and results")
     source = group.add_mutually_exclusive_group(required=True)

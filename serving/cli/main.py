@@ -13,11 +13,13 @@ and optionally `USAGE: str`, what follows `jaxllm NAME` in the first line of its
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, RequestFaultError, nearest
+from jaxllm.help_text import coloured, columns, shows_colours
 from jaxllm.serving.cli.system_limits import exhausted
 from jaxllm.version import __version__
 
@@ -76,6 +78,9 @@ COMMANDS = {
         "jaxllm.serving.cli.quantize", "Write an 8-bit or 4-bit copy of a checkpoint, which vLLM can read too."
     ),
     "manifest": Entry("jaxllm.serving.cli.manifest", "Write Kubernetes manifests that serve a model."),
+    "completion": Entry(
+        "jaxllm.serving.cli.completion", "Write a script that makes bash, zsh or fish complete the command line."
+    ),
     "doctor": Entry(
         "jaxllm.serving.cli.doctor", "Check this machine: devices, their speed, kernels, and a small run of a model."
     ),
@@ -147,7 +152,8 @@ def _dispatch(arguments: list[str]) -> int:
 def _choose(program: str, purpose: str, commands: Mapping[str, Entry], arguments: list[str]) -> int:
     """Run the sub-command that the first argument names, perhaps one of a group."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_overview(program, purpose, commands))
+        text = _overview(program, purpose, commands)
+        sys.stdout.write(coloured(text) if shows_colours(sys.stdout) else text)
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in commands:
@@ -168,7 +174,11 @@ def _choose(program: str, purpose: str, commands: Mapping[str, Entry], arguments
 
 def _overview(program: str, purpose: str, commands: Mapping[str, Entry]) -> str:
     width = max(map(len, commands))
-    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in commands.items()]
+    indent = " " * (width + 4)
+    lines = [
+        textwrap.fill(entry.summary, columns(), initial_indent=f"  {name:{width}}  ", subsequent_indent=indent)
+        for name, entry in commands.items()
+    ]
     version = "; `jaxllm --version` prints the version" if program == "jaxllm" else ""
     return "\n".join(
         [

@@ -50,7 +50,6 @@ _TARGET_FLAGS = frozenset(
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the hardware, the copies, and every engine option."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")
     hardware = parser.add_argument_group("hardware")

@@ -30,7 +30,6 @@ weights. Memory holds one tensor at a time, and the folder appears once it is co
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the folder, and how to round."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument(
         "model", metavar="MODEL", help="A Hub ID, a local folder, or demo; must not be quantized already."

@@ -101,7 +101,6 @@ WITHOUT_MEANING = frozenset(
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the files, and the options of server and engine that mean something here."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     group = parser.add_argument_group("batch")
     group.add_argument(

@@ -39,7 +39,6 @@ running requests finish for --shutdown-timeout seconds; a second one exits at on
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the model, the server's options and the engine's."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     # Not `model`: a positional argument that is not given would hide the flag.
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")

@@ -19,7 +19,6 @@ DEVICE = "device"
 
 def add_target_flags(parser: FlagParser, purpose: str) -> None:
     """Declare the model and the devices; `purpose` is a verb."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     # Not `model`: a positional argument that is not given would hide the flag.
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")
     group = parser.add_argument_group("devices")

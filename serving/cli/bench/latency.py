@@ -18,7 +18,6 @@ Prefix caching is off unless --enable-prefix-caching is given, since each run wo
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the batch and every engine option."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add_section(parser, "batch", LatencyOptions)
     add_engine_flags(parser)

@@ -40,7 +40,6 @@ INTERRUPTED = 130
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the server, the load and the report."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add_section(parser, "server", TargetOptions)
     add_tls_flags(parser.add_argument_group("TLS"))

@@ -19,7 +19,6 @@ threads that compile concurrently, so it may exceed the total."""
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare how often, and every engine option."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add_section(parser, "starts", StartupOptions)
     add_engine_flags(parser)

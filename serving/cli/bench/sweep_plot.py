@@ -16,7 +16,6 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the folder and what is drawn."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("folder", metavar="FOLDER", help="Folder of experiments, or of a single one.")
     add_section(parser, "plot", PlotOptions)

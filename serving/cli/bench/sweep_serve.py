@@ -25,7 +25,6 @@ and summary.json. With --resume, runs that already have results are skipped."""
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare commands, settings and the folder."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add_section(parser, "sweep", SweepOptions)
 

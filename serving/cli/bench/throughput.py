@@ -25,7 +25,6 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the requests and every engine option."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("--backend", choices=("jaxllm", "vllm"), default="jaxllm", help=argparse.SUPPRESS)
     add_section(parser, "dataset", DatasetOptions)

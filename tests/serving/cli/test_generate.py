@@ -206,6 +206,9 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.value.code == 0
     assert 'jaxllm generate --prompt "Once upon a time"' in text
     assert all(len(line) <= 120 for line in text.splitlines())
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--help=all"])
+    text = capsys.readouterr().out
     for flag in ("--temperature", "--max-tokens", "--logit-bias", "--max-model-len", "--seed"):
         assert f"\n  {flag}" in text
 
