@@ -81,6 +81,10 @@ class QueueFullError(CapacityError):
         self.retry_after = retry_after
 
 
+class RequestTimeoutError(CapacityError):
+    """The request was not answered within its time; what was computed of it is lost."""
+
+
 class ScalingTimeoutError(CapacityError):
     """Engines to be stopped still had requests after the timeout; nothing has changed."""
 

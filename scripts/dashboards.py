@@ -87,7 +87,7 @@ SERVING: Rows = {
     "Answers": (
         Panel(
             "Finished", "reqps", (_rate("request_success", "{{finished_reason}}", "finished_reason"),),
-            "abort: the client left. error: the engine ended.",
+            "abort: the client left. error: the engine ended. timeout: it took too long.",
         ),
         Panel(
             "HTTP requests by status", "reqps",
@@ -97,6 +97,10 @@ SERVING: Rows = {
         Panel(
             "Rejected", "reqps", (_rate("admission_rejections", "{{reason}}", "reason"),),
             "Told to come back later, with Retry-After.",
+        ),
+        Panel(
+            "Time is over", "reqps", (_rate("request_timeouts", "{{place}}", "place"),),
+            "Requests beyond --request-timeout, or their own timeout, by where they were.",
         ),
     ),
 }  # fmt: skip

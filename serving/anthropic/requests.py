@@ -12,6 +12,7 @@ from jaxllm.serving.http.body.bounds import (
     MOST_TOOLS,
     AtLeastOne,
     NonEmpty,
+    Positive,
     Text,
     at_most,
     documented,
@@ -224,6 +225,8 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     """Arguments for the chat template."""
     request_id: str | None = None
     """Part of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
     cache_control: Any = None
     """Accepted, without effect: every prefix is cached."""
     service_tier: Literal["auto", "standard_only"] | None = None

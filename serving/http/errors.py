@@ -20,6 +20,7 @@ from jaxllm.errors import (
     QuotaError,
     RequestError,
     RequestFaultError,
+    RequestTimeoutError,
     ScalingBusyError,
     ScalingTimeoutError,
     StorageError,
@@ -50,6 +51,7 @@ DOCUMENTED = {
     429: "The key has exhausted its quota; Retry-After says when to try again.",
     500: "Internal server error; the server's log has the details.",
     503: "The server is temporarily unavailable; Retry-After says when to try again.",
+    504: "The request was not answered within its timeout, or --request-timeout.",
 }
 """The errors that every request with a body may get, for the OpenAPI document."""
 
@@ -254,6 +256,9 @@ def _capacity_error(error: CapacityError) -> HttpError:
         case QueueFullError():
             headers = {"Retry-After": str(max(1, round(error.retry_after)))}
             return HttpError(503, str(error), code="queue_full", headers=headers)
+        case RequestTimeoutError():
+            # OpenAI's and Anthropic's clients try again by themselves after a 408 or 5xx, unless this says not to.
+            return HttpError(504, str(error), code="request_timeout", headers={"X-Should-Retry": "false"})
         case StorageError():
             return HttpError(400, str(error), code="storage_limit_exceeded")
         case ScalingTimeoutError():

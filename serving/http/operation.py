@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from jaxllm.errors import nearest
 from jaxllm.serving.http.body.ignored_fields import IGNORED, IGNORED_HEADER
+from jaxllm.serving.http.deadline import Deadline, begin_deadline
 from jaxllm.serving.http.error_form import OPENAI_ERRORS, ErrorForm
 from jaxllm.serving.http.errors import CLIENT_GONE, HttpError, describe, not_operator, routing_error, wrong_runner
 from jaxllm.serving.http.state import server_of
@@ -43,6 +44,7 @@ class Operation:
     says. With `upload`, the body is a form with a file, and the fields `form` if it has others than a file's purpose.
     `refusable` ones may be answered with status 400 though they have no body.
     `operator` ones concern other clients: where there are keys, they need the operator's.
+    `timed` ones, and all for a kind of model, have a deadline.
     `name` tells operations of the same handler apart.
     """
 
@@ -64,6 +66,7 @@ class Operation:
     operator: bool = False
     form: Any = None
     runner: Runner | None = None
+    timed: bool = False
     name: str = ""
 
     @property
@@ -77,7 +80,8 @@ class Operation:
         """The handler, after checks of the key, and that the model is of the right kind."""
         if self.operator:
             return _require_operator(self.handler)
-        return self.handler if self.runner is None else _require_runner(self.handler, self.runner)
+        handler = self.handler if self.runner is None else _require_runner(self.handler, self.runner)
+        return _timed(handler) if self.timed or self.runner is not None else handler
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -117,6 +121,19 @@ def _require_runner(handler: Handler, runner: Runner) -> Handler:
         return await handler(request)
 
     return check
+
+
+def _timed(handler: Handler) -> Handler:
+    """A handler with a deadline: the server's, and what the body asks for."""
+
+    async def hold(request: Request) -> Response:
+        server = server_of(request)
+        count = server.metrics.http.time_out
+        deadline = Deadline(server.options.request_timeout, server.llm.engines.expire, count)
+        async with begin_deadline(request.scope, deadline).enforced():
+            return await handler(request)
+
+    return hold
 
 
 def make_router(operations: Sequence[Operation]) -> APIRouter:

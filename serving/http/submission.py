@@ -13,6 +13,7 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
+from jaxllm.serving.http.deadline import deadline_of
 from jaxllm.serving.http.identity import ADAPTER, client_visible_ids, requested_rank
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS, TRACE_ID
 from jaxllm.serving.http.responses import json_response
@@ -60,7 +61,13 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
                 # No name of an owner has a line break.
                 child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
         trace(request, server, requests)
-        return server.llm.submit(requests, engine)
+        deadline = deadline_of(request.scope)
+        if deadline is not None:
+            deadline.check()
+        streams = server.llm.submit(requests, engine)
+    if deadline is not None:
+        deadline.follow(streams)
+    return streams
 
 
 def trace(request: Request, server: ServerState, requests: Sequence[TextRequest | PooledText]) -> None:

@@ -26,6 +26,8 @@ class OutputStream(AsyncIterator[RequestOutput]):
         self.request = request
         self.sink: Callable[[RequestOutput], bool] | None = None
         self.text_sink: TextSink | None = None
+        self.on_end: Callable[[OutputStream], None] | None = None
+        """Called once, when nothing more comes."""
         self._on_close = on_close
         self._waiting: RequestOutput | None = None
         self._error: Exception | None = None
@@ -37,7 +39,7 @@ class OutputStream(AsyncIterator[RequestOutput]):
         """Add results."""
         if self._reader_waits and self.sink is not None and self.sink(output):
             if output.finished:
-                self._ended = True
+                self._end()
                 self._wake()
             return
         if self._waiting is None:
@@ -76,12 +78,18 @@ class OutputStream(AsyncIterator[RequestOutput]):
         output, self._waiting = self._waiting, None
         if output is None:
             assert self._error is not None
-            self._ended = True
+            self._end()
             raise self._error
-        self._ended = output.finished
+        if output.finished:
+            self._end()
         if self._error is None:
             self._arrived.clear()
         return output
+
+    def _end(self) -> None:
+        self._ended = True
+        if self.on_end is not None:
+            self.on_end(self)
 
     @property
     def closed(self) -> bool:
@@ -91,7 +99,7 @@ class OutputStream(AsyncIterator[RequestOutput]):
     def close(self) -> None:
         """The reader goes: what is not finished is aborted."""
         if not self._ended:
-            self._ended = True
+            self._end()
             self._on_close(self)
 
 

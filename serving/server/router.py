@@ -31,7 +31,7 @@ OPERATIONS = (
         refusable=True,
     ),
     Operation(path="/load", handler=routes.load, tag="Operation", response=answers.Load),
-    Operation(path="/invocations", methods=("POST",), handler=invoke, tag="Operation", refusable=True),
+    Operation(path="/invocations", methods=("POST",), handler=invoke, tag="Operation", refusable=True, timed=True),
     Operation(
         path="/reset_prefix_cache",
         methods=("POST",),

@@ -101,6 +101,12 @@ METRICS = (
     Described("generation_tokens", "counter", "Generated tokens."),
     Described("request_success", "counter", "Finished sequences, by finish reason."),
     Described("admission_rejections", "counter", "Requests rejected with a Retry-After header, by error code."),
+    Described(
+        "request_timeouts",
+        "counter",
+        "Requests that were not answered within their time, by where they were: preparation (body, prompt, grammar), "
+        "first_token (queue and prefill) or decode.",
+    ),
     Described("iteration_tokens_total", "histogram", "Tokens computed per step."),
     Described("time_to_first_token_seconds", "histogram", "Time from arrival to the first token."),
     Described("inter_token_latency_seconds", "histogram", "Time between two tokens of a sequence."),
@@ -220,7 +226,10 @@ OF_ENGINE = frozenset(
 
 WORK = ("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu")
 """Counters of `StepStats.work`, in its order."""
-LABELLED = ("request_success", "admission_rejections", "spec_decode_num_accepted_tokens_per_pos", *WORK)
+LABELLED = (
+    *("request_success", "admission_rejections", "request_timeouts", "spec_decode_num_accepted_tokens_per_pos"),
+    *WORK,
+)
 """Counters with a value for each reason or position, and those of numbers too large for an integer."""
 
 

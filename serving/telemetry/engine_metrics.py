@@ -15,7 +15,7 @@ from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measureme
 
 Number = TypeVar("Number", int, float)
 
-FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error")
+FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error", "timeout")
 
 # What one finished sequence adds to the histograms.
 _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {

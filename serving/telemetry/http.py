@@ -18,6 +18,8 @@ _SECONDS_FINELY = (
 )  # fmt: skip
 REJECTIONS = ("queue_full", "engine_unavailable", "shutting_down")
 """Why requests are rejected; others are there once they happen."""
+PLACES = ("preparation", "first_token", "decode")
+"""Where a request may be when its time is over: before the engine, before its first token there, or after that."""
 _MOST_SERIES = 1024
 """Series of one metric: paths, methods and statuses are few, whatever clients send."""
 
@@ -56,6 +58,8 @@ class HttpMeasured(msgspec.Struct):
     seconds: dict[str, tuple[list[int], float]] = {}
     rejections: dict[str, int] = {}
     """By reason: requests that were not taken for now."""
+    timeouts: dict[str, int] = {}
+    """By place: requests whose time was over."""
 
 
 class HttpMetrics:
@@ -66,6 +70,7 @@ class HttpMetrics:
         self._sizes: dict[str, tuple[int, int, int]] = {}
         self._seconds: dict[str, Histogram] = {"": Histogram(_SECONDS_FINELY)}
         self.rejections = dict.fromkeys(REJECTIONS, 0)
+        self.timeouts = dict.fromkeys(PLACES, 0)
 
     def observe(self, handler: str, method: str, status: int, seconds: float, received: int, sent: int) -> None:
         """Count a request. `handler` is the path of its route."""
@@ -85,6 +90,10 @@ class HttpMetrics:
         """Count a request that was told to come back later."""
         self.rejections[reason] = self.rejections.get(reason, 0) + 1
 
+    def time_out(self, place: str) -> None:
+        """Count a request whose time was over at one of `PLACES`."""
+        self.timeouts[place] += 1
+
     def num_rejected(self) -> int:
         """Requests that were told to come back later, so far."""
         return sum(self.rejections.values())
@@ -92,7 +101,8 @@ class HttpMetrics:
     def measured(self) -> HttpMeasured:
         """The counts so far, for `add` in another process."""
         seconds = {key: histogram.state() for key, histogram in self._seconds.items()}
-        return HttpMeasured(dict(self._requests), dict(self._sizes), seconds, dict(self.rejections))
+        counts = dict(self.rejections), dict(self.timeouts)
+        return HttpMeasured(dict(self._requests), dict(self._sizes), seconds, *counts)
 
     def add(self, other: HttpMeasured) -> None:
         """Add what was counted elsewhere."""
@@ -107,6 +117,8 @@ class HttpMetrics:
             self._seconds[key].add(*state)
         for reason, count in other.rejections.items():
             self.rejections[reason] = self.rejections.get(reason, 0) + count
+        for place, count in other.timeouts.items():
+            self.timeouts[place] += count
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""

@@ -175,8 +175,8 @@ class Metrics(Collector):
                 counter = CounterMetricFamily(name, metric.meaning)
                 # What is counted of HTTP belongs to no engine: the first one has it.
                 for number, (labels, engine) in enumerate(engines):
-                    rejections = self.http.rejections if number == 0 else {}
-                    for more, count in _counts(metric, engine, rejections):
+                    http = self.http if number == 0 else None
+                    for more, count in _counts(metric, engine, http):
                         counter.add_sample(f"{name}_total", {**labels, **more}, count)
                 return counter
             case "histogram":
@@ -187,15 +187,15 @@ class Metrics(Collector):
                 return family
 
 
-def _counts(
-    metric: Described, engine: EngineMetrics, rejections: dict[str, int]
-) -> Sequence[tuple[Labels, int | float]]:
+def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) -> Sequence[tuple[Labels, int | float]]:
     """Values of a counter, with the labels that tell them apart."""
     match metric.name:
         case "request_success":
             return [({"finished_reason": reason}, count) for reason, count in engine.finished.items()]
         case "admission_rejections":
-            return [({"reason": reason}, count) for reason, count in rejections.items()]
+            return [] if http is None else [({"reason": reason}, count) for reason, count in http.rejections.items()]
+        case "request_timeouts":
+            return [] if http is None else [({"place": place}, count) for place, count in http.timeouts.items()]
         case "spec_decode_num_accepted_tokens_per_pos":
             return [({"position": str(place)}, count) for place, count in enumerate(engine.accepted_by_place or [0])]
         case "prompt_tokens_by_source":

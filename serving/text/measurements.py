@@ -8,8 +8,8 @@ from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.tracing import TracedRequest, TracedSequence
 
-EndReason: TypeAlias = Literal["abort", "error"]
-"""Why a sequence ended that is not there to its end: its client left, or its engine ended."""
+EndReason: TypeAlias = Literal["abort", "error", "timeout"]
+"""Why a sequence ended that is not there to its end: its client left, its engine ended, or its time was over."""
 UNTIMED: Final = frozenset(get_args(EndReason))
 """End reasons of sequences whose times and lengths say nothing about the engine."""
 

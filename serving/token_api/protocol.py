@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.http.body.base import Answer, Body, Ignored, Refused
-from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, Int64, Natural, Text, at_most, documented
+from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, Int64, Natural, Positive, Text, at_most, documented
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.protocol.generation import StreamOptions
@@ -32,6 +32,8 @@ class TokensRequest(Body, kw_only=True):
     """One of /v1/models; default: the first."""
     request_id: str | None = None
     """Part of the answer's id and of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
     output_mode: OutputMode | None = None
     """tokens (default): the answer has token ids alone, and stop strings are all that is decoded; text: text too."""
     stream: bool | None = None

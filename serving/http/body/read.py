@@ -18,6 +18,7 @@ from jaxllm.serving.http.body.decode import decode_body, decode_query
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy, ignored_by
 from jaxllm.serving.http.body.settle import settle
 from jaxllm.serving.http.connection.connections import upload_of
+from jaxllm.serving.http.deadline import shorten_deadline
 from jaxllm.serving.http.errors import BodyError, not_json
 from jaxllm.serving.http.limits import JsonLimits
 
@@ -63,6 +64,7 @@ class Bodies:
             body = await self.work(request, read_large) if large else decode_body(b"".join(parts), kind, ignored)
         finally:
             upload_of(request.scope).release()
+        shorten_deadline(request.scope, body)
         model = getattr(body, "model", None)
         if self._resolve is not None and isinstance(model, str):
             await self._resolve(model)
@@ -77,6 +79,7 @@ class Bodies:
         ignored = ignored_by(request.scope, self._fields)
         body = decode_query(items, kind, ignored)
         settle(body, "", ignored)
+        shorten_deadline(request.scope, body)
         model = getattr(body, "model", None)
         if self._resolve is not None and isinstance(model, str):
             await self._resolve(model)

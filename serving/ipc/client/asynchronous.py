@@ -180,6 +180,12 @@ class AsyncEngine:
         if self._in_flight.get(name) is reader:
             self._drop([name], "abort")
 
+    def expire(self, reader: Any, error: JaxLLMError) -> None:
+        """End the request of a reader with an error, as its time is over, unless it has ended or moved."""
+        name = reader.request.request_id
+        if self._in_flight.get(name) is reader:
+            self._fail([name], error, "timeout")
+
     def _drop(self, names: Sequence[str], reason: EndReason) -> None:
         """End requests without further results."""
         if not names:
@@ -192,10 +198,10 @@ class AsyncEngine:
         self._try_next()
         self._heartbeat.settle(owed=self._owes())
 
-    def _fail(self, request_ids: list[str], error: JaxLLMError) -> None:
+    def _fail(self, request_ids: list[str], error: JaxLLMError, reason: EndReason = "error") -> None:
         """End requests with an error."""
         readers = self._in_flight.readers(request_ids)
-        self._drop(request_ids, "error")
+        self._drop(request_ids, reason)
         for reader in readers:
             reader.fail(error)
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats, merge_stats
-from jaxllm.errors import EngineError, QueueFullError, RequestError
+from jaxllm.errors import EngineError, JaxLLMError, QueueFullError, RequestError
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.control import called
 from jaxllm.serving.ipc.client.health import RETRY_AFTER
@@ -112,6 +112,11 @@ class EngineGroup:
         """End the request of a reader that reads no more, without further results, unless it has ended."""
         for engine in self.members.all:
             engine.drop(reader)
+
+    def expire(self, reader: Any, error: JaxLLMError) -> None:
+        """End the request of a reader with an error, because its time is over, unless it has ended."""
+        for engine in self.members.all:
+            engine.expire(reader, error)
 
     def _possible(self, asked: int | None) -> list[int]:
         """The engines that may be chosen: those that live, or else those to come. Raises as `submit`."""

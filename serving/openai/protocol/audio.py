@@ -64,6 +64,8 @@ class AudioRequest(Body, kw_only=True):
     """Most tokens of each window of 30 seconds."""
     request_id: str | None = None
     """Part of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
     user: str | None = None
     """Accepted, without effect."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.http.body.base import Answer, Body
-from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, AtLeastOne, Int64, Text, at_most, documented
+from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, AtLeastOne, Int64, Positive, Text, at_most, documented
 
 Vectors = list[list[float]]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
@@ -50,6 +50,8 @@ class CohereEmbedRequest(Body, kw_only=True):
     """Lower numbers go first, where the server schedules by priority; default 0."""
     request_id: str | None = None
     """Part of the response's id and of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
 
     images: Annotated[list[str], at_most(MOST_DOCUMENTS)] | None = None
     """URLs of images, https or data, in place of texts or inputs."""

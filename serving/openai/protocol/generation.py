@@ -152,6 +152,8 @@ class GenerationRequest(Body, kw_only=True):
     """Lower numbers go first, where the server schedules by priority; default 0."""
     request_id: str | None = None
     """Part of the response's id and of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
     cache_salt: Text | None = None
     """Cached prefixes are shared only between requests of the same salt."""
     skip_reading_prefix_cache: bool | None = None

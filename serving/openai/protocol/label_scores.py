@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxllm.requests.sampling_limits import MAX_LOGPROB_TOKEN_IDS
 from jaxllm.serving.http.body.base import Answer, Body
-from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, Int64, Natural, Text, at_most, documented
+from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, Int64, Natural, Positive, Text, at_most, documented
 from jaxllm.serving.openai.protocol.usage import Usage
 
 
@@ -31,6 +31,8 @@ class LabelScoresRequest(Body, kw_only=True):
     """Lower numbers go first, where the server schedules by priority; default 0."""
     request_id: str | None = None
     """Part of the answer's id and of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
 
 
 class LabelScore(Answer, kw_only=True):

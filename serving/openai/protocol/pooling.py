@@ -9,6 +9,7 @@ from jaxllm.serving.http.body.bounds import (
     Int64,
     Natural,
     OrMinusOne,
+    Positive,
     Text,
     at_most,
     documented,
@@ -31,6 +32,8 @@ class PooledRequest(Body, kw_only=True):
     """Lower numbers go first, where the server schedules by priority; default 0."""
     request_id: str | None = None
     """Part of the response's id and of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
 
     cache_salt: Annotated[Any, Ignored("a pooling model caches nothing")] = None
     mm_processor_kwargs: dict[str, Any] | None = None

@@ -9,6 +9,7 @@ from jaxllm.serving.http.body.bounds import (
     AtLeastOne,
     FromZero,
     OrMinusOne,
+    Positive,
     at_most,
     documented,
 )
@@ -138,6 +139,8 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
 
     request_id: str | None = None
     """Part of the log; by default random."""
+    timeout: Positive | None = None
+    """Seconds in which the whole request must be answered; at most, and by default, the server's limit."""
 
     enable_response_messages: bool | None = None
     """Give input_messages and output_messages too: prompt and reply as the model read and wrote them."""

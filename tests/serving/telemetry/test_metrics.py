@@ -300,6 +300,7 @@ def test_labels(metrics: Metrics) -> None:
                     "source",
                     "sleep_state",
                     "position",
+                    "place",
                     "max_lora",
                     "running_lora_adapters",
                     "waiting_lora_adapters",
