@@ -84,6 +84,7 @@ def serve_container(installation: Installation, command: list[str] | None = None
     }
     if serves:
         container |= {"ports": [{"name": "http", "containerPort": PORT}], **probes(installation)}
+        # Not /drain, which would refuse what is still routed here: SIGTERM drains when nothing more comes.
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": _UNROUTED}}}
     return container
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,8 @@ class ServerState:
     """The adapters of all API server processes, if there are others."""
     tracing: "Tracing | None" = None
     """Makes traces of requests, where that is asked for."""
+    drain: Callable[[], None] | None = None
+    """Has the server end well, as SIGTERM does; None where it is nobody's to end."""
     fingerprint: str = field(init=False)
     adapters: ServedAdapters = field(init=False)
     access: Access = field(init=False)

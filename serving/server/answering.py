@@ -49,6 +49,7 @@ async def answer(
     """Answer requests until a signal comes, then end."""
     shared = (None, None) if worker is None else (worker.shared_metrics, worker.shared_adapters)
     state = make_state(llm, options, *shared)
+    state.drain = signals.drain if worker is None else worker.drain
     await load_modules(state)
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)

@@ -24,6 +24,16 @@ class Load(Answer, kw_only=True):
     server_load: int
 
 
+class Draining(Answer, kw_only=True):
+    """The server takes nothing new, and ends when what runs has finished."""
+
+    status: str
+    running: int
+    """Requests of clients that this API server process has at the engines."""
+    shutdown_timeout: float
+    """Seconds that these have."""
+
+
 class Profile(Answer, kw_only=True):
     """The folder of the trace, on the server."""
 

@@ -39,6 +39,15 @@ OPERATIONS = (
         tag="Operation",
         response=answers.CacheReset,
     ),
+    Operation(
+        path="/drain",
+        methods=("POST",),
+        handler=routes.drain,
+        tag="Operation",
+        operator=True,
+        response=answers.Draining,
+        refusable=True,
+    ),
     Operation(path="/kv_event_sources", handler=kv_events.kv_event_sources, tag="Operation"),
     Operation(path="/scale", handler=scaling.show_scale, tag="Operation", response=scaling.ScaleAnswer),
     Operation(

@@ -12,7 +12,7 @@ from jaxllm.serving.http import errors
 from jaxllm.serving.http.identity import num_http_requests
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.server.answers import CacheReset, Halted, Load, Profile, Version
+from jaxllm.serving.server.answers import CacheReset, Draining, Halted, Load, Profile, Version
 from jaxllm.serving.telemetry.metrics import ProcessMeasured
 from jaxllm.serving.telemetry.shared_metrics import Published
 from jaxllm.version import __version__
@@ -103,6 +103,19 @@ async def reset_prefix_cache(request: Request) -> Response:
     if not await server_of(request).llm.reset_prefix_cache():
         raise errors.requests_running()
     return json_response(CacheReset(success=True))
+
+
+async def drain(request: Request) -> Response:
+    """Have the server end well: take nothing new, finish what runs within --shutdown-timeout, exit with 0."""
+    server = server_of(request)
+    if server.drain is None or not (server.access.needs_key or server.options.server_dev_mode):
+        # Anybody could end it.
+        raise errors.not_enabled(request.url.path, "--api-key or --server-dev-mode")
+    # Of several processes the others hear of it right afterwards.
+    server.accepting = False
+    server.drain()
+    running, seconds = num_http_requests(server), server.options.shutdown_timeout
+    return json_response(Draining(status="draining", running=running, shutdown_timeout=seconds))
 
 
 async def start_profile(request: Request) -> Response:

@@ -9,25 +9,40 @@ import psutil
 
 
 class Signals:
-    """SIGTERM and SIGINT as events: the first asks to end well, the second to end now. A context manager."""
+    """SIGTERM and SIGINT as events: the first asks to end well, the second to end now. A context manager.
+
+    SIGHUP and `drain` ask to end well, too, however often they come. A process that was started to ignore SIGHUP
+    (nohup) does so.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.told = asyncio.Event()
+        """Set when SIGTERM or SIGINT came: of several reasons to end well the one that waits for least."""
         self.exit_code = 0
         self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._take, number)
+        self._numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            self._loop.add_signal_handler(signal.SIGHUP, self.drain)
+            self._numbers.append(signal.SIGHUP)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._numbers:
             self._loop.remove_signal_handler(number)
 
+    def drain(self) -> None:
+        """Ask to end well."""
+        self.first.set()
+
     def _take(self, number: int) -> None:
-        if not self.first.is_set():
+        if not self.told.is_set():
+            self.told.set()
             self.first.set()
             return
         self.exit_code = 128 + number

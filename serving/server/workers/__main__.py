@@ -18,6 +18,7 @@ from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.server import serve_at
 from jaxllm.serving.server.workers.context import WorkerContext
 from jaxllm.serving.server.workers.messages import (
+    Drain,
     EngineEnded,
     EngineHangs,
     FromWorker,
@@ -109,6 +110,7 @@ def main() -> int:
         shared_metrics=SharedMetrics(given.shared_metrics, given.index, given.count),
         shared_adapters=SharedAdapters(given.shared_adapters),
         on_listening=partial(supervisor.send, Listening()),
+        drain=partial(supervisor.send, Drain()),
         scale=supervisor.scaling.scale,
         follow=supervisor.scaling.follow,
     )

@@ -14,13 +14,14 @@ class WorkerContext:
     """Context of one of several API server processes, for which the supervisor loads the engines and speaks.
 
     `launch_of` finds an engine by its number, `shared_metrics` has what the others have measured, `shared_adapters` the
-    adapters that all serve, `on_listening` is called when it answers. `scale` has the supervisor change the number of
-    engines, and from `follow` on it tells the engine's client of such changes.
+    adapters that all serve, `on_listening` is called when it answers. `drain` has the supervisor end all processes.
+    `scale` has it change the number of engines, and from `follow` on it tells the engine's client of such changes.
     """
 
     launch_of: Callable[[int], Launch]
     shared_metrics: SharedMetrics
     shared_adapters: SharedAdapters
     on_listening: Callable[[], None]
+    drain: Callable[[], None]
     scale: Callable[[int, float], Awaitable[None]]
     follow: Callable[[AsyncLLM], None]

@@ -65,6 +65,10 @@ class Listening(msgspec.Struct, tag=True):
     """The worker takes connections."""
 
 
+class Drain(msgspec.Struct, tag=True):
+    """The operator asked the worker to have the server end well."""
+
+
 class StartFailed(msgspec.Struct, tag=True):
     """The worker could not start: the name of a class in `jaxllm.errors`, and why."""
 
@@ -120,7 +124,7 @@ class ScalingTo(msgspec.Struct, tag=True):
     size: int | None
 
 
-FromWorker = RequestEngine | EngineHangs | Listening | StartFailed | Scale | Resized
+FromWorker = RequestEngine | EngineHangs | Listening | Drain | StartFailed | Scale | Resized
 ToWorker = EngineEnded | Resize | Scaled | ScalingTo
 Message = TypeVar("Message")
 

@@ -22,6 +22,7 @@ from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.server.workers.messages import (
+    Drain,
     EngineHangs,
     FromWorker,
     Listening,
@@ -94,12 +95,13 @@ class ApiServers:
         self._listening: set[Worker] = set()
         self._ending = False
         self._all_listen = asyncio.Event()
+        self._drain: Callable[[], None] = lambda: None
         self._none_runs = asyncio.Event()
         self._failed: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self, signals: Signals, progress: Progress) -> int:
         """Start everything, and end it when asked to."""
-        started = time.monotonic()
+        started, self._drain = time.monotonic(), signals.drain
         for index in range(self._options.api_server_count):
             self._start_worker(index)
         starting = asyncio.ensure_future(self._start(progress))
@@ -220,6 +222,8 @@ class ApiServers:
                 self._engines.end_hanging(worker, folder, reason)
             case Scale() | Resized():
                 self._scaling.take(worker, message)
+            case Drain():
+                self._drain()
             case Listening():
                 self._listening.add(worker)
                 if self._all_listen.is_set():
