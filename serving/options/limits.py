@@ -107,6 +107,12 @@ class RestartOptions(Section):
         "error.",
         minimum=0,
     )
+    takeover: bool = option(
+        False,
+        "Take over from the server of the same user that serves this address now, if there is one: this one gets its "
+        "socket, and once it is ready, the other one finishes its requests and exits. No connection is refused or "
+        "cut. The devices need room for both. See docs/processes.md.",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after SIGTERM or Ctrl-C.", minimum=0.0
     )

@@ -21,6 +21,7 @@ from jaxllm.serving.server.app import create_app
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.maintenance import follow_certificate, follow_keys, publish_metrics
 from jaxllm.serving.server.signals import Signals, before, cancel
+from jaxllm.serving.server.takeover import Handover
 from jaxllm.serving.server.workers.context import WorkerContext
 from jaxllm.serving.telemetry.log_format import MULTILINE
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner
@@ -64,10 +65,12 @@ async def answer(
     try:
         await http.wait_until_it_listens(serving)
         stores.resume(app, create_again)
-        _announce(state, listener, worker, started)
-        await _wait_for_end(signals, serving, llm)
+        await _announce(state, listener, worker, started)
+        await _serve(signals, serving, llm, listener, worker)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
-        await _drain(state, stores, signals)
+        if signals.is_leaving:
+            await _leave(http, signals, options.shutdown_timeout)
+        await _drain(state, stores, signals, max(0.0, deadline - time.monotonic()))
         # Clients that read more slowly than the engine writes have the same time as the engine.
         await _close(http, serving, signals, max(_CLOSING_SECONDS, deadline - time.monotonic()))
     finally:
@@ -132,11 +135,12 @@ async def _report(state: ServerState, worker: WorkerContext | None) -> None:
         await throughput.run()
 
 
-def _announce(state: ServerState, listener: Listener, worker: WorkerContext | None, started: float) -> None:
+async def _announce(state: ServerState, listener: Listener, worker: WorkerContext | None, started: float) -> None:
     """Say that connections are taken."""
     if worker is not None:
         worker.on_listening()
         return
+    await listener.take_over()
     urls = listener.urls(state.options.root_path)
     _log.info("%s", banner(state.llm.info, urls, time.monotonic() - started), extra=MULTILINE)
     if listener.is_open and not state.access.needs_key:
@@ -144,6 +148,31 @@ def _announce(state: ServerState, listener: Listener, worker: WorkerContext | No
             "anyone who can reach this machine can use this server: set --api-key, or accept only local connections "
             "with --host 127.0.0.1"
         )
+
+
+async def _serve(
+    signals: Signals, serving: "asyncio.Task[None]", llm: AsyncLLM, listener: Listener, worker: WorkerContext | None
+) -> None:
+    """Serve until the end, or until another server takes over. Raises as `_wait_for_end`."""
+    if worker is not None:
+        # The supervisor has the socket.
+        await _wait_for_end(signals, serving, llm)
+        return
+
+    def leave() -> None:
+        listener.hand_over()
+        signals.leave()
+
+    async with Handover(listener.socket, leave):
+        await _wait_for_end(signals, serving, llm)
+
+
+async def _leave(http: HttpServer, signals: Signals, seconds: float) -> None:
+    """Another server has the new connections: answer those that there are, for so long."""
+    _log.info("another server takes over: leaving with %d connections", len(http.server_state.connections))
+    leaving = asyncio.ensure_future(http.leave())
+    await before(signals.told, leaving, seconds)
+    await cancel(leaving)
 
 
 async def _wait_for_end(signals: Signals, serving: "asyncio.Task[None]", llm: AsyncLLM) -> None:
@@ -156,14 +185,14 @@ async def _wait_for_end(signals: Signals, serving: "asyncio.Task[None]", llm: As
         raise EngineError("the HTTP server ended unexpectedly")
 
 
-async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
-    """Refuse what is new, let what runs finish for a while, and end the rest with an error."""
-    llm, timeout = state.llm, state.options.shutdown_timeout
+async def _drain(state: ServerState, stores: Stores, signals: Signals, seconds: float) -> None:
+    """Refuse what is new, let what runs finish for so long, and end the rest with an error."""
+    llm = state.llm
     state.accepting = False
     await stores.stop_batches()
     running = llm.num_unfinished
-    _log.info("shutting down%s", f": {running} requests have {timeout:g} s to finish" if running else "")
-    draining = asyncio.ensure_future(llm.drain(timeout))
+    _log.info("shutting down%s", f": {running} requests have {seconds:g} s to finish" if running else "")
+    draining = asyncio.ensure_future(llm.drain(seconds))
     await before(signals.second, draining)
     await cancel(draining)
     if llm.num_unfinished:

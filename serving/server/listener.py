@@ -1,5 +1,6 @@
 """The socket that the server listens on, and what makes it speak TLS: all that can fail before a model is loaded."""
 
+import asyncio
 import errno
 import socket
 import ssl
@@ -12,6 +13,7 @@ from uvicorn.config import create_ssl_context
 
 from jaxllm.errors import ConfigError
 from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.server.takeover import Predecessor
 
 
 class Listener:
@@ -22,11 +24,17 @@ class Listener:
     """
 
     def __init__(self, options: ServerOptions, inherited: socket.socket | None = None) -> None:
-        """`inherited`: a socket that another process has bound, whose file stays when this one ends."""
+        """`inherited`: a socket that another process has bound, whose file stays when this one ends.
+
+        With `takeover`, the socket is that of the server at this address, which `take_over` then ends.
+        """
         self._options = options
         self.ssl_context = _ssl_context(options)
         self._written = self._modified_time()
         self._path = None if options.uds is None else Path(options.uds)
+        self._predecessor = Predecessor.find(options) if options.takeover and inherited is None else None
+        if self._predecessor is not None:
+            inherited = self._predecessor.socket
         self._inherited = inherited is not None
         if inherited is not None:
             self.socket = inherited
@@ -70,8 +78,22 @@ class Listener:
         names = filter(None, (self._options.ssl_certfile, self._options.ssl_keyfile))
         return [Path(name).stat().st_mtime_ns for name in names if Path(name).exists()]
 
+    async def take_over(self) -> None:
+        """Connections are taken here: let the server leave that served this address before, if there is one."""
+        if self._predecessor is not None:
+            await asyncio.to_thread(self._predecessor.relieve)
+            self._predecessor.close()
+            # From now on its file is ours.
+            self._inherited = False
+
+    def hand_over(self) -> None:
+        """Another server takes the connections of this socket: its file stays."""
+        self._inherited = True
+
     def close(self) -> None:
         """Close the socket and remove its file."""
+        if self._predecessor is not None:
+            self._predecessor.close()
         self.socket.close()
         if self._path is not None and not self._inherited:
             self._path.unlink(missing_ok=True)

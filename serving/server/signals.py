@@ -20,6 +20,8 @@ class Signals:
         self.second = asyncio.Event()
         self.told = asyncio.Event()
         """Set when SIGTERM or SIGINT came: of several reasons to end well the one that waits for least."""
+        self.is_leaving = False
+        """Whether another server has taken over: connections of now are answered, and new ones are its."""
         self.exit_code = 0
         self._loop = asyncio.get_running_loop()
 
@@ -30,6 +32,9 @@ class Signals:
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             self._loop.add_signal_handler(signal.SIGHUP, self.drain)
             self._numbers.append(signal.SIGHUP)
+        # From the supervisor of several processes.
+        self._loop.add_signal_handler(signal.SIGUSR1, self.leave)
+        self._numbers.append(signal.SIGUSR1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,6 +44,12 @@ class Signals:
     def drain(self) -> None:
         """Ask to end well."""
         self.first.set()
+
+    def leave(self) -> None:
+        """Ask to end well, as another server has taken over."""
+        if not self.first.is_set():
+            self.is_leaving = True
+            self.first.set()
 
     def _take(self, number: int) -> None:
         if not self.told.is_set():

@@ -56,6 +56,11 @@ class Connections:
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
+        self.are_leaving = False
+        """Whether each connection takes one more request at most: another server has the next ones."""
+        self.none_open = asyncio.Event()
+        """Set while there is no connection."""
+        self.none_open.set()
         self.body_bytes = 0
         """Bytes of all bodies that are being received, or not yet decoded."""
         self._all = _ConnectionGroup()
@@ -70,6 +75,7 @@ class Connections:
     def admit(self, connection: Connection) -> bool:
         """Count a new connection, which waits for its first request. False: there is no room for it."""
         self._open.add(connection)
+        self.none_open.clear()
         groups = self._groups(connection)
         limits = (self.limits.connections, self.limits.connections_per_address)
         for group, limit in reversed([*zip(groups, limits, strict=False)]):
@@ -98,6 +104,8 @@ class Connections:
         """Forget a connection that has ended."""
         self.leave(connection)
         self._open.discard(connection)
+        if not self._open:
+            self.none_open.set()
 
     def wait(self, connection: Connection, *, begins: bool) -> None:
         """A connection begins to wait for a whole request, or has one."""

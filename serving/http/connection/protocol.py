@@ -197,6 +197,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer.headers_complete()
         self._framing = 0
         super().on_headers_complete()
+        if self._all.are_leaving:
+            self.cycle.keep_alive = False
         if self.scope["http_version"] != "1.0":
             # The application has not begun: it runs in a task.
             extensions[DIRECT_BODY] = DirectBody(self.cycle)

@@ -18,6 +18,7 @@ from jaxllm.serving.options.server import ServerOptions
 _log = logging.getLogger(__name__)
 
 _SILENT_INTERVAL = 0.5
+_LATE_SECONDS = 1.0
 
 
 class HttpServer(uvicorn.Server):
@@ -58,6 +59,20 @@ class HttpServer(uvicorn.Server):
                 except OSError as error:
                     raise ConfigError(f"cannot listen: {error.strerror or error}") from None
             await asyncio.sleep(0.01)
+
+    async def leave(self) -> None:
+        """Take no new connections, which another process has, and one more request of each of those that there are.
+
+        Returns when all have ended. What is kept open without a request ends by its own timeout, not at once: its
+        client may be sending the next one.
+        """
+        for server in self.servers:
+            server.close()
+        self.servers = []
+        self._connections.are_leaving = True
+        # What was accepted just now, or shakes hands for TLS, is nobody's connection yet.
+        await asyncio.sleep(_LATE_SECONDS)
+        await self._connections.none_open.wait()
 
     async def cut_silent(self, after: float) -> None:
         """After a while, close connections again and again on which nothing is left to be sent."""

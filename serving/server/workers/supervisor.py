@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -21,6 +22,7 @@ from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
+from jaxllm.serving.server.takeover import Handover
 from jaxllm.serving.server.workers.messages import (
     Drain,
     EngineHangs,
@@ -110,12 +112,14 @@ class ApiServers:
             await cancel(starting)
             return signals.exit_code
         starting.result()
+        await self._listener.take_over()
         urls = self._listener.urls(self._options.root_path)
         _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started), extra=MULTILINE)
         reporting = [asyncio.create_task(self._publish())]
         if not self._options.disable_log_stats:
             reporting += [asyncio.create_task(self._engines.throughput.run()), asyncio.create_task(self._count())]
-        await before(signals.first, self._failed)
+        async with Handover(self._listener.socket, partial(self._leave, signals)):
+            await before(signals.first, self._failed)
         for task in reporting:
             await cancel(task)
         _log.info("shutting down %d API servers", len(self._workers))
@@ -123,6 +127,11 @@ class ApiServers:
         if self._failed.done() and not signals.second.is_set():
             self._failed.result()
         return signals.exit_code
+
+    def _leave(self, signals: Signals) -> None:
+        """Another server has taken over."""
+        self._listener.hand_over()
+        signals.leave()
 
     def _start_worker(self, index: int) -> None:
         if self._ending:
@@ -185,14 +194,22 @@ class ApiServers:
         """Let all processes finish what runs; a second signal has them killed."""
         self._ending = True
         self._engines.retire()
-        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGUSR1 if signals.is_leaving else signal.SIGTERM)
         if not self._workers:
             return
+        hurrying = asyncio.ensure_future(self._hurry(signals))
         seconds = _FAILED_SECONDS if self._failed.done() else self._options.shutdown_timeout + _GRACE_SECONDS
         waiting = asyncio.ensure_future(self._none_runs.wait())
         if not await before(signals.second, waiting, seconds):
             self._signal(signal.SIGKILL)
         await cancel(waiting)
+        await cancel(hurrying)
+
+    async def _hurry(self, signals: Signals) -> None:
+        """While another server takes over, a SIGTERM has what is new on old connections refused."""
+        if signals.is_leaving:
+            await signals.told.wait()
+            self._signal(signal.SIGTERM)
 
     async def close(self) -> None:
         """End whatever still runs."""
