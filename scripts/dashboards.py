@@ -192,6 +192,17 @@ ENGINE: Rows = {
             "Of --api-server-count.",
         ),
         Panel(
+            "Memory of processes", "bytes",
+            ((f"jaxllm:process_memory_bytes{MODEL}", "{{instance}} {{process}} {{engine}}"),),
+            "Of engines on this machine, and of the largest API server; see --max-process-memory.",
+        ),
+        Panel(
+            "Lag of event loops", "s", _quantiles("event_loop_lag_seconds"), "API servers: streams stutter by it.",
+        ),
+        Panel(
+            "Lag of engine loops", "s", ((_mean("engine_loop_lag_seconds"), _EACH),), "Until an engine answers.",
+        ),
+        Panel(
             "Memory of the server", "bytes", ((f"process_resident_memory_bytes{INSTANCE}", "{{instance}}"),),
             "Without --api-server-count; not that of the engines.",
         ),

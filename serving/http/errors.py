@@ -154,6 +154,11 @@ def shutting_down() -> HttpError:
     return HttpError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})
 
 
+def overloaded(reason: str) -> HttpError:
+    """The server takes nothing new for a while."""
+    return HttpError(503, f"{reason}; try again later", code="overloaded", headers={"Retry-After": "5"})
+
+
 def wrong_runner(path: str, model: str, found: str, wanted: str) -> HttpError:
     """The route is for models of another kind than this one, which pools, transcribes or generates."""
     match found, wanted:

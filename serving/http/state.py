@@ -55,6 +55,8 @@ class ServerState:
     """The adapters of all API server processes, if there are others."""
     tracing: "Tracing | None" = None
     """Makes traces of requests, where that is asked for."""
+    overloaded: str = ""
+    """Why nothing new is taken for a while; empty where it is."""
     drain: Callable[[], None] | None = None
     """Has the server end well, as SIGTERM does; None where it is nobody's to end."""
     fingerprint: str = field(init=False)
@@ -159,6 +161,8 @@ class ServerState:
         """Raise an error of status 503 when nothing new is taken."""
         if not self.accepting:
             raise errors.shutting_down()
+        if self.overloaded:
+            raise errors.overloaded(self.overloaded)
 
 
 def server_of(request: Request) -> ServerState:

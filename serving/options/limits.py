@@ -107,6 +107,12 @@ class RestartOptions(Section):
         "error.",
         minimum=0,
     )
+    max_process_memory: float = option(
+        0.0,
+        "Memory in GiB (resident) that each process of the server may have. From 90 % on, new requests get status 503 "
+        "with Retry-After; an engine beyond it is restarted, and its requests continue. 0: no limit.",
+        minimum=0.0,
+    )
     takeover: bool = option(
         False,
         "Take over from the server of the same user that serves this address now, if there is one: this one gets its "

@@ -22,6 +22,7 @@ from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.maintenance import follow_certificate, follow_keys, publish_metrics
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.server.takeover import Handover
+from jaxllm.serving.server.watchdog import watch_lag, watch_memory
 from jaxllm.serving.server.workers.context import WorkerContext
 from jaxllm.serving.telemetry.log_format import MULTILINE
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner
@@ -58,7 +59,11 @@ async def answer(
     http = HttpServer(uvicorn_config(app, options, listener.ssl_context), connections)
     background = [
         asyncio.create_task(each)
-        for each in (follow_certificate(listener), connections.watch(), follow_keys(state), _report(state, worker))
+        for each in (
+            *(follow_certificate(listener), connections.watch(), follow_keys(state), _report(state, worker)),
+            watch_memory(state, None if worker is None else worker.overloaded),
+            watch_lag(state.metrics.http.loop_lag.observe),
+        )
     ]
     serving = asyncio.create_task(http.serve(sockets=[listener.socket]))
     settle()
@@ -98,6 +103,7 @@ def make_state(
     llm.on_restart.append(metrics.count_engine_restart)
     llm.engines.state.on_resume.append(metrics.count_resumed)
     llm.engines.state.on_resize.append(metrics.resize)
+    llm.engines.state.on_lag.append(metrics.observe_engine_lag)
     before = None if shared_metrics is None else shared_metrics.own()
     if before is not None:
         # Values of the process that this one replaces: counters do not go back.

@@ -139,6 +139,22 @@ METRICS = (
     Described(
         "request_params_max_tokens", "histogram", "Parameter max_tokens, or the tokens that fit if it is not set."
     ),
+    Described(
+        "event_loop_lag_seconds",
+        "histogram",
+        "Time by which the event loop of an API server is late, looked at four times a second.",
+    ),
+    Described(
+        "engine_loop_lag_seconds",
+        "histogram",
+        "Time until an engine answers a question that each API server asks every five seconds: the rest of its step, "
+        "and whatever else holds up its loop.",
+    ),
+    Described(
+        "process_memory_bytes",
+        "gauge",
+        "Resident memory of an engine's process on this machine, and of the largest API server process.",
+    ),
     Described("compilations_after_warmup", "counter", "Compilations during steps; expected to be 0."),
     Described("engine_restarts", "counter", "Restarts of an engine that crashed or hung."),
     Described("requests_resumed", "counter", "Requests that continued in another engine after theirs had ended."),
@@ -249,6 +265,7 @@ def new_histograms(max_model_len: int) -> dict[str, Histogram]:
         "request_params_n": _N,
         "request_num_preemptions": _PREEMPTIONS,
         "step_seconds": _STEP,
+        "engine_loop_lag_seconds": _STEP,
         "batch_fill": _FILL,
         "kv_block_lifetime_seconds": _PAGE_LIFE,
         "kv_block_idle_before_evict_seconds": _PAGE_LIFE,

@@ -51,6 +51,7 @@ class EngineState(msgspec.Struct):
     stats: StepStats
     measured: Measured
     is_there: bool = True
+    memory: int = 0
 
 
 class EngineMetrics:
@@ -75,6 +76,8 @@ class EngineMetrics:
         """Seconds that each of several stages has worked."""
         self.accepted_by_place: list[int] = []
         """Accepted drafts by their place after a known token."""
+        self.memory = 0
+        """Bytes of its process, where that is known."""
         self.work = NO_WORK
         """Work of each device, where it is counted."""
 
@@ -100,6 +103,7 @@ class EngineMetrics:
                 work=self.work,
             ),
             self.is_there,
+            self.memory,
         )
 
     def add(self, other: Measured) -> None:

@@ -16,7 +16,8 @@ _SECONDS = (0.1, 0.5, 1.0)
 _SECONDS_FINELY = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
 )  # fmt: skip
-REJECTIONS = ("queue_full", "engine_unavailable", "shutting_down")
+_LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+REJECTIONS = ("queue_full", "engine_unavailable", "shutting_down", "overloaded")
 """Why requests are rejected; others are there once they happen."""
 PLACES = ("preparation", "first_token", "decode")
 """Where a request may be when its time is over: before the engine, before its first token there, or after that."""
@@ -60,6 +61,9 @@ class HttpMeasured(msgspec.Struct):
     """By reason: requests that were not taken for now."""
     timeouts: dict[str, int] = {}
     """By place: requests whose time was over."""
+    loop_lag: tuple[list[int], float] | None = None
+    memory: int = 0
+    """Bytes of the process; of several, those of the largest."""
 
 
 class HttpMetrics:
@@ -71,6 +75,10 @@ class HttpMetrics:
         self._seconds: dict[str, Histogram] = {"": Histogram(_SECONDS_FINELY)}
         self.rejections = dict.fromkeys(REJECTIONS, 0)
         self.timeouts = dict.fromkeys(PLACES, 0)
+        self.loop_lag = Histogram(_LAG)
+        """Seconds by which the event loop is late."""
+        self.memory = 0
+        """Bytes of this process, or of the largest of several."""
 
     def observe(self, handler: str, method: str, status: int, seconds: float, received: int, sent: int) -> None:
         """Count a request. `handler` is the path of its route."""
@@ -101,7 +109,7 @@ class HttpMetrics:
     def measured(self) -> HttpMeasured:
         """The counts so far, for `add` in another process."""
         seconds = {key: histogram.state() for key, histogram in self._seconds.items()}
-        counts = dict(self.rejections), dict(self.timeouts)
+        counts = dict(self.rejections), dict(self.timeouts), self.loop_lag.state(), self.memory
         return HttpMeasured(dict(self._requests), dict(self._sizes), seconds, *counts)
 
     def add(self, other: HttpMeasured) -> None:
@@ -119,6 +127,9 @@ class HttpMetrics:
             self.rejections[reason] = self.rejections.get(reason, 0) + count
         for place, count in other.timeouts.items():
             self.timeouts[place] += count
+        if other.loop_lag is not None:
+            self.loop_lag.add(*other.loop_lag)
+        self.memory = max(self.memory, other.memory)
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""

@@ -84,6 +84,7 @@ class Metrics(Collector):
         joined = Metrics(self._engines[0].info, self._model_name, self._prefix, len(states), self._first)
         for number, (known, joint) in enumerate(zip(states, joined._engines, strict=True)):
             joint.info, joint.stats, joint.is_there = self._engine(number).info, known.stats, known.is_there
+            joint.memory = known.memory
             joint.add(known.measured)
         for measured in (own or self.measured(), *others):
             joined.add(measured)
@@ -113,6 +114,14 @@ class Metrics(Collector):
     def count_api_server_restart(self) -> None:
         """Another API server process has taken the place of one that ended."""
         self._engines[0].counters["api_server_restarts"] += 1
+
+    def set_engine_memory(self, number: int, size: int) -> None:
+        """The process of an engine has so many bytes."""
+        self._engine(number).memory = size
+
+    def observe_engine_lag(self, seconds: float, number: int) -> None:
+        """An engine has answered after so long."""
+        self._engine(number).histograms["engine_loop_lag_seconds"].observe(seconds)
 
     def set_media_cache(self, queries: int, hits: int) -> None:
         """So many images were looked up among the processed ones of this process, and so many found."""
@@ -165,9 +174,11 @@ class Metrics(Collector):
         match metric.kind:
             case "gauge":
                 gauge = GaugeMetricFamily(name, metric.meaning)
-                for labels, engine in engines:
+                for number, (labels, engine) in enumerate(engines):
                     if not engine.is_there:
                         continue
+                    if metric.name == "process_memory_bytes" and number == 0:
+                        gauge.add_sample(name, {**labels, "process": "api_server"}, self.http.memory)
                     for own, value in _gauges(metric.source, labels, engine):
                         gauge.add_sample(name, own, value)
                 return gauge
@@ -181,8 +192,9 @@ class Metrics(Collector):
                 return counter
             case "histogram":
                 family = HistogramMetricFamily(name, metric.meaning, labels=list(engines[0][0]))
-                for labels, engine in engines:
-                    histogram = engine.histograms[metric.source]
+                of_server = metric.name == "event_loop_lag_seconds"
+                for labels, engine in engines[:1] if of_server else engines:
+                    histogram = self.http.loop_lag if of_server else engine.histograms[metric.source]
                     family.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
                 return family
 
@@ -228,6 +240,8 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
                 ({**labels, "sleep_state": state}, float(level == engine.stats.sleep_level))
                 for level, state in enumerate(states)
             ]
+        case "process_memory_bytes":
+            return [({**labels, "process": "engine"}, engine.memory)] if engine.memory else []
         case "weights_version":
             return [(labels, engine.stats.weights_version)]
         case "peak_flops_per_gpu" | "peak_bytes_per_second_per_gpu":

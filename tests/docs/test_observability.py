@@ -41,6 +41,11 @@ QUIET = {
     f'jaxllm:step_seconds_by_shape_sum{{{E}, shape="64"}}': "0+1x60",
     f'jaxllm:step_seconds_by_shape_count{{{E}, shape="64"}}': "0+100x60",
     f'jaxllm:planned_step_seconds{{{E}, shape="64"}}': "0.005x60",
+    f'jaxllm:event_loop_lag_seconds_bucket{{{E}, le="0.2"}}': "0+240x60",
+    f'jaxllm:event_loop_lag_seconds_bucket{{{E}, le="0.5"}}': "0+240x60",
+    f'jaxllm:event_loop_lag_seconds_bucket{{{E}, le="+Inf"}}': "0+240x60",
+    f"jaxllm:engine_loop_lag_seconds_sum{{{E}}}": "0+1x60",
+    f"jaxllm:engine_loop_lag_seconds_count{{{E}}}": "0+12x60",
     f'jaxllm:engine_sleep_state{{{E}, sleep_state="awake"}}': "1x180",
 }
 """Series of a healthy server, one value a minute."""
@@ -61,6 +66,8 @@ TROUBLE: dict[str, tuple[dict[str, str], int]] = {
     "JaxllmPreempts": ({f"jaxllm:num_preemptions_total{{{E}}}": "0+6x60"}, 12),
     "JaxllmCompiles": ({f"jaxllm:compilations_after_warmup_total{{{E}}}": "0 0 1x60"}, 4),
     "JaxllmStepsSlow": ({f'jaxllm:step_seconds_by_shape_sum{{{E}, shape="64"}}': "0+2x60"}, 25),
+    "JaxllmEventLoopLags": ({f'jaxllm:event_loop_lag_seconds_bucket{{{E}, le="0.2"}}': "0+200x60"}, 12),
+    "JaxllmEngineLoopLags": ({f"jaxllm:engine_loop_lag_seconds_sum{{{E}}}": "0+40x60"}, 20),
     "JaxllmClientsLeave": ({f'jaxllm:request_success_total{{{E}, finished_reason="abort"}}': "0+30x60"}, 25),
     "JaxllmAsleep": ({f'jaxllm:engine_sleep_state{{{E}, sleep_state="awake"}}': "0x180"}, 65),
 }

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -72,6 +73,7 @@ class AsyncEngine:
         self._replies: dict[int, asyncio.Future[Called]] = {}
         self._numbers = itertools.count()
         self._watch: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
 
     async def start(
         self, config: EngineConfig, *, progress: Progress, log_level: str, json_logs: bool, stale_weights: str = ""
@@ -96,6 +98,16 @@ class AsyncEngine:
     def pid(self) -> int:
         """Process id of the engine."""
         return self._supervisor.connection.pid
+
+    @property
+    def living_pid(self) -> int | None:
+        """Process id of the engine; None while there is none."""
+        return self.pid if self.health.is_up else None
+
+    def restart(self, reason: str) -> None:
+        """Kill the process, if there is one; the next one goes on with its requests."""
+        if self.health.is_up:
+            self._give_up(EngineError(reason))
 
     def __len__(self) -> int:
         """Requests in flight."""
@@ -440,9 +452,12 @@ class AsyncEngine:
                 held = self._resumption.held()
                 running = {child: name for child, name in running.items() if name not in held}
             names = self._reconciliation.ask(running)
+            self._asked_at = time.monotonic()
             self._send(Reconcile(next(self._numbers), names))
 
     def _take_reconciled(self, unknown: list[str]) -> None:
+        for observe in self._shared.on_lag:
+            observe(time.monotonic() - self._asked_at, self.number)
         lost = self._reconciliation.lost(unknown, self._outputs.running() if unknown else {})
         if lost:
             logger.error("the engine has lost %d requests that wait for it: %s", len(lost), ", ".join(lost[:5]))

@@ -33,5 +33,7 @@ class SharedState:
         """Called when another engine has taken the place of one that ended, with the number of that place."""
         self.on_resume: list[Callable[[int, int], None]] = []
         """Called with the number of requests that go on after the end of their engine, and the number of that."""
+        self.on_lag: list[Callable[[float, int], None]] = []
+        """Called when an engine has answered a question after so many seconds, with its number."""
         self.on_resize: list[Callable[[int], None]] = []
         """Called with the number of engines when it has changed."""

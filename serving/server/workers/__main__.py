@@ -23,6 +23,7 @@ from jaxllm.serving.server.workers.messages import (
     EngineHangs,
     FromWorker,
     Listening,
+    Overloaded,
     RequestEngine,
     StartFailed,
     ToWorker,
@@ -42,6 +43,8 @@ class SupervisorClient:
         self._lock = threading.Lock()
         self._engines: dict[str, RemoteEngine] = {}
         self.scaling = WorkerPart(self.send)
+        self.overloaded = ""
+        """Why nothing new is to be taken, as the supervisor says."""
 
     def send(self, message: FromWorker) -> None:
         """Send a message."""
@@ -57,6 +60,9 @@ class SupervisorClient:
     def watch(self) -> None:
         """Hear of the ends of engines and of their number, and end when the supervisor is gone, however it went."""
         while (message := receive(self._channel, ToWorker)) is not None:
+            if isinstance(message, Overloaded):
+                self.overloaded = message.reason
+                continue
             if not isinstance(message, EngineEnded):
                 self.scaling.take(message)
                 continue
@@ -111,6 +117,7 @@ def main() -> int:
         shared_adapters=SharedAdapters(given.shared_adapters),
         on_listening=partial(supervisor.send, Listening()),
         drain=partial(supervisor.send, Drain()),
+        overloaded=lambda: supervisor.overloaded,
         scale=supervisor.scaling.scale,
         follow=supervisor.scaling.follow,
     )

@@ -15,6 +15,7 @@ class WorkerContext:
 
     `launch_of` finds an engine by its number, `shared_metrics` has what the others have measured, `shared_adapters` the
     adapters that all serve, `on_listening` is called when it answers. `drain` has the supervisor end all processes.
+    `overloaded` says what it finds wrong with engines.
     `scale` has it change the number of engines, and from `follow` on it tells the engine's client of such changes.
     """
 
@@ -23,5 +24,6 @@ class WorkerContext:
     shared_adapters: SharedAdapters
     on_listening: Callable[[], None]
     drain: Callable[[], None]
+    overloaded: Callable[[], str]
     scale: Callable[[int, float], Awaitable[None]]
     follow: Callable[[AsyncLLM], None]

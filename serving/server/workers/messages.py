@@ -118,6 +118,12 @@ class Resized(Refusable, tag=True):
     """The worker has done its part, or could not."""
 
 
+class Overloaded(msgspec.Struct, tag=True):
+    """Why nothing new is to be taken; empty: it may be."""
+
+    reason: str
+
+
 class ScalingTo(msgspec.Struct, tag=True):
     """There will be so many engines; None: nothing is changed any more."""
 
@@ -125,7 +131,7 @@ class ScalingTo(msgspec.Struct, tag=True):
 
 
 FromWorker = RequestEngine | EngineHangs | Listening | Drain | StartFailed | Scale | Resized
-ToWorker = EngineEnded | Resize | Scaled | ScalingTo
+ToWorker = EngineEnded | Overloaded | Resize | Scaled | ScalingTo
 Message = TypeVar("Message")
 
 

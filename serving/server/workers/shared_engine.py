@@ -72,6 +72,16 @@ class SharedEngine:
             self._end(EngineError(reason), kill=True)
 
     @property
+    def living_pid(self) -> int | None:
+        """Process id of the engine; None while there is none."""
+        return self._supervisor.connection.pid if self._ready else None
+
+    def restart(self, reason: str) -> None:
+        """Kill the process, if there is one; the next one goes on with its requests."""
+        if self._ready:
+            self._end(EngineError(reason), kill=True)
+
+    @property
     def has_other_weights(self) -> bool:
         """See `EngineSupervisor.has_other_weights`."""
         return self._supervisor.has_other_weights

@@ -115,6 +115,11 @@ class SharedEngines:
         for engine in self._engines:
             engine.end_hanging(worker, folder, reason)
 
+    @property
+    def all(self) -> list[SharedEngine]:
+        """All engines, by number."""
+        return self._engines
+
     def retire(self) -> None:
         """From now on an engine that ends is not replaced."""
         for engine in self._engines:

@@ -23,11 +23,13 @@ from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.server.takeover import Handover
+from jaxllm.serving.server.watchdog import LOOK_SECONDS, EngineMemory
 from jaxllm.serving.server.workers.messages import (
     Drain,
     EngineHangs,
     FromWorker,
     Listening,
+    Overloaded,
     RequestEngine,
     Resized,
     Scale,
@@ -95,6 +97,7 @@ class ApiServers:
         self._workers: dict[int, Worker] = {}
         self._scaling = WorkerScaling(self._engines, self._workers.values)
         self._listening: set[Worker] = set()
+        self._overloaded = ""
         self._ending = False
         self._all_listen = asyncio.Event()
         self._drain: Callable[[], None] = lambda: None
@@ -115,7 +118,7 @@ class ApiServers:
         await self._listener.take_over()
         urls = self._listener.urls(self._options.root_path)
         _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started), extra=MULTILINE)
-        reporting = [asyncio.create_task(self._publish())]
+        reporting = [asyncio.create_task(self._publish()), asyncio.create_task(self._watch_memory())]
         if not self._options.disable_log_stats:
             reporting += [asyncio.create_task(self._engines.throughput.run()), asyncio.create_task(self._count())]
         async with Handover(self._listener.socket, partial(self._leave, signals)):
@@ -170,6 +173,18 @@ class ApiServers:
         while True:
             self._shared_metrics.publish_engines(self._engines.metrics.engine_states())
             await asyncio.sleep(_PUBLISH_SECONDS)
+
+    async def _watch_memory(self) -> None:
+        """Restart engines that take too much memory, and let the processes take nothing new before that."""
+        memory = EngineMemory(self._options.max_process_memory, self._engines.metrics.set_engine_memory)
+        while True:
+            there = self._engines.all
+            problem = memory.look([(number, each.living_pid, each.restart) for number, each in enumerate(there)])
+            if problem != self._overloaded:
+                self._overloaded = problem
+                for worker in self._workers.values():
+                    worker.tell(Overloaded(problem))
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _count(self) -> None:
         """Let the log know of the tokens that the processes have counted."""
@@ -243,6 +258,7 @@ class ApiServers:
                 self._drain()
             case Listening():
                 self._listening.add(worker)
+                worker.tell(Overloaded(self._overloaded))
                 if self._all_listen.is_set():
                     self._engines.metrics.count_api_server_restart()
                     _log.info("API server %d is back", worker.index)

@@ -301,6 +301,7 @@ def test_labels(metrics: Metrics) -> None:
                     "sleep_state",
                     "position",
                     "place",
+                    "process",
                     "max_lora",
                     "running_lora_adapters",
                     "waiting_lora_adapters",
