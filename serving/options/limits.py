@@ -76,18 +76,18 @@ class LimitOptions(Section):
     timeout_send: float = option(
         60.0, "Seconds after which a client that reads none of its response is disconnected. 0: no limit.", minimum=0.0
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartOptions(Section):
-    """Hangs, crashes and the end of the server."""
-
     request_timeout: float = option(
         0.0,
         "Seconds in which a request must be answered, from its headers to its last token; beyond it, it ends with "
         "status 504, or an error event in a stream. Requests may ask for less with the field timeout. 0: no limit.",
         minimum=0.0,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartOptions(Section):
+    """Hangs, crashes and the end of the server."""
+
     step_timeout: float = option(
         120.0,
         "Seconds after which an unfinished step counts as a hang: the engine is killed and restarted.",
