@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax
 
+from jaxllm.executor.draft_state import DraftState
 from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.models.cache import Cache
 
@@ -48,3 +49,5 @@ class DeviceState(StageState):
     """
     drafter_cache: Cache | None = None
     """What the model's drafter keeps of each token, in the pages that the model's first page table names."""
+    drafts: DraftState | None = None
+    """What that has guessed last, and how much of what it had guessed before was right."""

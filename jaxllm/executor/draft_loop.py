@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.executor.draft_state import Accepted
 from jaxllm.executor.shards import max_over_shards
 from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.batch import Batch
@@ -29,15 +30,16 @@ def draft_tokens(
     sampled: jax.Array,
     is_sampled: jax.Array,
     cache: Cache,
+    accepted: Accepted,
     inputs: dict[str, jax.Array],
     shape: StepShape,
 ) -> tuple[jax.Array, Cache]:
     """Guesses int32 [R, K] at what follows the rows of a step, and the drafter's cache with the step's tokens.
 
     `hidden` [T, D] are the model's hidden states of the step, and `tapped` those that the drafter reads between layers.
-    `sampled` int32 [N] are the step's tokens, where `is_sampled` (bool [N]) says so. The first `inputs["draft_steps"]`
-    of the guesses are made, and those of rows that sample nothing mean nothing. Where that is -1 in all shards, the
-    drafter does nothing.
+    `sampled` int32 [N] are the step's tokens, where `is_sampled` (bool [N]) says so, and `accepted` which of its drafts
+    are. The first `inputs["draft_steps"]` of the guesses are made, and those of rows that sample nothing mean nothing.
+    Where that is -1 in all shards, the drafter does nothing.
     """
     drafter = model.drafter
     assert drafter is not None
@@ -54,15 +56,14 @@ def draft_tokens(
     # A loop of one round or none, which has the cache in place.
     followed = lax.fori_loop(0, jnp.minimum(steps + 1, 1), follow, (jnp.zeros(nothing.shape, nothing.dtype), cache))
     (states, cache), steps = followed, jnp.maximum(steps, 0)
-    lasts = last_accepted(batch, sampled, is_sampled, inputs, shape.max_drafts)
+    lasts = accepted.places
     start, states = ragged.positions[lasts], states[lasts]
     turned = batch.rotary_positions
     # Guesses are text, which turns by its place and as much as the token before it more or less.
     ahead = None if turned is None else (turned - batch.ragged.positions)[:, lasts]
     # Guesses may go on to the page after that of the last token, which the device's table does not have yet.
-    columns = jnp.maximum(ragged.kv_lens - 1, 0) // shape.page_size + 1
     rows = jnp.arange(len(lasts), dtype=jnp.int32)
-    table = ragged.page_table.at[rows, columns].set(inputs["next_pages"], mode="drop")
+    table = ragged.page_table.at[rows, inputs["next_columns"]].set(inputs["next_pages"], mode="drop")
     ragged = replace(ragged, page_table=table)
     # The first column is what the drafter goes on from: a sampled token, or its own first guess.
     sampled_first = drafter.begins_with_sampled
@@ -97,22 +98,6 @@ def tokens_after(batch: Batch, sampled: jax.Array, is_sampled: jax.Array, inputs
     tokens = tokens.at[ends].set(inputs["next_ids"], mode="drop")
     places = jnp.where(is_sampled, inputs["sample_positions"], len(token_ids))
     return tokens.at[places].set(sampled, mode="drop")
-
-
-def last_accepted(
-    batch: Batch, sampled: jax.Array, is_sampled: jax.Array, inputs: dict[str, jax.Array], most: int
-) -> jax.Array:
-    """Where the last token of each row is that counts, int32 [R]: the last draft accepted, or the one before drafts.
-
-    A draft is accepted if those before it are, and it is what was sampled after the token before it.
-    """
-    places, preceding = inputs["sample_positions"], inputs["num_preceding"]
-    is_right = batch.token_ids[places] == jnp.roll(sampled, 1)
-    accepted = preceding == 0
-    for number in range(1, most + 1):
-        accepted |= (preceding == number) & is_right & jnp.roll(accepted, 1)
-    rows = jnp.where(accepted & is_sampled, batch.ragged.token_rows[places], len(batch.ragged.kv_lens))
-    return jnp.zeros(len(batch.ragged.kv_lens), jnp.int32).at[rows].max(places, mode="drop")
 
 
 def _single_tokens(ragged: RaggedBatch, positions: jax.Array, length: int) -> RaggedBatch:

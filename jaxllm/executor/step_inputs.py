@@ -22,7 +22,7 @@ from jaxllm.executor.sampler.rows import INT_FIELDS
 from jaxllm.models.options import AdapterShape
 from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE
 from jaxllm.requests.prompt_embeds import NO_TOKEN
-from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.plan import FIRST_UNKNOWN, StepPlan
 from jaxllm.scheduler.spans import visible_ends
 from jaxllm.scheduler.table import RequestTable
 
@@ -36,6 +36,9 @@ FROM_DEVICE = -1
 
 FROM_EMBEDDINGS = NO_TOKEN
 """Input token id that stands for an embedding, which `set_embeddings` has put in the token's place."""
+
+FROM_DRAFTS = FIRST_UNKNOWN
+"""Input token id that stands for the first guess of the device for the same slot, the one below for the second..."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,12 @@ class HostStep:
         return np.where(columns < self._table.width, pages, NULL_PAGE)
 
     @property
+    def num_unknown(self) -> Int32Array:
+        """Drafts of each row's last step of which the host does not know how many were accepted: int32 [n]."""
+        plan = self.plan
+        return np.zeros(0, np.int32) if plan.num_unknown is None else plan.num_unknown
+
+    @property
     def draft_steps(self) -> int:
         """How many drafts of each row the step makes for the one after it; -1: the drafter does not read its tokens."""
         return self.plan.draft_steps if self.plan.is_followed else -1
@@ -276,6 +285,7 @@ STEP_INPUTS: Final = (
     StepInput("num_preceding", ("N",), is_present=lambda shape: shape.max_drafts > 0),
     StepInput("next_ids", ("R",), is_present=lambda shape: shape.drafter is not None),
     StepInput("next_pages", ("R",), is_present=lambda shape: shape.drafter is not None),
+    StepInput("num_unknown", ("R",), is_present=lambda shape: shape.drafter is not None),
     StepInput("draft_steps", (), is_present=lambda shape: shape.drafter is not None),
     StepInput("num_replayed", ("R",), is_present=lambda shape: shape.replays_drafts),
     StepInput("num_drafts", ("R",), is_present=lambda shape: shape.replays_drafts),

@@ -16,6 +16,7 @@ from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
 from jaxllm.executor.device_state import DeviceState, StageState
 from jaxllm.executor.draft_loop import draft_tokens
+from jaxllm.executor.draft_state import accepted_drafts, kept_drafts, with_drafts
 from jaxllm.executor.media_programs import with_media
 from jaxllm.executor.sampler.blocks import put_last_tokens, sample_in_blocks
 from jaxllm.executor.sampler.rows import SamplingRows
@@ -65,9 +66,13 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
     ) -> tuple[SampledRows, DeviceState]:
         model = merge(parameters, adapters)
         inputs = layout.unpack(packed)
+        page_table, inputs["page_table"] = _update_pages(state.page_table, inputs, shape)
+        if state.drafts is not None:
+            inputs["next_columns"] = jnp.maximum(inputs["kv_lens"] - 1, 0) // shape.page_size + 1
+            inputs = with_drafts(inputs, state.drafts)
         preceding = _preceding_drafts(inputs, shape)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"], preceding)
-        page_table, ragged = _with_pages(state.page_table, inputs, shape)
+        ragged = _ragged_batch(inputs)
         known = inputs["token_ids"]
         previous = state.last_tokens[inputs["slots"][ragged.token_rows]]
         token_ids = jnp.where(known == FROM_DEVICE, previous, known)
@@ -90,20 +95,23 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         num_sampled = max_over_shards(inputs["num_sampled"])
         places = inputs["sample_positions"] if shape.max_drafts else sample_positions(ragged.query_start)
         sampled, sampling = sample_in_blocks(model, hidden[places], rows, state.sampling, num_sampled, shape)
-        drafter_cache = state.drafter_cache
-        if drafter_cache is not None:
+        drafter_cache, drafts_state, is_last = state.drafter_cache, state.drafts, None
+        if drafter_cache is not None and drafts_state is not None:
+            accepted = accepted_drafts(token_ids, sampled.token_ids, rows, inputs, shape.max_drafts)
             guesses, drafter_cache = draft_tokens(
-                model, batch, hidden, tapped, sampled.token_ids, rows.valid, drafter_cache, inputs, shape
+                model, batch, hidden, tapped, sampled.token_ids, rows.valid, drafter_cache, accepted, inputs, shape
             )
             sampled = replace(sampled, drafts=guesses)
+            drafts_state, is_last = kept_drafts(drafts_state, guesses, accepted, inputs["slots"]), accepted.is_last
         return sampled, DeviceState(
             kv_cache=kv_cache,
             sampling=sampling,
             page_table=page_table,
-            last_tokens=put_last_tokens(state.last_tokens, rows, sampled),
+            last_tokens=put_last_tokens(state.last_tokens, rows, sampled, is_last),
             hidden=lax.dynamic_update_slice(state.hidden, hidden, (0, 0)),
             media_pool=state.media_pool,
             drafter_cache=drafter_cache,
+            drafts=drafts_state,
         )
 
     return step
@@ -121,7 +129,8 @@ def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[
     ) -> tuple[jax.Array, StageState]:
         model = merge(parameters, adapters)
         inputs = layout.unpack(packed)
-        page_table, ragged = _with_pages(state.page_table, inputs, shape)
+        page_table, inputs["page_table"] = _update_pages(state.page_table, inputs, shape)
+        ragged = _ragged_batch(inputs)
         batch = Batch(inputs["token_ids"], ragged, adapters=_token_adapters(inputs, ragged, shape))
         hidden, kv_cache = model(batch, state.kv_cache, *received)
         return hidden, StageState(kv_cache, page_table)
@@ -152,11 +161,10 @@ def _token_adapters(inputs: dict[str, jax.Array], ragged: RaggedBatch, shape: St
     return TokenSlots.of(jnp.where(has_adapter, rows, -1), shape.adapters.num_slots, shape.adapters.rank)
 
 
-def _with_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, RaggedBatch]:
-    """The table [S, G * W] with the pages that rows have grown into, and the batch with theirs."""
-    page_table, inputs["page_table"] = _update_pages(page_table, inputs, shape)
+def _ragged_batch(inputs: dict[str, jax.Array]) -> RaggedBatch:
+    """The batch of a step whose inputs have the rows' pages."""
     known = [field.name for field in fields(RaggedBatch) if field.name in inputs]
-    return page_table, RaggedBatch(**{name: inputs[name] for name in known})
+    return RaggedBatch(**{name: inputs[name] for name in known})
 
 
 def _update_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, jax.Array]:

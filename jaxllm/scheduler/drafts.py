@@ -1,5 +1,6 @@
 """Drafts of a step: guesses at what follows the known tokens of its decodes."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,12 @@ class DraftSource(Protocol):
         tokens without them, and must stay within the budget. None: no drafts.
         """
 
+    def can_follow(self, plan: StepPlan) -> bool:
+        """Whether a step may be scheduled before it is known how many drafts of this one, which has some, are accepted.
+
+        It then counts on all of them, and the device takes back those that are not.
+        """
+
     @property
     def lookahead(self) -> int:
         """Places after the tokens of a step that the device writes to while it makes drafts."""
@@ -33,6 +40,31 @@ class Drafts:
         self, table: RequestTable, page_tables: PageTables, snapshots: StateSnapshots | None, source: DraftSource
     ) -> None:
         self._table, self._page_tables, self._snapshots, self._source = table, page_tables, snapshots, source
+
+    def must_wait(self, plans: Sequence[StepPlan]) -> bool:
+        """Whether steps under way must end before it is known what the next one can compute.
+
+        One whose requests have all ended does not count: when no request is left, nobody waits for its end.
+        """
+        generation = self._table.generation
+        open_ones = [
+            plan
+            for plan in plans
+            if plan.num_drafts is not None and (generation[plan.slots] == plan.generations).any()
+        ]
+        # The device takes back what it knows of, which is of the last step.
+        return bool(open_ones) and (open_ones[0] is not plans[-1] or not self._source.can_follow(open_ones[0]))
+
+    def take_over(self, plan: StepPlan) -> None:
+        """Say what a step must know of the drafts of its rows' last steps."""
+        table, slots = self._table, plan.slots
+        unknown = table.num_unknown[slots]
+        if unknown.any():
+            plan.num_unknown = unknown
+            table.num_unknown[slots] = 0
+        if table.groups.has_states:
+            plan.num_replayed = table.num_replayed[slots]
+            table.num_replayed[slots] = 0
 
     def add_to(self, plan: StepPlan) -> None:
         """Let decodes of a step bring drafts, and have pages for what the device writes while it makes others."""
@@ -64,12 +96,14 @@ class Drafts:
         plan.num_drafts, plan.draft_ids = counts[order], draft_ids
         plan.num_decodes -= len(rows)
         plan.num_tokens += len(draft_ids)
+        drafted, counted = plan.slots[plan.num_drafts > 0], plan.num_drafts[plan.num_drafts > 0]
+        table.num_computed[drafted] += counted
+        table.num_pending[drafted] += counted
+        table.num_unknown[drafted] = counted
 
     def _reserve(self, plan: StepPlan) -> None:
         """Have pages for what the device writes after the tokens of rows that sample, if there are some."""
         slots, counts = plan.slots[plan.samples], np.full(int(plan.samples.sum()), self._source.lookahead, np.int32)
-        if plan.num_drafts is not None:
-            counts += plan.num_drafts[plan.samples]
         room = self._table.max_total[slots] - self._table.num_computed[slots]
         # Without these pages some drafts are worse, and nothing else is.
         self._page_tables.grow(slots, np.clip(room, 0, counts).astype(np.int32))

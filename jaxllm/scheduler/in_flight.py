@@ -18,18 +18,6 @@ class InFlightSteps:
         self._table, self._groups = table, groups
         self.plans: deque[StepPlan] = deque()
 
-    @property
-    def has_drafts(self) -> bool:
-        """Whether a step under way has drafts, so that it is open how many tokens it yields, or makes some.
-
-        One whose requests have all ended does not count: when no request is left, nobody waits for its end.
-        """
-        generation = self._table.generation
-        return any(
-            (plan.num_drafts is not None or plan.draft_steps) and (generation[plan.slots] == plan.generations).any()
-            for plan in self.plans
-        )
-
     def num_collected(self, slot: int) -> int:
         """Tokens of the request in a slot that were computed by steps which are not under way any more."""
         table = self._table
@@ -83,8 +71,9 @@ class InFlightSteps:
         return np.concatenate(ended)
 
     def _take_back_drafts(self, plan: StepPlan, counts: Int32Array) -> None:
-        """Count drafts as computed where they are accepted, and forget the others."""
+        """Count drafts as computed where they are accepted, and forget the others, of which steps under way knew not."""
         assert plan.num_drafts is not None
+        table = self._table
         rows = np.flatnonzero(plan.num_drafts)
         accepted = counts[rows] - 1
         if plan.num_forced is not None:
@@ -93,16 +82,33 @@ class InFlightSteps:
         accepted = np.where(plan.samples[rows], accepted, 0)
         plan.num_new_tokens[rows] -= plan.num_drafts[rows] - accepted
         live = plan.samples[rows]
-        slots = plan.slots[rows[live]]
-        self._table.num_computed[slots] += accepted[live]
-        if self._table.groups.has_states:
-            self._table.num_replayed[slots] = accepted[live]
+        slots, drafted, accepted = plan.slots[rows[live]], plan.num_drafts[rows[live]], accepted[live]
+        table.num_pending[slots] -= drafted
+        table.num_computed[slots] -= drafted - accepted
+        if table.groups.has_states:
+            table.num_replayed[slots] = accepted
+        if not self.plans:
+            table.num_unknown[slots] = 0
+            return
+        back = np.zeros(len(table.num_unknown), np.int32)
+        back[slots] = drafted - accepted
+        is_known = np.zeros(len(back), np.bool_)
+        is_known[slots] = True
+        for later in self.plans:
+            if later.num_unknown is None:
+                continue
+            follows = (later.num_unknown > 0) & is_known[later.slots]
+            follows &= later.generations == table.generation[later.slots]
+            later.starts[follows] -= back[later.slots[follows]]
+            later.num_unknown[follows] = 0
+            is_known[later.slots[follows]] = False
+        table.num_unknown[is_known] = 0
 
     def _void_later(self, plan: StepPlan, row: int) -> None:
         """Take back what steps under way sample for this row's request: its next tokens are known."""
         table, slot = self._table, int(plan.slots[row])
         end = int(plan.starts[row] + plan.num_new_tokens[row])
-        table.num_pending[slot] = 0
+        table.num_pending[slot] = table.num_unknown[slot] = 0
         # The first token that was taken is the one they went on with, but what they sampled after it is not.
         table.num_computed[slot] = min(int(table.num_computed[slot]), end + 1)
         for later in self.plans:

@@ -1,12 +1,17 @@
 """What one step computes."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import Request
+
+
+FIRST_UNKNOWN: Final = -3
+"""A draft that only the device knows: its first guess for the slot. The second is one less, and so on."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -32,6 +37,9 @@ class StepPlan:
     them does not even read the tokens of the step. `num_forced`, int32 [n], is
     set before `Scheduler.update`: how many tokens of each row it has not computed, as a grammar has put them after the
     sampled ones. None: of no row.
+
+    num_unknown: int32 [n], drafts of each row's last step, which was under way when this one was scheduled. Until
+    `Scheduler.update` has taken that, `starts` counts all of them as accepted; the device corrects it. None: of no row.
 
     num_replayed: int32 [n], how many drafts of each row's last step were accepted: recurrent states begin with these.
     None: of no row.
@@ -64,6 +72,7 @@ class StepPlan:
     draft_steps: int = 0
     is_followed: bool = True
     num_forced: Int32Array | None = None
+    num_unknown: Int32Array | None = None
     num_replayed: Int32Array | None = None
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
@@ -82,6 +91,8 @@ class StepPlan:
         self.slots, self.num_new_tokens, self.starts = self.slots[rows], self.num_new_tokens[rows], self.starts[rows]
         self.samples, self.generations = self.samples[rows], self.generations[rows]
         self.requests = [self.requests[row] for row in rows.tolist()]
+        if self.num_unknown is not None:
+            self.num_unknown = self.num_unknown[rows]
         if self.num_replayed is not None:
             self.num_replayed = self.num_replayed[rows]
 

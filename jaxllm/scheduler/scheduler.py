@@ -147,7 +147,7 @@ class Scheduler:
     @property
     def waits_for_drafts(self) -> bool:
         """Whether a step under way must end before it is known what the next one can compute."""
-        return self._under_way.has_drafts
+        return self._drafts is not None and self._drafts.must_wait(self._under_way.plans)
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
@@ -244,7 +244,7 @@ class Scheduler:
         `RequestTable.num_pending`, and only the device knows them. None when nothing can run, or nothing before the
         next `update`.
         """
-        if self._drafts is not None and self.waits_for_drafts:
+        if self.waits_for_drafts:
             return None
         contended = self._shares.contended
         made_room = self._make_room() if contended and self._room.blocked is not None else []
@@ -416,9 +416,8 @@ class Scheduler:
             preempted=preempted,
             generations=table.generation[slots],
         )
-        if self._drafts is not None and table.groups.has_states:
-            plan.num_replayed = table.num_replayed[slots]
-            table.num_replayed[slots] = 0
+        if self._drafts is not None:
+            self._drafts.take_over(plan)
         if self._groups.running:
             self._groups.tell(plan)
         if self._snapshots is not None:

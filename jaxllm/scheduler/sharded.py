@@ -226,7 +226,7 @@ def _rows(plan: StepPlan) -> Iterator[slice]:
 
 
 def merged(parts: tuple[StepPlan | None, ...]) -> StepPlan:
-    """The plan of a step of all shards; a part's `samples` and `generations` become views of the whole's."""
+    """The plan of a step of all shards; a part's `samples`, `generations` and `starts` become views of the whole's."""
     there = [part for part in parts if part is not None]
     plan = StepPlan(
         slots=np.concatenate([part.slots for part in there]),
@@ -248,5 +248,5 @@ def merged(parts: tuple[StepPlan | None, ...]) -> StepPlan:
         plan.num_drafts = np.concatenate(counts)
         plan.draft_ids = np.concatenate([none if part.draft_ids is None else part.draft_ids for part in there])
     for part, rows in zip(there, _rows(plan), strict=True):
-        part.samples, part.generations = plan.samples[rows], plan.generations[rows]
+        part.samples, part.generations, part.starts = plan.samples[rows], plan.generations[rows], plan.starts[rows]
     return plan

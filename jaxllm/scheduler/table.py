@@ -25,6 +25,8 @@ class RequestTable:
     where a page was given back. For G groups of them, begins, ends: int32 [groups, S], the first page that a slot holds
     in each table of a group, and the end of the last; num_pages: int32 [S], `ends` of the first group.
     max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.
+    num_unknown: int32 [S], drafts of the slot's last step under way: they are in `num_computed` and `num_pending` as if
+    all of them were accepted.
     num_replayed: int32 [S], drafts of the slot's last step that were accepted, with which its next one begins: states
     of recurrent layers are still without them.
     cuts: int32 [S], where a slot's chunk ends at the latest, for `StateSnapshots`; 0: nowhere.
@@ -64,6 +66,7 @@ class RequestTable:
         self.begins: Int32Array = np.zeros((len(self.groups.all), num_slots), np.int32)
         self.ends: Int32Array = np.zeros((len(self.groups.all), num_slots), np.int32)
         self.num_pages: Int32Array = self.ends[0]
+        self.num_unknown: Int32Array = np.zeros(num_slots, np.int32)
         self.num_replayed: Int32Array = np.zeros(num_slots, np.int32)
         self.cuts: Int32Array = np.zeros(num_slots, np.int32)
         self.max_total: Int32Array = np.zeros(num_slots, np.int32)
@@ -82,7 +85,7 @@ class RequestTable:
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
             self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.max_total,
-            self.num_replayed, self.cuts, *self.begins, *self.ends,
+            self.num_unknown, self.num_replayed, self.cuts, *self.begins, *self.ends,
         )  # fmt: skip
         self._stop_sets: dict[int, frozenset[int]] = {}
         self.hand_out(range(num_slots))

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.requests.request import Request
+from jaxllm.scheduler.plan import FIRST_UNKNOWN
 from jaxllm.scheduler.table import RequestTable
 
 Int32Array = npt.NDArray[np.int32]
@@ -49,8 +50,22 @@ class DeviceDrafts:
         is_taken = np.arange(self._ids.shape[1]) < counts[:, None]
         return counts, self._ids[slots][is_taken]
 
+    def fill_in(self, slots: Int32Array, ids: Int32Array) -> None:
+        """Put the drafts of `slots` into `ids`, int32 [n] each, where these stand for drafts the host did not know.
+
+        The step that made them must be taken, and none after it.
+        """
+        rows = np.flatnonzero(ids <= FIRST_UNKNOWN)
+        ids[rows] = self._ids[slots[rows], FIRST_UNKNOWN - ids[rows]]
+
     def forget(self, request: Request) -> None:
         """Nothing is kept that another request could get."""
+
+
+def unknown_drafts(counts: Int32Array) -> Int32Array:
+    """What stands for the first drafts of rows while only the device knows them, row after row; `counts` int32 [n]."""
+    places = np.arange(counts.sum(), dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
+    return FIRST_UNKNOWN - places
 
 
 class DraftPace:
@@ -65,6 +80,11 @@ class DraftPace:
         self._pause = self._left = 0
         self._rest, self._rest_left = FIRST_REST, 0
         self._rests = self._awaits_note = False
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the device did not read the text of the last step."""
+        return self._rests
 
     def rests(self, *, begins: bool) -> bool:
         """Whether the device rests in the step that is planned now, in which some request begins or none."""

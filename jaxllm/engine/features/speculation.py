@@ -19,8 +19,8 @@ from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.sharded import ShardedScheduler
 from jaxllm.speculation.acceptance_rates import AcceptanceRates
 from jaxllm.speculation.amounts import StepLoad, chances_of, choose_amounts
-from jaxllm.speculation.device_drafts import DeviceDrafts, DraftPace
-from jaxllm.speculation.drafter import Drafter
+from jaxllm.speculation.device_drafts import DeviceDrafts, DraftPace, unknown_drafts
+from jaxllm.speculation.drafter import Drafter, with_rows
 from jaxllm.speculation.earlier_outputs import EarlierOutputsDrafter
 from jaxllm.speculation.ngram import NgramDrafter
 from jaxllm.speculation.prediction import PredictionDrafter
@@ -36,9 +36,10 @@ Int32Array = npt.NDArray[np.int32]
 class Speculation(StepFeature):
     """Drafts for the requests that decode, and the account of those that were right.
 
-    A step with drafts says only when it ends how many tokens a request has: the next one is scheduled then. A step
-    without any is followed by the next at once, as ever. While the last token of a request is on its way, its drafts
-    follow a guess at that, too.
+    A step with drafts says only when it ends how many tokens a request has. Where the device makes the drafts, it knows
+    that before the host: the next step is scheduled while this one runs, with drafts that the host has not seen. Else
+    it is scheduled when this one has ended. A step without any is followed by the next at once, as ever. While the last
+    token of a request is on its way, its drafts follow a guess at that, too.
     """
 
     def __init__(
@@ -69,10 +70,14 @@ class Speculation(StepFeature):
         self._limits = np.zeros(num_slots, np.int32)
         self._generations = np.full(num_slots, -1, np.int64)
         self._is_penalised = np.zeros(num_slots, np.bool_)
+        self._needs_host = np.zeros(num_slots, np.bool_)  # to go on after drafts
+        self._under_way: StepPlan | None = None
+        """The last step, if it is under way and makes drafts."""
         self._guesses = np.zeros(num_slots, np.int32)
         self._guessed_at = np.full(num_slots, -1, np.int32)  # the places in the requests that these are for
         self._metrics = metrics
         self._on_device, self._pace = on_device, DraftPace()
+        self._runs_ahead = on_device is not None and not table.groups.has_states
         self._rates = AcceptanceRates(num_slots)
         self._clock = StepClock()
         self.counts = DraftCounts()
@@ -82,7 +87,13 @@ class Speculation(StepFeature):
     @property
     def lookahead(self) -> int:
         """See `DraftSource`."""
-        return 0 if self._on_device is None else self._max_drafts
+        return 0 if self._on_device is None or self._pace.is_resting else self._max_drafts
+
+    def can_follow(self, plan: StepPlan) -> bool:
+        """See `DraftSource`."""
+        if not self._runs_ahead or self._runner.any_bias_changes or plan.num_drafts is None:
+            return False
+        return not self._needs_host[plan.slots[plan.num_drafts > 0]].any()
 
     def handles(self, request: Request) -> bool:
         """Whether drafts may be made for the request."""
@@ -106,10 +117,22 @@ class Speculation(StepFeature):
             most = self._max_drafts if asked is None else min(asked, self._max_drafts)
             self._limits[slot] = most if may_draft else 0
             self._is_penalised[slot] = request.params.uses_penalties
+            self._needs_host[slot] = (
+                request.params.uses_penalties
+                or request in self._constrained.requests
+                or request.params.predicted_token_ids is not None
+            )
             self._guessed_at[slot] = -1
             self._rates.begin(slot)
         if self._on_device is not None:
             self._ask_device(plan)
+            self._under_way = plan if plan.draft_steps else None
+
+    def before_collect(self, step: Dispatched) -> None:
+        """Say which drafts a step had that the device had made while the host did not wait for them."""
+        plan = step.plan
+        if self._on_device is not None and plan.num_drafts is not None and plan.draft_ids is not None:
+            self._on_device.fill_in(np.repeat(plan.slots, plan.num_drafts), plan.draft_ids)
 
     def _ask_device(self, plan: StepPlan) -> None:
         """Let the device make drafts of what follows this step, if some request of it can use them."""
@@ -144,18 +167,30 @@ class Speculation(StepFeature):
 
     def _propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
         table = self._scheduler.table
-        limits, ahead = self._limits_of(slots, room)
+        coming = self._coming(slots)
+        limits, ahead = self._limits_of(slots, room, coming)
         rows = np.flatnonzero(limits)
         if not len(rows):
             return None
-        ahead, drafted = ahead[rows], slots[rows]
-        counts, ids = self._drafter.propose(table, drafted, limits[rows] + ahead)
-        self._note_guesses(drafted, counts, ids)
+        ahead, drafted, coming = ahead[rows], slots[rows], coming[rows]
+        if coming.all():
+            counts = np.minimum(limits[rows], coming)
+            ids = unknown_drafts(counts)
+        else:
+            asked = np.where(coming > 0, 0, limits[rows] + ahead).astype(np.int32)
+            counts, ids = self._drafter.propose(table, drafted, asked)
+            known = coming == 0
+            self._note_guesses(drafted[known], counts[known], ids)
+            if not known.all():
+                own = np.minimum(limits[rows], coming)[~known]
+                drafts = np.split(unknown_drafts(own), np.cumsum(own)[:-1])
+                counts, ids = with_rows(counts, ids, dict(zip(np.flatnonzero(~known).tolist(), drafts, strict=True)))
         # The first guess where a token is on its way is at that one.
         first = np.cumsum(counts) - counts
         ids = np.delete(ids, first[(ahead > 0) & (counts > 0)])
         counts = np.maximum(counts - ahead, 0).astype(np.int32)
-        load = StepLoad(len(slots), num_tokens, self._runner.buckets[-1].tokens, self._clock.gap_seconds)
+        gap_seconds = 0.0 if self._runs_ahead else self._clock.gap_seconds
+        load = StepLoad(len(slots), num_tokens, self._runner.buckets[-1].tokens, gap_seconds)
         most = int(counts.max(initial=0))
         chances = chances_of(self._rates.of(drafted, most + 1), ahead, most)
         kept = choose_amounts(counts, chances, self._costs, load)
@@ -169,13 +204,29 @@ class Speculation(StepFeature):
         num_drafts[rows] = kept
         return num_drafts, ids[is_kept].astype(np.int32)
 
-    def _limits_of(self, slots: Int32Array, room: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """How many drafts each of `slots` may have, and how many of its tokens are on their way, both int32 [n]."""
+    def _coming(self, slots: Int32Array) -> Int32Array:
+        """How many drafts the step under way makes for each of `slots`, int32 [n]: they follow what it accepts."""
+        plan, table = self._under_way, self._scheduler.table
+        made = np.zeros(len(self._limits), np.int32)
+        if plan is not None:
+            rows = plan.samples & (plan.generations == table.generation[plan.slots])
+            if plan.constrained is not None:
+                rows &= ~plan.constrained
+            assert self._on_device is not None
+            own = plan.slots[rows]
+            made[own] = np.where(self._on_device.has_read(table, own), plan.draft_steps, 0)
+        return made[slots]
+
+    def _limits_of(self, slots: Int32Array, room: Int32Array, coming: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """How many drafts each of `slots` may have, and how many of its tokens before them are only guessed.
+
+        `coming` are made while the step before is under way, whose tokens they follow. All are int32 [n].
+        """
         table = self._scheduler.table
         limits = np.where(self._generations[slots] == table.generation[slots], self._limits[slots], 0)
         limits = np.clip(room, 0, limits)
         # Of the tokens that count as computed the last may come of the step before this one.
-        ahead = table.num_computed[slots] - table.num_tokens[slots]
+        ahead = np.where(coming > 0, 0, table.num_computed[slots] - table.num_tokens[slots])
         limits[ahead > 1] = 0
         if self._runner.any_bias_changes:
             num_outputs = table.num_computed[slots] - table.num_prompt_tokens[slots]
@@ -206,6 +257,8 @@ class Speculation(StepFeature):
         """See which guesses were right."""
         plan = step.plan
         self._observe_time(plan)
+        if self._under_way is plan:
+            self._under_way = None
         live = plan.samples & (self._scheduler.table.generation[plan.slots] == plan.generations)
         counts, num_drafts = result.counts, plan.num_drafts
         firsts = np.arange(plan.num_rows, dtype=np.int32)
@@ -225,7 +278,9 @@ class Speculation(StepFeature):
             # Of rows whose tokens are chosen after the step, the device did not know them.
             own = live if plan.constrained is None else live & ~plan.constrained
             known = ends[own] + (1 if counts is None else counts[own])
-            self._on_device.take(self._scheduler.table, plan.slots[own], known, result.drafts[own])
+            slots = plan.slots[own]
+            self._on_device.take(self._scheduler.table, slots, known, result.drafts[own])
+            self._guesses[slots], self._guessed_at[slots] = result.drafts[own, 0], known
         if num_drafts is None or counts is None:
             return
         drafted = np.flatnonzero((num_drafts > 0) & live)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxllm.executor.compile.buckets import Buckets
 from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.compile.program_context import Handover, ProgramContext
+from jaxllm.executor.draft_state import DraftState
 from jaxllm.executor.device_state import DeviceState, StageState
 from jaxllm.executor.program_table import DRAFTING_STEP, PROGRAMS, STAGE_STEP, STEP
 from jaxllm.executor.resolved import ResolvedConfig
@@ -141,6 +142,7 @@ def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepSh
         hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
         media_pool=media_pool(resolved),
         drafter_cache=_drafter_cache(resolved, shards * pages),
+        drafts=_drafts(resolved, slots),
     )
 
 
@@ -160,6 +162,16 @@ def _drafter_cache(resolved: ResolvedConfig, pages: int) -> Cache | None:
         return None
     array = partial(_array, resolved.mesh)
     return Cache((array(shape.array(pages), jnp.dtype(shape.dtype), *shape.axes),))
+
+
+def _drafts(resolved: ResolvedConfig, slots: int) -> DraftState | None:
+    """What is known of the drafts of so many slots, if the devices make any."""
+    if resolved.drafter_cache is None:
+        return None
+    array = partial(_array, resolved.mesh)
+    return DraftState(
+        array((slots, resolved.max_drafts), jnp.int32, "shards"), array((slots,), jnp.int32, "shards")
+    )
 
 
 def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepShape) -> StageState:

@@ -89,7 +89,9 @@ def _in_blocks(
     return jax.tree.map(lambda leaf: leaf[:total], sampled), state
 
 
-def put_last_tokens(last_tokens: jax.Array, rows: SamplingRows, sampled: SampledRows) -> jax.Array:
-    """`DeviceState.last_tokens` [S] with the tokens of valid rows."""
-    slots = jnp.where(rows.valid, rows.slot, last_tokens.shape[0])
+def put_last_tokens(
+    last_tokens: jax.Array, rows: SamplingRows, sampled: SampledRows, is_last: jax.Array | None = None
+) -> jax.Array:
+    """`DeviceState.last_tokens` [S] with the tokens of valid rows, or of those that are the last of their requests."""
+    slots = jnp.where(rows.valid if is_last is None else is_last, rows.slot, last_tokens.shape[0])
     return last_tokens.at[slots].set(sampled.token_ids, mode="drop")
