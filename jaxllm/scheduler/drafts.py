@@ -48,9 +48,7 @@ class Drafts:
         """
         generation = self._table.generation
         open_ones = [
-            plan
-            for plan in plans
-            if plan.num_drafts is not None and (generation[plan.slots] == plan.generations).any()
+            plan for plan in plans if plan.num_drafts is not None and (generation[plan.slots] == plan.generations).any()
         ]
         # The device takes back what it knows of, which is of the last step.
         return bool(open_ones) and (open_ones[0] is not plans[-1] or not self._source.can_follow(open_ones[0]))

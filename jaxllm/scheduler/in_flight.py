@@ -71,7 +71,7 @@ class InFlightSteps:
         return np.concatenate(ended)
 
     def _take_back_drafts(self, plan: StepPlan, counts: Int32Array) -> None:
-        """Count drafts as computed where they are accepted, and forget the others, of which steps under way knew not."""
+        """Count only those drafts as computed that were accepted."""
         assert plan.num_drafts is not None
         table = self._table
         rows = np.flatnonzero(plan.num_drafts)
@@ -87,22 +87,34 @@ class InFlightSteps:
         table.num_computed[slots] -= drafted - accepted
         if table.groups.has_states:
             table.num_replayed[slots] = accepted
+        self._move_back(slots, drafted - accepted)
+
+    def _move_back(self, slots: Int32Array, rejected: Int32Array) -> None:
+        """So many drafts of these slots, int32 [n] each, were not accepted: the step that counted on them is told."""
+        table = self._table
+        table.num_unknown[slots[~self._is_followed(slots)]] = 0
         if not self.plans:
-            table.num_unknown[slots] = 0
             return
         back = np.zeros(len(table.num_unknown), np.int32)
-        back[slots] = drafted - accepted
-        is_known = np.zeros(len(back), np.bool_)
-        is_known[slots] = True
+        back[slots] = rejected
         for later in self.plans:
-            if later.num_unknown is None:
-                continue
-            follows = (later.num_unknown > 0) & is_known[later.slots]
-            follows &= later.generations == table.generation[later.slots]
-            later.starts[follows] -= back[later.slots[follows]]
-            later.num_unknown[follows] = 0
-            is_known[later.slots[follows]] = False
-        table.num_unknown[is_known] = 0
+            if later.num_unknown is not None:
+                later.starts -= np.where(self._counted_on(later, slots), back[later.slots], 0)
+                break  # The host is unsure of one step at a time.
+
+    def _is_followed(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
+        """Which of `slots` are in a step that was scheduled while their last one was under way, bool [n]."""
+        followed = np.zeros(len(self._table.num_unknown), np.bool_)
+        for later in self.plans:
+            if later.num_unknown is not None:
+                followed[later.slots[self._counted_on(later, slots)]] = True
+        return followed[slots]
+
+    def _counted_on(self, later: StepPlan, slots: Int32Array) -> npt.NDArray[np.bool_]:
+        """Which rows of a later step count on drafts of these slots, bool [rows]."""
+        assert later.num_unknown is not None
+        known = np.isin(later.slots, slots) & (later.generations == self._table.generation[later.slots])
+        return known & (later.num_unknown > 0)
 
     def _void_later(self, plan: StepPlan, row: int) -> None:
         """Take back what steps under way sample for this row's request: its next tokens are known."""

@@ -9,7 +9,6 @@ import numpy.typing as npt
 from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import Request
 
-
 FIRST_UNKNOWN: Final = -3
 """A draft that only the device knows: its first guess for the slot. The second is one less, and so on."""
 

@@ -9,7 +9,7 @@ from jaxllm.scheduler.table import RequestTable
 
 Int32Array = npt.NDArray[np.int32]
 
-LONGEST_PAUSE = 31
+LONGEST_PAUSE = 7
 """Steps without drafts at most between two tries, while drafts turn out not to be worth it."""
 
 FIRST_REST, LONGEST_REST = 128, 4096

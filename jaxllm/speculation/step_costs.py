@@ -41,7 +41,7 @@ class StepCosts:
         smallest = next((size for size in sizes if size > 1), 1)
         guess = [planned.get(int(size)) or _guess(int(size), smallest) for size in self._sizes]
         self._guess: Floats = np.array(guess)
-        self._seconds = self._guess
+        self._expected_seconds: Floats | None = self._guess
         fit_rising(np.ones(1), np.ones(1), np.ones(1))  # Compile now, which takes a moment, and not in a step.
         self._known: Floats = np.full(len(self._sizes), np.nan)
         self._weights: Floats = np.zeros(len(self._sizes))
@@ -55,7 +55,14 @@ class StepCosts:
         else:
             self._known[place] = KEPT * before + (1 - KEPT) * min(seconds, OUTLIER * before)
         self._weights[place] = KEPT * self._weights[place] + 1
-        self._seconds = self._expected()
+        self._expected_seconds = None
+
+    @property
+    def _seconds(self) -> Floats:
+        """Of each size. Made when it is asked for: most steps have no drafts to choose from."""
+        if self._expected_seconds is None:
+            self._expected_seconds = self._expected()
+        return self._expected_seconds
 
     def _place(self, num_tokens: int) -> int:
         place = min(int(np.searchsorted(self._sizes, num_tokens)), len(self._sizes) - 1)

@@ -124,8 +124,8 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
     try:
         wanted = tokens(run(drafting, [request(i, prompts[i], max_tokens=200, **GREEDY) for i in range(4)]))
         assert len(steps) < 15
-        assert 20 < sum(followed) < 100, "it does not even read the text any more"
-        assert not any(followed[100:])
+        assert 10 < sum(followed) < 50, "it does not even read the text any more"
+        assert not any(followed[50:])
     finally:
         del taken.take
     # After a rest, drafts are tried again with the next request.

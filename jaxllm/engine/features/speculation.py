@@ -156,6 +156,8 @@ class Speculation(StepFeature):
         """See `DraftSource`. Where a drafter fails there are no drafts, and nobody loses more than time."""
         if not self.requests or (self._most_requests is not None and len(slots) > self._most_requests):
             return None
+        if self._on_device is not None and self._pace.is_resting and not self._needs_host[slots].any():
+            return None
         try:
             return self._propose(slots, room, num_tokens)
         except BaseException as error:

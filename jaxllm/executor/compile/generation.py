@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from jaxllm.executor.compile.buckets import Buckets
 from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.compile.program_context import Handover, ProgramContext
-from jaxllm.executor.draft_state import DraftState
 from jaxllm.executor.device_state import DeviceState, StageState
+from jaxllm.executor.draft_state import DraftState
 from jaxllm.executor.program_table import DRAFTING_STEP, PROGRAMS, STAGE_STEP, STEP
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.sampler.rows import SamplingState
@@ -169,9 +169,7 @@ def _drafts(resolved: ResolvedConfig, slots: int) -> DraftState | None:
     if resolved.drafter_cache is None:
         return None
     array = partial(_array, resolved.mesh)
-    return DraftState(
-        array((slots, resolved.max_drafts), jnp.int32, "shards"), array((slots,), jnp.int32, "shards")
-    )
+    return DraftState(array((slots, resolved.max_drafts), jnp.int32, "shards"), array((slots,), jnp.int32, "shards"))
 
 
 def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepShape) -> StageState:

@@ -20,7 +20,7 @@ def steps_until_rest(pace: DraftPace, *, used: bool = False) -> tuple[int, int]:
 
 def test_drafts_in_vain_are_made_ever_less_and_then_the_device_rests() -> None:
     pace = DraftPace()
-    assert steps_until_rest(pace) == (6, 6 + 1 + 3 + 7 + 15 + LONGEST_PAUSE)
+    assert steps_until_rest(pace) == (4, 4 + 1 + 3 + LONGEST_PAUSE)
     rest = 0
     while pace.rests(begins=True):
         rest += 1
