@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.config.speculation import Drafting
 from jaxllm.engine.features.constrained import ConstrainedDecoding
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.feature import StepFeature
@@ -333,16 +334,23 @@ def make_speculation(
         computes_padding=not resolved.forward.native_matmul,
         planned=planned_seconds,
     )
-    own_text = NgramDrafter(num_slots, resolved.max_model_len, drafting.ngram_min, drafting.ngram_max)
-    looked_up: Drafter = own_text
+    looked_up: Drafter
     on_device = None
     if drafting.on_device:
         looked_up = on_device = DeviceDrafts(num_slots, drafting.num_tokens)
-    elif drafting.method == "suffix":
-        looked_up = EarlierOutputsDrafter(own_text, drafting.max_cached_tokens, drafting.ngram_max, drafting.ngram_min)
+    else:
+        looked_up = _text_drafter(drafting, num_slots, resolved.max_model_len)
     drafter = PredictionDrafter(looked_up)
     return Speculation(
         faults, scheduler, runner, drafter, costs, constrained,
         max_drafts=drafting.num_tokens, most_requests=drafting.most_requests, on_device=on_device,
         metrics=resolved.config.speculation.per_request_spec_decode_metrics,
     )  # fmt: skip
+
+
+def _text_drafter(drafting: Drafting, num_slots: int, max_model_len: int) -> Drafter:
+    """What guesses from texts, of requests or of earlier outputs as well."""
+    own_text = NgramDrafter(num_slots, max_model_len, drafting.ngram_min, drafting.ngram_max)
+    if drafting.method != "suffix":
+        return own_text
+    return EarlierOutputsDrafter(own_text, drafting.max_cached_tokens, drafting.ngram_max, drafting.ngram_min)
