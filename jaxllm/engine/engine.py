@@ -157,7 +157,7 @@ class Engine(StepLoop[Dispatched]):
         if not resolved.max_drafts:
             return None
         # Most engines have none: starts are faster without the import.
-        from jaxllm.engine.features.speculation import make_speculation
+        from jaxllm.engine.features.make_speculation import make_speculation
 
         planned = self.info.planned_step_seconds
         return make_speculation(resolved, self._faults, self.scheduler, self.runner, constrained, planned)

@@ -97,7 +97,9 @@ def _in_scheduler(engine: "Engine", request: Request) -> RequestSnapshot:
         found = _snapshot(request, "held" if reasons else "waiting")
         found.waits_for = reasons
         return found
-    known, computed = int(table.num_tokens[slot]), int(table.num_computed[slot])
+    # Of drafts under way nobody knows yet whether they count.
+    known = int(table.num_tokens[slot])
+    computed = min(known, int(table.num_computed[slot]))
     found = _snapshot(request, "prefill" if known - computed > 1 else "decode")
     found.output_tokens = known - found.prompt_tokens
     found.computed_tokens = computed

@@ -51,7 +51,7 @@ class StepPlan:
     after it.
 
     For several data shards: `parts`, a plan for each, or None where it does nothing. The rows are theirs, one part's
-    after the other's, and so are `samples` and `generations`; decodes are first in each part, not in the whole.
+    after the other's, and so are `samples`, `generations` and `starts`; decodes are first in each part, not in all.
     """
 
     slots: Int32Array

@@ -244,7 +244,7 @@ class Scheduler:
         `RequestTable.num_pending`, and only the device knows them. None when nothing can run, or nothing before the
         next `update`.
         """
-        if self.waits_for_drafts:
+        if self._drafts is not None and self.waits_for_drafts:
             return None
         contended = self._shares.contended
         made_room = self._make_room() if contended and self._room.blocked is not None else []

@@ -36,6 +36,13 @@ class PredictionDrafter:
                     found[row] = drafts
         return with_rows(counts, ids, found)
 
+    def follows(self, table: RequestTable, slot: int) -> bool:
+        """Whether the request in a slot has a prediction that its output follows, as far as that is known."""
+        request = table.requests[slot]
+        if request is None or not request.params.predicted_token_ids:
+            return False
+        return len(self._follow(request).drafts(table.output_tokens(slot), 1)) > 0
+
     def forget(self, request: Request) -> None:
         """A request has ended."""
         self._followed.pop(request, None)

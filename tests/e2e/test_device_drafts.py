@@ -106,9 +106,9 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
     taken = drafting._speculation._on_device
     assert taken is not None
 
-    def take(*args: Any) -> None:
+    def take(table: Any, slots: Any, places: Any, drafts: Any) -> None:
         steps.append(1)
-        type(taken).take(taken, *args)
+        type(taken).take(taken, table, slots, places, drafts)
 
     followed: list[bool] = []
     dispatch = drafting.runner.dispatch
@@ -118,7 +118,7 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
         return dispatch(plan, *args, **options)
 
     monkeypatch.setattr(drafting.runner, "dispatch", noting)
-    rates = drafting._speculation._rates
+    rates = drafting._speculation._account.rates
     monkeypatch.setattr(rates, "of", lambda slots, most: np.zeros((len(slots), most)))
     taken.take = take  # type: ignore[method-assign]
     try:
@@ -136,6 +136,19 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
             break
     else:
         pytest.fail("it has never read the text of a request again")
+
+
+def test_predictions_come_before_guesses_that_the_host_has_not_seen(
+    drafting: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    asked = {"max_tokens": 40, "temperature": 1.0, "seed": 7, "ignore_eos": True}
+    wanted = tokens(run(drafting, [request(0, prompts[0], **asked, speculative_tokens=0)]))
+    before = drafting.stats().drafts
+    predicted = np.array(wanted["0"], np.int32).tobytes()
+    assert tokens(run(drafting, [request(0, prompts[0], **asked, predicted_token_ids=predicted)])) == wanted
+    drafts = drafting.stats().drafts.since(before)
+    assert drafts.num_accepted_tokens == drafts.num_draft_tokens > 28
 
 
 def test_a_step_that_makes_drafts_for_nobody_holds_nobody_up(drafting: Engine, prompts: list[list[int]]) -> None:

@@ -1,16 +1,13 @@
 """Speculative decoding: what the engine does with guesses at the next tokens of its requests."""
 
 import logging
-from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.config.speculation import Drafting
 from jaxllm.engine.features.constrained import ConstrainedDecoding
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.feature import StepFeature
-from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Dispatched, Runner, StepResult
 from jaxllm.requests.outputs import EngineOutput, RequestDrafts
 from jaxllm.requests.request import Request
@@ -18,15 +15,12 @@ from jaxllm.scheduler.pages import ranges
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.sharded import ShardedScheduler
-from jaxllm.speculation.acceptance_rates import AcceptanceRates
+from jaxllm.speculation.account import DraftAccount, known_ends
 from jaxllm.speculation.amounts import StepLoad, chances_of, choose_amounts
 from jaxllm.speculation.device_drafts import DeviceDrafts, DraftPace, unknown_drafts
-from jaxllm.speculation.drafter import Drafter, with_rows
-from jaxllm.speculation.earlier_outputs import EarlierOutputsDrafter
-from jaxllm.speculation.ngram import NgramDrafter
+from jaxllm.speculation.drafter import with_rows
 from jaxllm.speculation.prediction import PredictionDrafter
 from jaxllm.speculation.statistics import DraftCounts
-from jaxllm.speculation.step_clock import StepClock
 from jaxllm.speculation.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
@@ -71,19 +65,21 @@ class Speculation(StepFeature):
         self._limits = np.zeros(num_slots, np.int32)
         self._generations = np.full(num_slots, -1, np.int64)
         self._is_penalised = np.zeros(num_slots, np.bool_)
+        self._is_predicted = np.zeros(num_slots, np.bool_)
         self._needs_host = np.zeros(num_slots, np.bool_)  # to go on after drafts
         self._under_way: StepPlan | None = None
         """The last step, if it is under way and makes drafts."""
-        self._guesses = np.zeros(num_slots, np.int32)
-        self._guessed_at = np.full(num_slots, -1, np.int32)  # the places in the requests that these are for
         self._metrics = metrics
         self._on_device, self._pace = on_device, DraftPace()
         self._runs_ahead = on_device is not None and not table.groups.has_states
-        self._rates = AcceptanceRates(num_slots)
-        self._clock = StepClock()
-        self.counts = DraftCounts()
-        """Drafts since the engine started."""
+        # The device leaves out guesses that would not be used.
+        self._account = DraftAccount(table, costs, misses_count=on_device is None)
         scheduler.use_drafts(self)
+
+    @property
+    def counts(self) -> DraftCounts:
+        """Drafts since the engine started."""
+        return self._account.counts
 
     @property
     def lookahead(self) -> int:
@@ -107,7 +103,7 @@ class Speculation(StepFeature):
 
     def on_scheduled(self, plan: StepPlan) -> None:
         """Note which slots may have drafts."""
-        self._clock.begin(plan)
+        self._account.begin(plan)
         for request in plan.admitted:
             slot = request.slot
             may_draft = request in self.requests
@@ -118,13 +114,9 @@ class Speculation(StepFeature):
             most = self._max_drafts if asked is None else min(asked, self._max_drafts)
             self._limits[slot] = most if may_draft else 0
             self._is_penalised[slot] = request.params.uses_penalties
-            self._needs_host[slot] = (
-                request.params.uses_penalties
-                or request in self._constrained.requests
-                or request.params.predicted_token_ids is not None
-            )
-            self._guessed_at[slot] = -1
-            self._rates.begin(slot)
+            self._is_predicted[slot] = request.params.predicted_token_ids is not None
+            is_limited = request in self._constrained.requests
+            self._needs_host[slot] = is_limited or self._is_penalised[slot] or self._is_predicted[slot]
         if self._on_device is not None:
             self._ask_device(plan)
             self._under_way = plan if plan.draft_steps else None
@@ -169,33 +161,21 @@ class Speculation(StepFeature):
             return None
 
     def _propose(self, slots: Int32Array, room: Int32Array, num_tokens: int) -> tuple[Int32Array, Int32Array] | None:
-        table = self._scheduler.table
         coming = self._coming(slots)
         limits, ahead = self._limits_of(slots, room, coming)
         rows = np.flatnonzero(limits)
         if not len(rows):
             return None
         ahead, drafted, coming = ahead[rows], slots[rows], coming[rows]
-        if coming.all():
-            counts = np.minimum(limits[rows], coming)
-            ids = unknown_drafts(counts)
-        else:
-            asked = np.where(coming > 0, 0, limits[rows] + ahead).astype(np.int32)
-            counts, ids = self._drafter.propose(table, drafted, asked)
-            known = coming == 0
-            self._note_guesses(drafted[known], counts[known], ids)
-            if not known.all():
-                own = np.minimum(limits[rows], coming)[~known]
-                drafts = np.split(unknown_drafts(own), np.cumsum(own)[:-1])
-                counts, ids = with_rows(counts, ids, dict(zip(np.flatnonzero(~known).tolist(), drafts, strict=True)))
+        counts, ids = self._guesses(drafted, limits[rows], ahead, coming)
         # The first guess where a token is on its way is at that one.
         first = np.cumsum(counts) - counts
         ids = np.delete(ids, first[(ahead > 0) & (counts > 0)])
         counts = np.maximum(counts - ahead, 0).astype(np.int32)
-        gap_seconds = 0.0 if self._runs_ahead else self._clock.gap_seconds
+        gap_seconds = 0.0 if self._runs_ahead else self._account.gap_seconds
         load = StepLoad(len(slots), num_tokens, self._runner.buckets[-1].tokens, gap_seconds)
         most = int(counts.max(initial=0))
-        chances = chances_of(self._rates.of(drafted, most + 1), ahead, most)
+        chances = chances_of(self._account.rates.of(drafted, most + 1), ahead, most)
         kept = choose_amounts(counts, chances, self._costs, load)
         if self._on_device is not None and counts.any():
             self._pace.note(used=bool(kept.any()))
@@ -206,6 +186,19 @@ class Speculation(StepFeature):
         num_drafts = np.zeros(len(slots), np.int32)
         num_drafts[rows] = kept
         return num_drafts, ids[is_kept].astype(np.int32)
+
+    def _guesses(
+        self, slots: Int32Array, limits: Int32Array, ahead: Int32Array, coming: Int32Array
+    ) -> tuple[Int32Array, Int32Array]:
+        """What is guessed to follow the tokens of `slots`, as `Drafter.propose` says it; see `_limits_of`."""
+        is_seen, unseen = coming == 0, np.minimum(limits, coming)
+        if not is_seen.any():
+            return unseen, unknown_drafts(unseen)
+        asked = np.where(is_seen, limits + ahead, 0).astype(np.int32)
+        counts, ids = self._drafter.propose(self._scheduler.table, slots, asked)
+        self._account.expect_first(slots[is_seen], counts[is_seen], ids)
+        others = {row: unknown_drafts(unseen[row : row + 1]) for row in np.flatnonzero(~is_seen).tolist()}
+        return with_rows(counts, ids, others)
 
     def _coming(self, slots: Int32Array) -> Int32Array:
         """How many drafts the step under way makes for each of `slots`, int32 [n]: they follow what it accepts."""
@@ -218,6 +211,10 @@ class Speculation(StepFeature):
             assert self._on_device is not None
             own = plan.slots[rows]
             made[own] = np.where(self._on_device.has_read(table, own), plan.draft_steps, 0)
+            # What a request has predicted comes before guesses.
+            for slot in slots[self._is_predicted[slots] & (made[slots] > 0)].tolist():
+                if self._drafter.follows(table, slot):
+                    made[slot] = 0
         return made[slots]
 
     def _limits_of(self, slots: Int32Array, room: Int32Array, coming: Int32Array) -> tuple[Int32Array, Int32Array]:
@@ -239,63 +236,24 @@ class Speculation(StepFeature):
                 )
         return limits, ahead
 
-    def _note_guesses(self, slots: Int32Array, counts: Int32Array, ids: Int32Array) -> None:
-        """Remember the first guess for each slot, to see whether it comes true."""
-        self._guessed_at[slots] = -1
-        has_any = counts > 0
-        if self._on_device is None:  # which leaves out guesses that would not be used
-            self._rates.interrupt(slots[~has_any])
-        guessed = slots[has_any]
-        self._guesses[guessed] = ids[(np.cumsum(counts) - counts)[has_any]]
-        self._guessed_at[guessed] = self._scheduler.table.num_tokens[guessed]
-
-    def _observe_time(self, plan: StepPlan) -> None:
-        """Learn from a step with decodes only how long one of so many tokens takes."""
-        seconds = self._clock.end(plan)
-        own = plan.num_new_tokens if plan.num_drafts is None else plan.num_new_tokens - plan.num_drafts
-        if seconds is not None and len(own) == int(own.sum()):
-            self._costs.observe(plan.most_tokens, seconds)
-
     def on_collected(self, step: Dispatched, result: StepResult) -> None:
         """See which guesses were right."""
-        plan = step.plan
-        self._observe_time(plan)
+        plan, counts = step.plan, result.counts
         if self._under_way is plan:
             self._under_way = None
         live = plan.samples & (self._scheduler.table.generation[plan.slots] == plan.generations)
-        counts, num_drafts = result.counts, plan.num_drafts
-        firsts = np.arange(plan.num_rows, dtype=np.int32)
-        if counts is not None:
-            firsts = np.cumsum(counts, dtype=np.int32) - counts
-        ends = plan.starts + plan.num_new_tokens
-        if num_drafts is not None:
-            ends = ends - num_drafts
-        told = np.flatnonzero(live & (self._guessed_at[plan.slots] == ends))
-        if num_drafts is not None:
-            told = told[num_drafts[told] == 0]
-        if len(told):
-            slots = plan.slots[told]
-            hits = (result.token_ids[firsts[told]] == self._guesses[slots]).astype(np.int32)
-            self._rates.count(slots, hits, np.ones_like(hits))
+        drafted = self._account.end(plan, live, result.token_ids, counts)
         if self._on_device is not None and result.drafts is not None:
             # Of rows whose tokens are chosen after the step, the device did not know them.
             own = live if plan.constrained is None else live & ~plan.constrained
-            known = ends[own] + (1 if counts is None else counts[own])
             slots = plan.slots[own]
-            self._on_device.take(self._scheduler.table, slots, known, result.drafts[own])
-            self._guesses[slots], self._guessed_at[slots] = result.drafts[own, 0], known
-        if num_drafts is None or counts is None:
-            return
-        drafted = np.flatnonzero((num_drafts > 0) & live)
-        slots, asked, accepted = plan.slots[drafted], num_drafts[drafted], counts[drafted] - 1
-        if plan.num_forced is not None:
-            accepted = accepted - plan.num_forced[drafted]
-        self._rates.count(slots, accepted, np.minimum(accepted + 1, asked))
-        self.counts = self.counts.plus(DraftCounts.of_step(asked, accepted))
-        penalised = self._is_penalised[slots]
-        if penalised.any():
-            taken = counts[drafted[penalised]]
-            places, own = ranges(slots[penalised], firsts[drafted[penalised]], firsts[drafted[penalised]] + taken)
+            places = known_ends(plan)[own] + (1 if counts is None else counts[own])
+            self._on_device.take(self._scheduler.table, slots, places, result.drafts[own])
+            self._account.expect(slots, result.drafts[own, 0], places)
+        penalised = drafted[self._is_penalised[plan.slots[drafted]]]
+        if len(penalised) and counts is not None:
+            firsts = np.cumsum(counts, dtype=np.int32) - counts
+            places, own = ranges(plan.slots[penalised], firsts[penalised], firsts[penalised] + counts[penalised])
             self._runner.count_tokens(places, result.token_ids[own])
 
     def on_outputs(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
@@ -315,42 +273,3 @@ class Speculation(StepFeature):
 def _parts_of(plan: StepPlan) -> list[StepPlan]:
     """A plan, and those of its shards that do something."""
     return [part for part in (plan, *plan.parts) if part is not None]
-
-
-def make_speculation(
-    resolved: ResolvedConfig,
-    faults: Faults,
-    scheduler: Scheduler | ShardedScheduler,
-    runner: Runner,
-    constrained: ConstrainedDecoding,
-    planned_seconds: Mapping[int, float],
-) -> Speculation:
-    """The speculation of an engine that has some; `planned_seconds` are those of its steps, by tokens."""
-    drafting = resolved.config.speculation.drafting
-    assert drafting is not None
-    num_slots = len(scheduler.table.requests)
-    costs = StepCosts(
-        [bucket.tokens for bucket in runner.buckets],
-        computes_padding=not resolved.forward.native_matmul,
-        planned=planned_seconds,
-    )
-    looked_up: Drafter
-    on_device = None
-    if drafting.on_device:
-        looked_up = on_device = DeviceDrafts(num_slots, drafting.num_tokens)
-    else:
-        looked_up = _text_drafter(drafting, num_slots, resolved.max_model_len)
-    drafter = PredictionDrafter(looked_up)
-    return Speculation(
-        faults, scheduler, runner, drafter, costs, constrained,
-        max_drafts=drafting.num_tokens, most_requests=drafting.most_requests, on_device=on_device,
-        metrics=resolved.config.speculation.per_request_spec_decode_metrics,
-    )  # fmt: skip
-
-
-def _text_drafter(drafting: Drafting, num_slots: int, max_model_len: int) -> Drafter:
-    """What guesses from texts, of requests or of earlier outputs as well."""
-    own_text = NgramDrafter(num_slots, max_model_len, drafting.ngram_min, drafting.ngram_max)
-    if drafting.method != "suffix":
-        return own_text
-    return EarlierOutputsDrafter(own_text, drafting.max_cached_tokens, drafting.ngram_max, drafting.ngram_min)

@@ -75,9 +75,7 @@ def prompt_state(request: Request) -> int:
     return state
 
 
-def generate_alone(
-    request: Request, max_model_len: int, *, forces: bool = True
-) -> tuple[list[int], str, int | None]:
+def generate_alone(request: Request, max_model_len: int, *, forces: bool = True) -> tuple[list[int], str, int | None]:
     """Output, finish reason and stop reason by the definition of the parameters."""
     params, following, output = request.params, outputs_behind(prompt_state(request), forces=forces), list[int]()
     while True:
