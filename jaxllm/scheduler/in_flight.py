@@ -91,30 +91,19 @@ class InFlightSteps:
 
     def _move_back(self, slots: Int32Array, rejected: Int32Array) -> None:
         """So many drafts of these slots, int32 [n] each, were not accepted: the step that counted on them is told."""
-        table = self._table
-        table.num_unknown[slots[~self._is_followed(slots)]] = 0
-        if not self.plans:
-            return
-        back = np.zeros(len(table.num_unknown), np.int32)
-        back[slots] = rejected
-        for later in self.plans:
-            if later.num_unknown is not None:
-                later.starts -= np.where(self._counted_on(later, slots), back[later.slots], 0)
-                break  # The host is unsure of one step at a time.
-
-    def _is_followed(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
-        """Which of `slots` are in a step that was scheduled while their last one was under way, bool [n]."""
-        followed = np.zeros(len(self._table.num_unknown), np.bool_)
-        for later in self.plans:
-            if later.num_unknown is not None:
-                followed[later.slots[self._counted_on(later, slots)]] = True
-        return followed[slots]
-
-    def _counted_on(self, later: StepPlan, slots: Int32Array) -> npt.NDArray[np.bool_]:
-        """Which rows of a later step count on drafts of these slots, bool [rows]."""
-        assert later.num_unknown is not None
-        known = np.isin(later.slots, slots) & (later.generations == self._table.generation[later.slots])
-        return known & (later.num_unknown > 0)
+        table, is_followed = self._table, np.zeros(len(slots), np.bool_)
+        # The host is unsure of one step at a time, so one at most has counted on drafts.
+        later = next((plan for plan in self.plans if plan.num_unknown is not None), None)
+        if later is not None and later.num_unknown is not None:
+            places = np.full(len(table.num_unknown), -1, np.int32)
+            places[slots] = np.arange(len(slots))
+            counted = (later.num_unknown > 0) & (later.generations == table.generation[later.slots])
+            rows = np.flatnonzero(counted & (places[later.slots] >= 0))
+            which = places[later.slots[rows]]
+            later.starts[rows] -= rejected[which]
+            is_followed[which] = True
+        # For those that are followed it says how many drafts that later step has.
+        table.num_unknown[slots[~is_followed]] = 0
 
     def _void_later(self, plan: StepPlan, row: int) -> None:
         """Take back what steps under way sample for this row's request: its next tokens are known."""
