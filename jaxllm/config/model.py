@@ -194,6 +194,17 @@ class CacheOptions(Section):
     disable_hybrid_kv_cache_manager: bool = option(
         False, "Keep the keys and values of all tokens in every layer, even in layers with a sliding window."
     )
+    kv_offloading_size: float = option(
+        0,
+        "GiB of host memory for copies of KV cache pages, per engine. Prefixes that have left the device are loaded "
+        "from there instead of being computed again. 0: none. See docs/kv_offloading.md.",
+        minimum=0,
+    )
+    kv_offloading: Literal["auto", "always"] = option(
+        "auto",
+        "Whether kv_offloading_size applies: 'auto' copies pages to the host only if a start-up measurement finds that "
+        "copying is faster than computing; 'always' skips the measurement.",
+    )
     kv_events_config: Mapping[str, Any] | None = option(
         None,
         "Publish over ZeroMQ what the prefix cache gains and loses, in vLLM's format, for routers; as JSON or as "

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import StageInfo
 from jaxllm.config.kv_events import read_kv_events
+from jaxllm.engine.offloading.host_tier import HostTier
+from jaxllm.engine.offloading.start import start_host_tier
 from jaxllm.executor.memory.capacity import bytes_on_device
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
@@ -70,6 +72,22 @@ def make_kv_events(resolved: ResolvedConfig, pages: "KVManager | ShardedPages") 
     from jaxllm.engine.events.start import publish_events
 
     return publish_events(resolved, pages)
+
+
+def make_host_tier(
+    resolved: ResolvedConfig,
+    runner: Runner,
+    pages: "KVManager | ShardedPages",
+    scheduler: "Scheduler | ShardedScheduler",
+) -> HostTier | None:
+    """What copies pages to the host and back, or None where nothing does. Raises `CapacityError`."""
+    if not resolved.config.cache.kv_offloading_size:
+        return None
+    assert isinstance(pages, KVManager)
+    assert isinstance(scheduler, Scheduler)
+    _, fresh = make_scheduler(resolved, pages.num_pages)
+    assert isinstance(fresh, Scheduler)
+    return start_host_tier(resolved, runner, pages, scheduler, fresh)
 
 
 def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:

@@ -13,6 +13,7 @@ from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.assembly import (
     describe_stages,
     make_adapters,
+    make_host_tier,
     make_kv_events,
     make_media,
     make_processing,
@@ -82,6 +83,7 @@ class Engine(StepLoop[Dispatched]):
         if self._kv_events is not None:
             self.info = replace(self.info, kv_events=self._kv_events.source)
             self.on_close.append(self._kv_events.close)
+        self._host_tier = make_host_tier(resolved, runner, self.pages, self.scheduler)
         self._faults = Faults()
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
@@ -197,7 +199,11 @@ class Engine(StepLoop[Dispatched]):
         if self._features.active:
             self._features.on_step_begin()
             self._end_faulty()
+        if self._host_tier is not None:
+            self._host_tier.on_step_begin()
         outputs = super().step()
+        if self._host_tier is not None:
+            self._host_tier.on_step_end(is_idle=not self._step.num_steps)
         if self._kv_events is not None:
             self._kv_events.flush()
         if self._features.active and not self._step.num_steps:
@@ -296,6 +302,8 @@ class Engine(StepLoop[Dispatched]):
 
     def _feature_stats(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        if self._host_tier is not None:
+            found["offload"] = self._host_tier.counts()
         if self._kv_events is not None:
             found["num_kv_events_dropped"] = self._kv_events.num_dropped
         if self.media is not None:
@@ -337,6 +345,8 @@ class Engine(StepLoop[Dispatched]):
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
         self._features.close()
+        if self._host_tier is not None:
+            self._host_tier.close()
         super().close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:

@@ -43,6 +43,15 @@ from jaxllm.executor.state_programs import (
     set_row_body,
 )
 from jaxllm.executor.step_program import stage_step_body, step_body
+from jaxllm.executor.transfer_programs import (
+    gather_pages_body,
+    gather_state_body,
+    moves_pages,
+    moves_states,
+    page_sizes,
+    scatter_pages_body,
+    scatter_state_body,
+)
 
 PARAMETERS, ADAPTERS, STATE = "parameters", "adapters", "state"
 HIDDEN, SAMPLING, LAST_TOKENS = "state.hidden", "state.sampling", "state.last_tokens"
@@ -230,6 +239,18 @@ COPY_STATES: Final = ProgramRecord(
     updates=(RECURRENT,),
     is_present=lambda context: bool(context.state.kv_cache.states),
 )
+GATHER_PAGES: Final = ProgramRecord(
+    "gather_pages", gather_pages_body, reads=(PAGES,), returns=ARRAY, is_present=moves_pages, sizes=page_sizes
+)
+SCATTER_PAGES: Final = ProgramRecord(
+    "scatter_pages", scatter_pages_body, updates=(PAGES,), is_present=moves_pages, sizes=page_sizes
+)
+GATHER_STATE: Final = ProgramRecord(
+    "gather_state", gather_state_body, reads=(RECURRENT,), returns=ARRAY, is_present=moves_states
+)
+SCATTER_STATE: Final = ProgramRecord(
+    "scatter_state", scatter_state_body, updates=(RECURRENT,), is_present=moves_states
+)
 EMPTY_ADAPTERS: Final = ProgramRecord(
     "empty_adapters",
     empty_adapters_body,
@@ -315,6 +336,10 @@ PROGRAMS: Final = (
     SET_PAGES,
     COPY_PAGES,
     COPY_STATES,
+    GATHER_PAGES,
+    SCATTER_PAGES,
+    GATHER_STATE,
+    SCATTER_STATE,
     EMPTY_ADAPTERS,
     SET_ADAPTER,
     ROW_SQUARES,

@@ -17,6 +17,7 @@ from jaxllm.executor.kernels.operation import Workload
 from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
 from jaxllm.executor.model_files import model_folder
+from jaxllm.executor.offloading_limits import check_offloading
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.sound_windows import with_sound
 from jaxllm.executor.step_size import usual_step_sizes
@@ -123,6 +124,8 @@ def resolve_config(
         from jaxllm.executor.adapter_targets import with_generative_targets
 
         resolved = with_generative_targets(resolved)
+    if runner == "generate":
+        check_offloading(resolved, processes)
     if stages == 1:
         return resolved
     # Most engines have one: starts are faster without the import.
@@ -175,6 +178,8 @@ def _check_pooling(config: EngineConfig) -> None:
         raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
     if config.cache.kv_events is not None:
         raise ConfigError("kv_events_config: pooling models have no KV cache; omit it")
+    if config.cache.kv_offloading_size:
+        raise ConfigError("kv_offloading_size: pooling models have no KV cache; omit it")
 
 
 def _takes_images(config: EngineConfig, model: ModelConfig, runner: str) -> bool:

@@ -12,6 +12,10 @@ from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
 from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests, page_key, root_digest
 from jaxllm.kv.retention import Retention
 from jaxllm.kv.snapshots import SnapshotPool
+from jaxllm.kv.tiers.host_pool import HostPool
+from jaxllm.kv.tiers.loads import Load, Loads
+from jaxllm.kv.tiers.stores import Stores
+from jaxllm.kv.tiers.tier import Tier
 from jaxllm.requests.request import Request
 
 
@@ -50,6 +54,8 @@ class KVManager:
         self.prefix_hits = 0
         self.weights_version = 0
         """Version of the weights with which pages are computed; pages of other versions are never found."""
+        self.tier: Tier | None = None
+        """Where pages are copied to, and come back from, if anywhere."""
         self._events: KVEvents | None = None
         self._pool = PagePool(num_pages)
         self._lifetimes: PageLifetimes | None = None
@@ -71,6 +77,14 @@ class KVManager:
         self._events = self._cache.events = events
         if self.snapshots is not None:
             self.snapshots.events = events
+
+    def use_tier(self, host: HostPool) -> Tier:
+        """Copy pages to `host` from now on, and find them there."""
+        stores = Stores(host, self._cache, self.snapshots, self.groups.num_tables)
+        loads = Loads(host, self._cache, self._pool, self.groups, self.snapshots, self._take)
+        loads.on_loaded = self._note_load
+        self.tier = Tier(host, stores, loads)
+        return self.tier
 
     @property
     def num_free_pages(self) -> int:
@@ -120,6 +134,9 @@ class KVManager:
             self._pool.keep_when_idle(shared)
             request.kept_ends = self.retention.ends(request.num_tokens, self._num_shared(request))
         pages = self._behind(cached, request.num_tokens, self._take(count))
+        if self.tier is not None:
+            self.tier.stores.offer(shared.tolist())
+            request.asks_host = True
         if request.num_preemptions == 0 and not request.output_token_ids:
             request.num_cached_tokens = num_cached
             if self._reads_cache(request):
@@ -139,6 +156,18 @@ class KVManager:
             for table in group.tables:
                 pages[table, first:end], new = new[: end - first], new[end - first :]
         return pages.ravel()
+
+    def begin_load(self, request: Request, headroom: int) -> bool:
+        """Whether a request that could be admitted now is to wait for pages from the host, see `Loads.begin`."""
+        headroom *= self.groups.num_tables
+        if self.tier is None or not request.asks_host or self._pool.num_free <= headroom:
+            return False
+        cached = self._find_prefix(request)
+        shared = cached[cached != NULL_PAGE]
+        count = self.groups.new_pages(cached.shape[1] * self.block_size, request.num_tokens)
+        if not self._reads_cache(request) or count + headroom > self._pool.num_free - self._pool.count_idle(shared):
+            return False
+        return self.tier.loads.begin(request, self._readable(request), cached.shape[1], headroom)
 
     def shortage(self, request: Request, headroom: int) -> int:
         """How many more pages would have to be free for `admit`; 0 when there are enough."""
@@ -195,10 +224,25 @@ class KVManager:
                     new.append(number)
             self._events.stored(request, first, token_ids, table, new)
 
+    def _note_load(self, load: Load) -> None:
+        """Note those pages that have come back for a request, and can be found now."""
+        if self._events is None:
+            return
+        request, size = load.request, self.block_size
+        tokens = np.concatenate([request.prompt_token_ids, np.array(request.output_token_ids, np.int32)])
+        for table in range(self._num_tables):
+            items = [item for item in load.items if item.copy.part == table]
+            new = [item.number for item in items if self._cache.holds(item.copy.digest, item.place, table)]
+            first = min(new, default=0)
+            self._events.stored(request, first, tokens[first * size :], table, new)
+
     def _want(self, group: TableGroup, digests: list[bytes]) -> None:
         """The pages of these digests are worth keeping in tables of a group, whoever holds them."""
         for table in group.tables:
-            self._pool.want(self._cache.pages_of(digests, table))
+            pages = self._cache.pages_of(digests, table)
+            self._pool.want(pages)
+            if self.tier is not None:
+                self.tier.stores.offer(pages)
 
     def publish_one_each(
         self, requests: Sequence[Request], numbers: Sequence[int], token_ids: Int32Array, pages: Int32Array
@@ -225,6 +269,8 @@ class KVManager:
         inserted = self._cache.insert_each(new, pages)
         if sum(map(len, inserted)) == pages.size:  # what is usual, at once
             self._pool.keep_when_idle(pages, wanted=self._wanted)
+            if self.tier is not None:
+                self.tier.stores.offer(pages[:, self._wanted].ravel().tolist())
         else:
             self._keep(inserted)
         if absent is not None:
@@ -238,7 +284,10 @@ class KVManager:
         """Keep the contents of pages of each table."""
         for group in self.groups.all:
             pages = [page for table in group.tables for page in inserted[table]]
-            self._pool.keep_when_idle(pages, wanted=self.retention.keeps_all(group))
+            keeps_all = self.retention.keeps_all(group)
+            self._pool.keep_when_idle(pages, wanted=keeps_all)
+            if self.tier is not None and keeps_all:
+                self.tier.stores.offer(pages)
 
     def _retain(self, request: Request, first: int, last: int) -> None:
         """Want those of these pages of a request that are worth keeping in tables with windows."""
@@ -252,6 +301,8 @@ class KVManager:
 
         The pages of `num_computed` tokens are published.
         """
+        if self.tier is not None:
+            self.tier.used(request.page_hashes)
         if not self.retention.is_sparse:
             return
         end = min(num_computed // self.block_size, len(request.page_hashes))
@@ -286,8 +337,12 @@ class KVManager:
 
         A running request would go on to publish pages that continue contents computed before the reset.
         """
+        if self.tier is not None:
+            self.tier.loads.cancel()
         if self._pool.num_held:
             return False
+        if self.tier is not None:
+            self.tier.clear()
         self._cache.clear()
         self._pool.forget_contents()
         if self.snapshots is not None:
@@ -342,6 +397,9 @@ class KVManager:
     def check_integrity(self, held: Iterable[Int32Array]) -> None:
         """Assert that reference counts equal the holders in `held` (one int32 array per request), and nothing leaks."""
         counts = np.zeros(self.num_pages, np.int32)
+        if self.tier is not None:
+            held = [*held, *self.tier.loads.held_pages()]
+            self.tier.host.check_integrity()
         for pages in held:
             own = pages[pages != NULL_PAGE] if self.groups.gives_back else pages
             assert len(set(own.tolist())) == len(own), "a request holds a page twice"

@@ -9,8 +9,9 @@ Each page table of a request has pages of its own after the same digests.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from hashlib import sha256
+from typing import Protocol
 
 import numpy as np
 
@@ -108,13 +109,7 @@ class PrefixCache:
             if snapshots is not None:
                 found = found[: snapshots.longest(digests[: len(found)])]
             return np.array([found], np.int32)
-        count, before = self._longest_whole(digests, groups), -1
-        while count != before:
-            before = count
-            if snapshots is not None:
-                count = snapshots.longest(digests[:count])
-            for group in groups.all:
-                count = self._longest(digests[:count], group, groups) if group.window else count
+        count = longest_prefix(digests, groups, self._page_of, None if snapshots is None else snapshots.longest)
         pages = np.full((groups.num_tables, count), NULL_PAGE, np.int32)
         for group in groups.all:
             begin = groups.begin(group, count * groups.page_size)
@@ -128,15 +123,9 @@ class PrefixCache:
         Whether or not it can begin with them: tables without windows have them.
         """
         if 0 in groups.windows:
-            return self._longest_whole(digests, groups)
+            return _longest_whole(digests, groups, self._page_of)
         known = (place for place in range(len(digests), 0, -1) if digests[place - 1] in self._remembered)
         return next(known, 0)
-
-    def _longest_whole(self, digests: Sequence[bytes], groups: CacheGroups) -> int:
-        """How many of these pages, from the first on, all tables without windows have."""
-        tables = [self._page_of[table] for group in groups.all if not group.window for table in group.tables]
-        places = (place for place, digest in enumerate(digests) if any(digest not in pages for pages in tables))
-        return next(places, len(digests))
 
     def pages_of(self, digests: Iterable[bytes], table: int) -> list[int]:
         """The pages of a table that hold what these digests stand for, where there are any."""
@@ -152,21 +141,6 @@ class PrefixCache:
             self._remembered.move_to_end(digest)
         while len(self._remembered) > self._num_remembered:
             self._remembered.popitem(last=False)
-
-    def _longest(self, digests: list[bytes], group: TableGroup, groups: CacheGroups) -> int:
-        """Most pages, at most as many as digests, after which a token finds all that it sees in tables of a group."""
-        tables = [self._page_of[table] for table in group.tables]
-
-        def is_cached(place: int) -> bool:
-            return all(digests[place] in pages for pages in tables)
-
-        # From the end on: how many pages lie side by side after the one that is looked at.
-        end = place = len(digests)
-        while place > groups.begin(group, end * groups.page_size):
-            place -= 1
-            if not is_cached(place):
-                end = place
-        return end
 
     def insert(self, digest: bytes, page: int, table: int = 0) -> bool:
         """Let `page` be found by `digest`, unless another page is already: then the old one stays. True if inserted."""
@@ -189,6 +163,15 @@ class PrefixCache:
                 pairs = zip(digests, own, strict=True)
                 inserted.append([page for digest, page in pairs if self.insert(digest, page, table)])
         return inserted
+
+    def where(self, page: int) -> tuple[int, bytes] | None:
+        """The table and digest that a page is found by; None where it cannot be found."""
+        each = ((table, pages.get(page)) for table, pages in enumerate(self._digest_of))
+        return next(((table, digest) for table, digest in each if digest is not None), None)
+
+    def known(self, table: int, others: "Copies") -> Container[bytes]:
+        """The digests that a table has, or of which there is a copy of this table's page."""
+        return _Known(self._page_of[table], others, table)
 
     def absent(self, pages: Int32Array) -> list[set[int]]:
         """For each table, which of these pages, int32 [n, tables], hold nothing that can be found."""
@@ -228,3 +211,60 @@ class PrefixCache:
             assert {page: digest for digest, page in page_of.items()} == digest_of
         assert len(self) == len(retained_pages)
         assert {page for each in self._digest_of for page in each} == retained_pages
+
+
+class Copies(Protocol):
+    """What else has contents of pages."""
+
+    def has(self, digest: bytes, part: int) -> bool:
+        """Whether it has what the page table number `part` has of a digest."""
+        ...
+
+
+class _Known:
+    def __init__(self, pages: Container[bytes], others: Copies, table: int) -> None:
+        self._pages, self._others, self._table = pages, others, table
+
+    def __contains__(self, digest: object) -> bool:
+        return isinstance(digest, bytes) and (digest in self._pages or self._others.has(digest, self._table))
+
+
+def longest_prefix(
+    digests: Sequence[bytes],
+    groups: CacheGroups,
+    tables: Sequence[Container[bytes]],
+    longest_state: Callable[[Sequence[bytes]], int] | None = None,
+) -> int:
+    """How many of these pages a request can begin with, such that every table has all that tokens after them see.
+
+    `tables` are the digests that each has. `longest_state` says how many of some digests lead to a state that is kept.
+    """
+    count, before = _longest_whole(digests, groups, tables), -1
+    while count != before:
+        before = count
+        if longest_state is not None:
+            count = longest_state(digests[:count])
+        for group in groups.all:
+            count = _longest(digests[:count], group, groups, tables) if group.window else count
+    return count
+
+
+def _longest_whole(digests: Sequence[bytes], groups: CacheGroups, tables: Sequence[Container[bytes]]) -> int:
+    """How many of these pages, from the first on, all tables without windows have."""
+    whole = [tables[table] for group in groups.all if not group.window for table in group.tables]
+    places = (place for place, digest in enumerate(digests) if any(digest not in pages for pages in whole))
+    return next(places, len(digests))
+
+
+def _longest(
+    digests: Sequence[bytes], group: TableGroup, groups: CacheGroups, tables: Sequence[Container[bytes]]
+) -> int:
+    """Most pages, at most as many as digests, after which a token finds all that it sees in tables of a group."""
+    own = [tables[table] for table in group.tables]
+    # From the end on: how many pages lie side by side after the one that is looked at.
+    end = place = len(digests)
+    while place > groups.begin(group, end * groups.page_size):
+        place -= 1
+        if any(digests[place] not in pages for pages in own):
+            end = place
+    return end

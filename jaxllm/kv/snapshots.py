@@ -39,6 +39,10 @@ class SnapshotPool:
             self._slot_of.move_to_end(digest)
         return slot
 
+    def slot_of(self, digest: bytes) -> int | None:
+        """The slot of a snapshot, without counting as a use; None when there is none."""
+        return self._spare.get(digest, self._slot_of.get(digest))
+
     def longest(self, digests: Sequence[bytes]) -> int:
         """How many of these pages the longest prefix has that ends with a snapshot."""
         counts = range(len(digests), 0, -1)

@@ -79,6 +79,8 @@ class Request:
     """sha256 of the content of its adapter; empty without one."""
     adapter_start: int = 0
     """The position of the first token that has the adapter: those before it are computed as without (aLoRA)."""
+    asks_host: bool = True
+    """Whether it may have pages brought back from the host before it runs: once each time it waits."""
     hold_again: tuple[str, ...] = ()
     """Reasons to hold it again when it is preempted."""
 

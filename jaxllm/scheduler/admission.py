@@ -1,6 +1,6 @@
 """Admission: waiting requests get slots and pages."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import numpy as np
 
@@ -33,12 +33,16 @@ class Admission:
         max_chunk: int,
         snapshots: StateSnapshots | None = None,
         spans: WholeSpans | None = None,
+        hold: Callable[[Request], None],
     ) -> None:
-        """`budget` is of one step, `max_chunk` of one prompt in it, both in tokens."""
+        """`budget` is of one step, `max_chunk` of one prompt in it, both in tokens.
+
+        `hold` keeps a waiting request from running until pages have come from the host.
+        """
         self._table, self._waiting, self._running, self._shares = table, waiting, running, shares
         self._groups, self._room, self._pages = groups, room, pages
         self._budget, self._max_chunk, self._snapshots = budget, max_chunk, snapshots
-        self._spans = spans
+        self._spans, self._hold = spans, hold
 
     def admit(self, budget: int, owners: Container[int] | None = None) -> tuple[list[Request], list[int]]:
         """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens.
@@ -67,7 +71,11 @@ class Admission:
                 break
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
-            found = self._pages.admit(request, headroom=running + len(sequences) - 1)
+            headroom = running + len(sequences) - 1
+            if self._pages.tier is not None and self._pages.begin_load(request, headroom):
+                self._hold(request)
+                continue
+            found = self._pages.admit(request, headroom)
             if found is None:
                 self._room.blocked = request
                 break

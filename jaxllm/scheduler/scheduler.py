@@ -7,6 +7,7 @@ requests. A request that cannot get a page makes the last in order give up its o
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from jaxllm.config import MAMBA_BLOCK_SIZE
 from jaxllm.errors import CapacityError, RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
+from jaxllm.kv.tiers.loads import HOLD_REASON
 from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.drafts import Drafts, DraftSource
@@ -113,6 +115,7 @@ class Scheduler:
             max_chunk=self._max_chunk,
             snapshots=self._snapshots,
             spans=self._spans,
+            hold=partial(self.hold, reason=HOLD_REASON),
         )
         self._drafts: Drafts | None = None
         self._arrivals = 0
@@ -468,7 +471,7 @@ class Scheduler:
         self._shares.running[request.share] -= len(request.sequences)
         for each in request.sequences:
             self._running.remove(each)
-            if self._page_tables.gives_back or self._snapshots is not None:
+            if self._page_tables.gives_back or self._snapshots is not None or self._pages.tier is not None:
                 collected = self._under_way.num_collected(each.slot)
                 self._pages.leaves(each, collected)
                 if self._snapshots is not None:

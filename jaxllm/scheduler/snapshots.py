@@ -73,7 +73,9 @@ class StateSnapshots:
         self._ends.pop(request.slot, None)
         place = num_computed // self._interval * self._interval // self._size
         if 0 < place <= len(request.page_hashes):
-            self._pool.find(request.page_hashes[place - 1])
+            digest = request.page_hashes[place - 1]
+            if self._pool.find(digest) is not None and self._pages.tier is not None:
+                self._pages.tier.stores.offer_state(digest)
 
     def cut(self, slots: Int32Array, counts: Int32Array) -> Int32Array:
         """How many tokens each of `slots` computes, int32 [n], so that no chunk goes beyond its next end."""
@@ -121,7 +123,10 @@ class StateSnapshots:
             for owner, end, slot, spare in taken:
                 row = int(np.flatnonzero(plan.slots == owner)[0]) if made is plan else 0
                 if made is plan and live[row]:
-                    self._pool.publish(plan.requests[row].page_hashes[end // self._size - 1], slot, spare=spare)
+                    digest = plan.requests[row].page_hashes[end // self._size - 1]
+                    self._pool.publish(digest, slot, spare=spare)
+                    if self._pages.tier is not None and not spare:
+                        self._pages.tier.stores.offer_state(digest)
                 else:
                     # Its request is gone, or the step was left out because all were.
                     self._pool.give_back(slot)
@@ -137,7 +142,8 @@ class StateSnapshots:
     def check_integrity(self) -> None:
         """Assert that nothing is forgotten, and no copy is left over."""
         assert not self._restored
-        self._pool.check_integrity([each.slot for _, taken in self._under_way for each in taken])
+        loads = [] if self._pages.tier is None else self._pages.tier.loads.held_slots()
+        self._pool.check_integrity([*loads, *(each.slot for _, taken in self._under_way for each in taken)])
         for slot, request in enumerate(self._table.requests):
             cut = int(self._table.cuts[slot])
             assert cut % self._size == 0

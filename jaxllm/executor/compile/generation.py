@@ -18,6 +18,7 @@ from jaxllm.executor.program_table import DRAFTING_STEP, PROGRAMS, STAGE_STEP, S
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.executor.step_inputs import StepShape
+from jaxllm.executor.transfer_programs import transfer_sizes
 from jaxllm.models.cache import Cache, make_cache
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.adapter_factors import square_shapes
@@ -75,9 +76,12 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         tower=resolved.model.tower if resolved.sees_images else None,
         sound=resolved.model.sound if resolved.sees_images or resolved.model.has_cross_attention else None,
         **_adapters(resolved),
+        transfer_sizes=transfer_sizes(resolved),
         processors=processors,
         has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),
     )
+    if context.transfer_sizes:
+        options = {**options, "kv_offloading_size": list(context.transfer_sizes)}
     step = STAGE_STEP
     if of_last:
         step = STEP if shape.drafter is None else DRAFTING_STEP

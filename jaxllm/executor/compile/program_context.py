@@ -89,6 +89,8 @@ class ProgramContext(Generic[State]):
     """What makes rows of images, where the engine takes some."""
     sound: "SoundPlan | None" = None
     """What hears, if anything does."""
+    transfer_sizes: tuple[int, ...] = ()
+    """Pages of each call that brings pages to the host or back, if there are any."""
     row_squares: tuple[jax.ShapeDtypeStruct, ...] = ()
     """What the program of this name measures, if slots have vectors."""
 

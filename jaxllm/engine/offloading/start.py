@@ -1,0 +1,130 @@
+"""Begins the host tier of an engine, where copying pages pays."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import psutil
+
+from jaxllm.engine.offloading.host_tier import HostTier, PageMover
+from jaxllm.engine.offloading.transfers import Transfers, as_rows, put
+from jaxllm.errors import CapacityError
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.runner import Runner
+from jaxllm.executor.transfer_programs import transfer_sizes
+from jaxllm.kv.manager import KVManager
+from jaxllm.kv.tiers.host_pool import HostPool, allocate, crc
+from jaxllm.models.sharding import sharding
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
+from jaxllm.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+MEASURED_TOKENS = 512
+"""Tokens of the step that is measured, at most."""
+REPEATS = 3
+"""The best of so many counts."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds per token: to copy it to the host, to bring it back, and to compute it; and bytes of a token."""
+
+    store: float
+    load: float
+    compute: float
+    token_bytes: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether copies are faster than computing, both ways."""
+        return max(self.store, self.load) < self.compute
+
+    def __str__(self) -> str:
+        store, load = (self.token_bytes / each / 2**30 for each in (self.store, self.load))
+        return (
+            f"pages are copied to the host with {store:.2f} GiB/s and back with {load:.2f} GiB/s, which is "
+            f"{1 / self.store:,.0f} and {1 / self.load:,.0f} tokens/s; {1 / self.compute:,.0f} tokens/s are computed"
+        )
+
+
+def start_host_tier(
+    resolved: ResolvedConfig, runner: Runner, pages: KVManager, scheduler: Scheduler, fresh: Scheduler
+) -> HostTier | None:
+    """The host tier, or None where it does not pay; `fresh` is a scheduler without requests, to measure with.
+
+    Raises `CapacityError` where the host has not so much memory.
+    """
+    options = resolved.config.cache
+    if not resolved.shares_prefixes:
+        logger.warning("kv_offloading_size: prefix caching is off, so nothing is copied to the host")
+        return None
+    mover = PageMover(runner, transfer_sizes(resolved), sharding(resolved.mesh))
+    host = _make_pool(options.kv_offloading_size, mover.page_bytes)
+    if options.kv_offloading == "auto":
+        speeds = measure(resolved, runner, mover, fresh)
+        if not speeds.pays:
+            logger.warning(
+                "kv_offloading_size has no effect, since computing is faster: %s; kv_offloading='always' copies anyway",
+                speeds,
+            )
+            return None
+        logger.info("host tier: room for %d pages; %s", host.num_slots, speeds)
+    else:
+        logger.info("host tier: room for %d pages", host.num_slots)
+    return HostTier(pages.use_tier(host), mover, scheduler, Transfers(host))
+
+
+def _make_pool(gib: float, page_bytes: int) -> HostPool:
+    size = int(gib * 2**30)
+    if size < page_bytes:
+        raise CapacityError(f"kv_offloading_size={gib:g} (GiB): less than a page of {page_bytes} bytes; give more")
+    available = psutil.virtual_memory().available
+    if size > available:
+        raise CapacityError(
+            f"kv_offloading_size={gib:g} (GiB): only {available / 2**30:.1f} GiB of the host's memory are free; give less"
+        )
+    return HostPool(size // page_bytes, page_bytes)
+
+
+def measure(resolved: ResolvedConfig, runner: Runner, mover: PageMover, fresh: Scheduler) -> Speeds:
+    """How fast pages are copied, checksums included, and tokens are computed. Nothing of it stays."""
+    store = load = compute = float("inf")
+    count = min(mover.most, resolved.cache_groups.most_pages(resolved.max_model_len))
+    staging = mover.staging(count)
+    data = allocate(mover.page_bytes * staging.shape[0])
+    for _ in range(REPEATS):
+        start = time.monotonic()
+        rows = as_rows(np.asarray(mover.gather([0] * count)), count)
+        data[: rows.size] = rows.ravel()
+        crc(data)
+        store = min(store, time.monotonic() - start)
+        start = time.monotonic()
+        crc(data)
+        array = put(data.copy().view(staging.dtype).reshape(staging.shape), staging.sharding)
+        mover.scatter(array, [0] * count)
+        jax.block_until_ready(runner.calls.state)
+        load = min(load, time.monotonic() - start)
+    for _ in range(2):  # The first may compile.
+        compute = min(compute, _compute(resolved, runner, fresh))
+    # All tables of a request have a page for the same tokens, those with windows for a while.
+    tokens = count * resolved.page_size / resolved.cache_groups.num_tables
+    return Speeds(store / tokens, load / tokens, compute, mover.page_bytes * count / tokens)
+
+
+def _compute(resolved: ResolvedConfig, runner: Runner, fresh: Scheduler) -> float:
+    """Seconds that a token of a prompt takes."""
+    length = min(MEASURED_TOKENS, resolved.max_num_batched_tokens, resolved.max_model_len - 1)
+    prompt = np.arange(length, dtype=np.int32) % resolved.model.vocab_size
+    fresh.add(Request(request_id="measured", prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)))
+    plan = fresh.schedule()
+    assert plan is not None
+    start = time.monotonic()
+    runner.collect(runner.dispatch(plan, fresh.table))
+    seconds = time.monotonic() - start
+    fresh.finish("measured", "abort")
+    return seconds / plan.num_tokens
+
