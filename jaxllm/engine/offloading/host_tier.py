@@ -96,7 +96,7 @@ class HostTier:
             found = stores.next_pages(mover.most, mover.page_bytes)
             if found:
                 transfers.store([copy for copy, _ in found], mover.gather([page for _, page in found]))
-        if is_idle and len(self._tier.loads) and self._scheduler.all_requests_held:
+        if is_idle and len(self._tier.loads):
             transfers.wait(IDLE_SECONDS)
 
     def counts(self) -> OffloadCounts:

@@ -247,6 +247,11 @@ class Run:
         self.held: dict[str, set[str]] = {}
 
     @property
+    def has_loads(self) -> bool:
+        """Whether pages are held by others than requests."""
+        return False
+
+    @property
     def ready(self) -> list[str]:
         """Unfinished requests that may run."""
         return [name for name in self.live if not self.held.get(name)]
@@ -299,7 +304,7 @@ class Run:
         if abort is not None:
             self.finish(abort)
         if not self.under_way:
-            assert not self.ready
+            assert not self.ready or self.has_loads
             return
         scheduler = self.scheduler
         for request in scheduler.update(*self.under_way.popleft()):
@@ -318,10 +323,11 @@ class Run:
         waiting = sorted((self.requests[name] for name in self.ready if self.requests[name].slot < 0), key=self.key)
         contended = len({self.requests[name].owner.name for name in self.live}) > 1
         plan = self.scheduler.schedule()
+        waiting = [request for request in waiting if not self.held[request.request_id]]  # It may have held some.
         self.scheduler.check_integrity()
         self.replica.check()
         if plan is None:
-            assert self.under_way or not self.ready
+            assert self.under_way or not self.ready or self.has_loads
             return False
         assert not any(self.held[request.request_id] for request in plan.requests), "a held request runs"
         self._check_plan(plan, running, total, behind)

@@ -1,0 +1,192 @@
+"""Random runs of the scheduler with a host tier: no page ever holds anything but what its digest says.
+
+Copies are made, finished, lost and damaged at any time, and the model on the host reads whatever comes back.
+"""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from jaxllm.kv.groups import CacheGroups
+from jaxllm.kv.tiers.host_pool import HostCopy, HostPool
+from jaxllm.kv.tiers.loads import HOLD_REASON, Item, Load
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
+from tests.jaxllm.scheduler.test_scheduler_runs import Run, options_of, params_of
+
+INT = 8
+"""Bytes of a number."""
+
+
+class TierRun(Run):
+    """A run whose copies are made when it is told to."""
+
+    def __init__(self, *, room: int, **options: Any) -> None:
+        super().__init__(**options)
+        size = options["block_size"]
+        self.tier = self.pages.use_tier(HostPool(room, size * INT))
+        self.tier.loads.start = self._begin
+        self.stores: deque[tuple[HostCopy, np.ndarray]] = deque()
+        self.loads: deque[tuple[Load, Item]] = deque()
+        begin = self.pages.begin_load
+
+        def begin_load(request: Request, headroom: int) -> bool:
+            holds = begin(request, headroom)
+            if holds:
+                self.held[request.request_id].add(HOLD_REASON)
+            return holds
+
+        self.pages.begin_load = begin_load  # type: ignore[method-assign]
+
+    @property
+    def has_loads(self) -> bool:
+        return bool(self.tier.loads)
+
+    def _begin(self, load: Load) -> None:
+        self.loads += ((load, item) for item in load.items)
+
+    def _view(self, item: Item) -> np.ndarray:
+        """Where the contents of a page are."""
+        return self.model.contents.reshape(-1, self.pages.block_size)[item.place]
+
+    def copy(self, count: int) -> None:
+        """Begin to copy what was offered."""
+        size = self.pages.block_size
+        for copy, page in self.tier.stores.next_pages(count, size * INT):
+            self.stores.append((copy, self.model.contents.reshape(-1, size)[page].copy()))
+        state = self.tier.stores.next_state(INT)
+        if state is not None:
+            assert self.model.kept is not None
+            self.stores.append((state[0], np.array([self.model.kept[state[1]]], np.int64)))
+
+    def finish_copies(self, count: int, fate: str) -> None:
+        """Copies arrive at the host, or are lost, or damaged there."""
+        host = self.tier.host
+        for _ in range(min(count, len(self.stores))):
+            copy, data = self.stores.popleft()
+            found = host.fill(copy, data.view(np.uint8)) if fate != "lost" else None
+            if fate == "damaged":
+                host._memory[copy.slots[0], 0] ^= 1
+            host.end_write(copy, found)
+
+    def finish_loads(self, count: int, fate: str) -> None:
+        """Pages come back, or are lost."""
+        for _ in range(min(count, len(self.loads))):
+            load, item = self.loads.popleft()
+            buffer = np.zeros(item.copy.size, np.uint8)
+            is_intact = self.tier.host.read(item.copy, buffer) and fate != "lost"
+            values = buffer.view(np.int64)
+            if not load.is_cancelled and fate != "lost":
+                if item.copy.part != self.tier.loads.states:
+                    self._view(item)[:] = values
+                elif is_intact:
+                    assert self.model.kept is not None
+                    self.model.kept[item.place] = int(values[0])
+            self.tier.loads.come(load, item, is_intact=is_intact)
+        self.let_go()
+
+    def let_go(self) -> None:
+        for request in self.tier.loads.take_released():
+            self.release(request.request_id, HOLD_REASON)
+        self.scheduler.check_integrity()
+        self.replica.check()
+
+    def drain(self) -> None:
+        for _ in range(100 * len(self.live)):
+            if not self.live:
+                break
+            for name, reasons in self.held.items():
+                for reason in reasons - {HOLD_REASON}:
+                    self.release(name, reason)
+            self.finish_loads(1000, "well")
+            self.step()
+        self.finish_copies(1000, "well")
+        self.finish_loads(1000, "well")
+        assert not self.live, "starved"
+        super().drain()
+        assert not len(self.tier.loads)
+
+
+TEXTS = np.random.default_rng(0).integers(0, 3, (5, 22))
+TEXTS[2:4, :9] = TEXTS[0, :9]
+prompts_of = st.builds(lambda text, length: TEXTS[text, :length].tolist(), st.integers(0, 4), st.integers(12, 22))
+"""Few prompts, of which some begin alike: all have been there before."""
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> dict[str, Any]:
+    """Options of a run that has hardly more pages than one request needs."""
+    options = draw(options_of())
+    block_size = draw(st.integers(1, 3))
+    groups = CacheGroups(
+        options["windows"], block_size, options["max_num_batched_tokens"], margin=options["margin"]
+    )
+    at_least = 1 + groups.most_pages(options["max_model_len"])
+    pages = at_least + draw(st.integers(0, 6))
+    return {**options, "caching": True, "policy": "fcfs", "block_size": block_size, "num_pages": pages}
+
+
+class TierMachine(RuleBasedStateMachine):
+    @initialize(options=crowded(), room=st.sampled_from([3, 20, 1000, 1000]))
+    def start(self, options: dict[str, Any], room: int) -> None:
+        self.run = TierRun(**options, room=room)
+
+    @rule(prompt=prompts_of, params=params_of, salt=st.sampled_from([None, None, "a"]))
+    def add(self, prompt: list[int], params: SamplingParams, salt: str | None) -> None:
+        self.run.add(prompt, params, 0, salt)
+
+    @rule(prompt=prompts_of, count=st.integers(1, 60), fate=st.sampled_from(["well", "well", "lost", "damaged"]))
+    def serve(self, prompt: list[int], count: int, fate: str) -> None:
+        """As engines do it: all is copied after each step, and comes back before one."""
+        self.run.add(prompt, SamplingParams(max_tokens=2, ignore_eos=True))
+        for _ in range(count):
+            if not self.run.live:
+                break
+            self.run.step()
+            self.run.copy(100)
+            self.run.finish_copies(100, fate)
+            self.run.finish_loads(100, "well")
+
+    @rule(count=st.integers(1, 8), copies=st.integers(0, 20))
+    def step(self, count: int, copies: int) -> None:
+        for _ in range(count):
+            self.run.step()
+            self.run.copy(copies)
+
+    @rule(count=st.integers(1, 40), fate=st.sampled_from(["well", "well", "well", "lost", "damaged"]))
+    def finish_copies(self, count: int, fate: str) -> None:
+        self.run.finish_copies(count, fate)
+
+    @rule(count=st.integers(1, 40), fate=st.sampled_from(["well", "well", "well", "lost"]))
+    def finish_loads(self, count: int, fate: str) -> None:
+        self.run.finish_loads(count, fate)
+
+    @rule(data=st.data(), during=st.booleans())
+    def abort(self, data: st.DataObject, during: bool) -> None:
+        if self.run.live:
+            name = data.draw(st.sampled_from(self.run.live))
+            if during:
+                self.run.step(abort=name)
+            else:
+                self.run.finish(name)
+
+    @rule()
+    def reset(self) -> None:
+        idle = self.run.scheduler.num_running == 0
+        assert self.run.scheduler.reset_prefix_cache() == idle
+        self.run.let_go()
+        if idle:
+            assert self.run.pages.num_cached_pages == 0
+            assert not len(self.run.tier.host)
+
+    def teardown(self) -> None:
+        if hasattr(self, "run"):
+            self.run.drain()
+
+
+TierMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestTierMachine = TierMachine.TestCase
