@@ -4,7 +4,7 @@ Dashboards and autoscalers made for vLLM so go on working. To add one, describe 
 `jaxllm.serving.telemetry.metrics`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +66,29 @@ METRICS = (
         "kv_events_dropped",
         "counter",
         "Batches of KV cache events that were not published because too many waited.",
+    ),
+    Described(
+        "external_prefix_cache_queries",
+        "counter",
+        "Prompt tokens looked up in host memory because they were not in the prefix cache.",
+    ),
+    Described("external_prefix_cache_hits", "counter", "Prompt tokens loaded from host memory."),
+    Described("kv_offload_load_bytes", "counter", "Bytes of KV pages and states loaded from host memory."),
+    Described("kv_offload_load_time", "counter", "Seconds spent loading them, in a thread of its own."),
+    Described("kv_offload_store_bytes", "counter", "Bytes of KV pages and states copied to host memory."),
+    Described("kv_offload_store_time", "counter", "Seconds spent copying them, in a thread of its own."),
+    Described(
+        "kv_offload_stores_skipped",
+        "counter",
+        "KV pages and states not copied to host memory because copying fell behind or found no room.",
+    ),
+    Described(
+        "kv_offload_load_failures",
+        "counter",
+        "Loads from host memory that failed or found damaged bytes; the tokens were recomputed.",
+    ),
+    Described(
+        "kv_offload_cpu_cache_usage_perc", "gauge", "Share of the host memory for KV pages that is used, 0 to 1."
     ),
     Described(
         "num_preemptions",
@@ -226,12 +249,25 @@ _BATCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _N = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
+OFFLOAD: Mapping[str, tuple[str, float]] = {
+    "external_prefix_cache_queries": ("queries", 1),
+    "external_prefix_cache_hits": ("hits", 1),
+    "kv_offload_load_bytes": ("load_bytes", 1),
+    "kv_offload_load_time": ("load_seconds", 1e6),
+    "kv_offload_store_bytes": ("store_bytes", 1),
+    "kv_offload_store_time": ("store_seconds", 1e6),
+    "kv_offload_stores_skipped": ("dropped", 1),
+    "kv_offload_load_failures": ("failures", 1),
+}
+"""Counters of `StepStats.offload`: the field of each, and how much of it counts as 1 (times in microseconds)."""
+
 OF_ENGINE = frozenset(
     (
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
         *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
         *("engine_restarts", "api_server_restarts", "lora_reads", "lora_slot_writes"),
         "kv_events_dropped",
+        *OFFLOAD,
         *("encoder_cache_queries", "encoder_cache_hits"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
         *("kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds"),

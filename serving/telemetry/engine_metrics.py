@@ -9,7 +9,7 @@ import msgspec
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import NO_WORK, Amounts, StepStats, added
 from jaxllm.kv.lifetimes import PageLife
-from jaxllm.serving.telemetry.catalogue import LABELLED, METRICS, OF_ENGINE, new_histograms
+from jaxllm.serving.telemetry.catalogue import LABELLED, METRICS, OF_ENGINE, OFFLOAD, new_histograms
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
 from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements
 
@@ -149,6 +149,10 @@ class EngineMetrics:
         counters["lora_reads"] += _grown(before.num_lora_reads, stats.num_lora_reads)
         counters["lora_slot_writes"] += _grown(before.num_lora_writes, stats.num_lora_writes)
         counters["kv_events_dropped"] += _grown(before.num_kv_events_dropped, stats.num_kv_events_dropped)
+        if stats.offload is not before.offload:
+            for name, (field, unit) in OFFLOAD.items():
+                told, now = getattr(before.offload, field), getattr(stats.offload, field)
+                counters[name] += int(_grown(told, now) * unit)
         counters["encoder_cache_queries"] += _grown(before.image_queries, stats.image_queries)
         counters["encoder_cache_hits"] += _grown(before.image_hits, stats.image_hits)
         if stats.stage_seconds:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.telemetry.catalogue import METRICS, WORK, Described
+from jaxllm.serving.telemetry.catalogue import METRICS, OFFLOAD, WORK, Described
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
 from jaxllm.serving.telemetry.step_times import collect_steps
@@ -216,6 +216,8 @@ def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) 
             return [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached)]
         case "prompt_tokens_cached_by_source":
             return [({"source": "device"}, engine.counters[metric.source])]
+        case name if name in OFFLOAD:
+            return [({}, engine.counters[name] / OFFLOAD[name][1])]
         case name if name in WORK:
             return [({}, engine.work[WORK.index(name)])]
     return [({}, engine.counters[metric.source])]
@@ -224,6 +226,8 @@ def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) 
 def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labels, float]]:
     """Values of a gauge, with their labels."""
     match name:
+        case "kv_offload_cpu_cache_usage_perc":
+            return [(labels, engine.stats.offload.usage)]
         case "num_requests_running":
             return [(labels, engine.stats.num_running)]
         case "num_requests_waiting":
