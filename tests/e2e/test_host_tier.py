@@ -86,14 +86,14 @@ def check(engine: Engine, adapter: Path | None = None, least: int = 300) -> None
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_adapter(tmp_path_factory.mktemp("adapters") / "one", 1, 4, 0.3)
+    return write_adapter(tmp_path_factory.mktemp("adapters") / "one", 1, 8, 0.3)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """So few pages that nothing stays for long, and a host with room for everything."""
     engine = make_engine(
-        **OPTIONS, num_gpu_blocks_override=20, enforce_eager=False, enable_lora=True, max_lora_rank=4
+        **OPTIONS, num_gpu_blocks_override=20, enforce_eager=False, enable_lora=True, max_lora_rank=8
     )
     yield engine
     engine.close()

@@ -1,0 +1,37 @@
+"""Loads prefixes from the host on two virtual devices, and prints what came back: run by a test."""
+
+from typing import Any
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine import Engine
+from tests.e2e.driving import request, run
+
+OPTIONS: dict[str, Any] = {
+    "block_size": 16, "max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 128, "layer_stack": "scan",
+    "kv_offloading_size": 0.01, "kv_offloading": "always", "num_gpu_blocks_override": 10, "tensor_parallel_size": 2,
+    "strict_compilation": True, "optimization_level": 0, "enforce_eager": True,
+}  # fmt: skip
+PROMPTS = [[5 + (7 * number + place * place) % 100 for place in range(80)] for number in range(4)]
+
+
+def tokens_of(engine: Engine, **params: Any) -> dict[str, list[int]]:
+    requests = [
+        request(number, prompt, temperature=0, max_tokens=8, ignore_eos=True, **params)
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    return {name: answer.token_ids for name, answer in run(engine, requests).items()}
+
+
+def main() -> None:
+    engine = Engine.from_config(EngineConfig.from_options(OPTIONS))
+    expected = tokens_of(engine, skip_reading_prefix_cache=True)
+    for _ in range(3):
+        assert tokens_of(engine) == expected
+    offload = engine.stats().offload
+    assert not offload.failures
+    print(offload.hits, len({tuple(tokens) for tokens in expected.values()}))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
