@@ -2,9 +2,9 @@
 
     scripts/bench host_tier [--tokens 8192] [--repeats 3] [--option NAME=VALUE ...]
 
-A model of 125 M parameters with random weights, and so few pages that one prompt takes the place of another. Each prompt
-is sent twice: it is computed, and then it comes from the host. Prints seconds to the first token, and the measurement by
-which the engine decides whether a host tier pays.
+A model of 125 M parameters with random weights, and so few pages that one prompt takes the place of another. Each
+prompt is sent twice: it is computed, and then it comes from the host. Prints seconds to the first token, and the
+measurement by which the engine decides whether a host tier pays.
 """
 
 import argparse
@@ -31,15 +31,11 @@ PAGE = 16
 def make_engine(model: Path, tokens: int, options: dict[str, Any]) -> Engine:
     """An engine with pages for one prompt and a little more."""
     pages = -(-tokens // PAGE)
-    return Engine.from_config(
-        EngineConfig.from_options(
-            {
-                "model": str(model), "load_format": "dummy", "max_model_len": tokens + 64, "max_num_seqs": 2,
-                "block_size": PAGE, "num_gpu_blocks_override": pages + pages // 8, "kv_offloading_size": 4,
-                **options,
-            }  # fmt: skip
-        )
-    )
+    fixed: dict[str, Any] = {
+        "model": str(model), "load_format": "dummy", "max_model_len": tokens + 64, "max_num_seqs": 2,
+        "block_size": PAGE, "num_gpu_blocks_override": pages + pages // 8, "kv_offloading_size": 4,
+    }  # fmt: skip
+    return Engine.from_config(EngineConfig.from_options({**fixed, **options}))
 
 
 def first_token(engine: Engine, name: str, prompt: np.ndarray) -> tuple[float, int]:

@@ -8,6 +8,7 @@ from jaxllm.config.kv_events import read_kv_events
 from jaxllm.engine.offloading.host_tier import HostTier
 from jaxllm.engine.offloading.start import start_host_tier
 from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.executor.offloading_limits import check_offloading
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
@@ -94,6 +95,7 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
     """The configuration, as it fits the devices that are here, with kernels that are right on them."""
     read_kv_events(config.cache.kv_events_config)  # what is wrong with it is said before weights are read
     resolved = resolve_config(config, processes=processes)
+    check_offloading(resolved, processes)
     if resolved.platform != "cpu":
         # Only here: a start on CPU need not wait for the imports.
         from jaxllm.executor.kernels.verification import verify_kernels

@@ -248,9 +248,7 @@ SCATTER_PAGES: Final = ProgramRecord(
 GATHER_STATE: Final = ProgramRecord(
     "gather_state", gather_state_body, reads=(RECURRENT,), returns=ARRAY, is_present=moves_states
 )
-SCATTER_STATE: Final = ProgramRecord(
-    "scatter_state", scatter_state_body, updates=(RECURRENT,), is_present=moves_states
-)
+SCATTER_STATE: Final = ProgramRecord("scatter_state", scatter_state_body, updates=(RECURRENT,), is_present=moves_states)
 EMPTY_ADAPTERS: Final = ProgramRecord(
     "empty_adapters",
     empty_adapters_body,

@@ -17,7 +17,6 @@ from jaxllm.executor.kernels.operation import Workload
 from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
 from jaxllm.executor.model_files import model_folder
-from jaxllm.executor.offloading_limits import check_offloading
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.sound_windows import with_sound
 from jaxllm.executor.step_size import usual_step_sizes
@@ -124,8 +123,6 @@ def resolve_config(
         from jaxllm.executor.adapter_targets import with_generative_targets
 
         resolved = with_generative_targets(resolved)
-    if runner == "generate":
-        check_offloading(resolved, processes)
     if stages == 1:
         return resolved
     # Most engines have one: starts are faster without the import.

@@ -98,9 +98,7 @@ def gather_pages(pages: tuple[jax.Array], places: jax.Array, count: jax.Array) -
     return lax.fori_loop(0, count.reshape(()), copy, empty)
 
 
-def scatter_pages(
-    pages: tuple[jax.Array], places: jax.Array, count: jax.Array, staging: jax.Array
-) -> tuple[jax.Array]:
+def scatter_pages(pages: tuple[jax.Array], places: jax.Array, count: jax.Array, staging: jax.Array) -> tuple[jax.Array]:
     """Write the first `count` pages of `staging` [N, L, ...] to `places`, int32 [N], of a pool [L, P, ...]."""
     (pool,) = pages
 

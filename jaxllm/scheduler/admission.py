@@ -72,18 +72,14 @@ class Admission:
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
             headroom = running + len(sequences) - 1
-            if self._pages.tier is not None and self._pages.begin_load(request, headroom):
-                self._hold(request)
+            if self._pages.tier is not None and self._waits_for_host(request, headroom):
                 continue
             found = self._pages.admit(request, headroom)
             if found is None:
                 self._room.blocked = request
                 break
             pages, num_cached = found
-            if request.num_preemptions:
-                self._room.spend(request.num_tokens - num_cached)
-            else:
-                self._shares.charge(request.share, request.num_tokens - num_cached)
+            self._charge(request, request.num_tokens - num_cached)
             self._waiting.take(request)
             self._shares.running[request.share] += len(sequences)
             slot = table.insert(request, pages, num_cached)
@@ -100,6 +96,20 @@ class Admission:
                 counts[-1] = int(self._snapshots.cut(np.array([slot]), np.array(counts[-1:]))[0])
             budget -= counts[-1]
         return admitted, counts
+
+    def _charge(self, request: Request, num_tokens: int) -> None:
+        """A request gets a slot, and computes so many tokens of those it has."""
+        if request.num_preemptions:
+            self._room.spend(num_tokens)
+        else:
+            self._shares.charge(request.share, num_tokens)
+
+    def _waits_for_host(self, request: Request, headroom: int) -> bool:
+        """Whether a request is held from now on, until pages have come from the host."""
+        waits = self._pages.begin_load(request, headroom)
+        if waits:
+            self._hold(request)
+        return waits
 
     def _has_first(self, request: Request, budget: int) -> bool:
         """Whether `budget` tokens are enough to begin with: not where a longer span comes first."""

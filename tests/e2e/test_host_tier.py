@@ -92,9 +92,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """So few pages that nothing stays for long, and a host with room for everything."""
-    engine = make_engine(
-        **OPTIONS, num_gpu_blocks_override=20, enforce_eager=False, enable_lora=True, max_lora_rank=8
-    )
+    engine = make_engine(**OPTIONS, num_gpu_blocks_override=20, enforce_eager=False, enable_lora=True, max_lora_rank=8)
     yield engine
     engine.close()
 

@@ -12,8 +12,7 @@ from jaxllm.executor.program_table import GATHER_PAGES, GATHER_STATE, SCATTER_PA
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.transfer_programs import staging_of, state_size
 from jaxllm.kv.tiers.counts import OffloadCounts
-from jaxllm.kv.tiers.host_pool import HostCopy
-from jaxllm.kv.tiers.loads import HOLD_REASON, Item, Load
+from jaxllm.kv.tiers.loads import HOLD_REASON, Load
 from jaxllm.kv.tiers.tier import Tier
 from jaxllm.scheduler.scheduler import Scheduler
 

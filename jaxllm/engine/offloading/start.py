@@ -85,7 +85,8 @@ def _make_pool(gib: float, page_bytes: int) -> HostPool:
     available = psutil.virtual_memory().available
     if size > available:
         raise CapacityError(
-            f"kv_offloading_size={gib:g} (GiB): only {available / 2**30:.1f} GiB of the host's memory are free; give less"
+            f"kv_offloading_size={gib:g} (GiB): only {available / 2**30:.1f} GiB of the host's memory are free; "
+            "give less"
         )
     return HostPool(size // page_bytes, page_bytes)
 
@@ -127,4 +128,3 @@ def _compute(resolved: ResolvedConfig, runner: Runner, fresh: Scheduler) -> floa
     seconds = time.monotonic() - start
     fresh.finish("measured", "abort")
     return seconds / plan.num_tokens
-

@@ -6,8 +6,8 @@ import msgspec
 class OffloadCounts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Totals since the start, and the share of the host's memory for pages that is used (`usage`, 0 to 1).
 
-    `queries` and `hits`: prompt tokens that were looked up and found on the host. Bytes that were loaded and stored, and
-    the seconds that threads took for it, together with waiting for the devices. `failures`: loads that did not bring
+    `queries` and `hits`: prompt tokens that were looked up and found on the host. Bytes that were loaded and stored,
+    and the seconds that threads took for it, together with waiting for the devices. `failures`: loads that did not bring
     everything, so that it was computed. `dropped`: pages and states that were not copied, as copying was behind.
     """
 
@@ -23,9 +23,9 @@ class OffloadCounts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def plus(self, other: "OffloadCounts") -> "OffloadCounts":
         """Both together; `usage` is the larger one."""
-        *mine, usage = msgspec.structs.astuple(self)
-        *others, used = msgspec.structs.astuple(other)
-        return OffloadCounts(*(a + b for a, b in zip(mine, others, strict=True)), max(usage, used))
+        mine, others = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
+        usage = max(self.usage, other.usage)
+        return OffloadCounts(**{name: value + others[name] for name, value in mine.items()} | {"usage": usage})
 
 
 NO_OFFLOAD = OffloadCounts()

@@ -195,4 +195,4 @@ def checksum(copy: HostCopy, data: Bytes) -> int:
 
 def crc(data: Bytes, start: int = 0) -> int:
     """CRC-32 of bytes. Other threads run meanwhile."""
-    return zlib.crc32(data, start)
+    return zlib.crc32(data.data, start)

@@ -1,5 +1,6 @@
 """Loads prefixes from the host on two virtual devices, and prints what came back: run by a test."""
 
+import sys
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -29,7 +30,7 @@ def main() -> None:
         assert tokens_of(engine) == expected
     offload = engine.stats().offload
     assert not offload.failures
-    print(offload.hits, len({tuple(tokens) for tokens in expected.values()}))
+    sys.stdout.write(f"{offload.hits} {len({tuple(tokens) for tokens in expected.values()})}\n")
     engine.close()
 
 

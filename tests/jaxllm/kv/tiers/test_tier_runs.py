@@ -122,9 +122,7 @@ def crowded(draw: st.DrawFn) -> dict[str, Any]:
     """Options of a run that has hardly more pages than one request needs."""
     options = draw(options_of())
     block_size = draw(st.integers(1, 3))
-    groups = CacheGroups(
-        options["windows"], block_size, options["max_num_batched_tokens"], margin=options["margin"]
-    )
+    groups = CacheGroups(options["windows"], block_size, options["max_num_batched_tokens"], margin=options["margin"])
     at_least = 1 + groups.most_pages(options["max_model_len"])
     pages = at_least + draw(st.integers(0, 6))
     return {**options, "caching": True, "policy": "fcfs", "block_size": block_size, "num_pages": pages}
