@@ -7,8 +7,8 @@ class OffloadCounts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Totals since the start, and the share of the host's memory for pages that is used (`usage`, 0 to 1).
 
     `queries` and `hits`: prompt tokens that were looked up and found on the host. Bytes that were loaded and stored,
-    and the seconds that threads took for it, together with waiting for the devices. `failures`: loads that did not bring
-    everything, so that it was computed. `dropped`: pages and states that were not copied, as copying was behind.
+    and the seconds that threads took for it, together with waiting for the devices. `failures`: loads that did not
+    bring everything, so that it was computed. `dropped`: pages and states that were not copied, as copying was behind.
     """
 
     queries: int = 0
