@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -85,18 +85,29 @@ class ConfigFile:
         self.ignore(*values)
 
     def check_all_used(self, irrelevant: Sequence[str]) -> None:
-        """Raise `ModelError` for an option that nobody looked at, unless its name is like one of `irrelevant`.
-
-        One that is null, false, zero or empty is taken to be switched off.
-        """
-        for key, value in self._own.values.items():
-            if value and key not in self._used and not _is_like(key, irrelevant):
-                raise ModelError(
-                    f"{self.source}: option {key!r} = {json.dumps(value)[:80]} is unknown for this architecture, and "
-                    "may change what the model computes; if it does not, remove it from the file"
-                )
+        """Raise `ModelError` for an option that nobody looked at, see `unused`."""
+        for key, value in self._own_unused(irrelevant):
+            raise ModelError(
+                f"{self.source}: option {key!r} = {json.dumps(value)[:80]} is unknown for this architecture, and "
+                "may change what the model computes; if it does not, remove it from the file"
+            )
         for section in self._sections.values():
             section.check_all_used(irrelevant)
+
+    def unused(self, irrelevant: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Options that nobody looked at, with their values; those of sections as "section.option".
+
+        Those whose name is like one of `irrelevant` are left out, and those that are null, false, zero or empty, which
+        are taken to be switched off.
+        """
+        yield from self._own_unused(irrelevant)
+        for name, section in self._sections.items():
+            yield from ((f"{name}.{key}", value) for key, value in section.unused(irrelevant))
+
+    def _own_unused(self, irrelevant: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        for key, value in self._own.values.items():
+            if value and key not in self._used and not _is_like(key, irrelevant):
+                yield key, value
 
     def is_known(self, key: str) -> bool:
         """Whether the family gives the key a default, or a name of its own."""
