@@ -1,5 +1,7 @@
 """Hy3: Llama with norms on heads, and experts by the sigmoid of their scores alongside one that all tokens have."""
 
+from dataclasses import replace
+
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
@@ -24,12 +26,13 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     file.expect(qk_norm=True, route_norm=True, moe_router_enable_expert_bias=True, moe_router_use_sigmoid=True)
     file.expect(expert_hidden_dim=file.integer("moe_intermediate_size", 1536))
     options, bias = read_llama(file), file.boolean("attention_bias", False)
-    biased = with_biases(options["layers"], qkv=bias, output=bias, mlp=file.boolean("mlp_bias", False))
+    # Experts have no biases, but the other MLPs may.
+    mlp_bias = file.boolean("mlp_bias", False)
+    biased = with_biases(options["layers"], qkv=bias, output=bias)
     layers = tuple(layer.attending(norm=options["norm"]) for layer in biased)
     types = mlp_types(file, len(layers), dense=file.integer("first_k_dense_replace", 1, minimum=0))
     size, shared = file.integer("moe_intermediate_size", 1536), file.integer("num_shared_experts", 1)
-    plan = layers[0].mlp
-    options["layers"] = with_experts(
+    mixed = with_experts(
         file,
         layers,
         only=[layer for layer, kind in enumerate(types) if kind == "sparse"],
@@ -43,7 +46,11 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
             epsilon=1e-20,
             scale=file.number("router_scaling_factor", 2.826),
         ),
-        shared=MLPPlan(activation=plan.activation, bias=plan.bias, size=size * shared),
+        shared=MLPPlan(activation=layers[0].mlp.activation, bias=mlp_bias, size=size * shared),
+    )
+    options["layers"] = tuple(
+        replace(layer, mlp=replace(layer.mlp, bias=mlp_bias)) if isinstance(layer.mlp, MLPPlan) else layer
+        for layer in mixed
     )
     return ModelConfig(architecture=architecture, **options)
 

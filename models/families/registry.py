@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.family import Family, Use
@@ -196,7 +196,7 @@ _ENCODERS = {
     "XLMRoberta": "roberta",
 }
 
-_FAMILIES: dict[str, _Known | Family] = {
+_FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     **{use: known for name, path in _DECODERS.items() for use, known in _decoder(name, path).items()},
     **{use: known for name, path in _GPT.items() for use, known in _decoder(name, path, head="classifier").items()},
     **{use: known for name, path in _ENCODERS.items() for use, known in _encoder(name, path).items()},
@@ -275,13 +275,19 @@ _FAMILIES: dict[str, _Known | Family] = {
 }
 
 
-def register(architecture: str, family: Family) -> None:
-    """Make a model known to this process, or replace one.
+def register(architecture: str, family: Family | str) -> None:
+    """Make a model known to this process, or replace one; as "package.module:FAMILY" it is imported when asked for.
 
     The engine may run in a process of its own, which does not see this call; a package that others install uses the
-    entry point group `jaxllm.models` instead, which every process reads.
+    entry point group `jaxllm.models` instead, which every process reads. Raises `ModelError` for another string.
     """
-    _FAMILIES[architecture] = family
+    if isinstance(family, Family):
+        _FAMILIES[architecture] = family
+        return
+    entry = EntryPoint(architecture, family, ENTRY_POINTS)
+    if entry.pattern.fullmatch(family) is None or not entry.attr:
+        raise ModelError(f'{architecture}: {family!r} is not a path to a Family, such as "package.module:FAMILY"')
+    _FAMILIES[architecture] = entry
 
 
 def known_architectures() -> list[str]:
@@ -293,14 +299,24 @@ def lookup(architecture: str) -> Family:
     """The family of an architecture. Raises `ModelError`, which names the families there are."""
     if architecture in _FAMILIES:
         known = _FAMILIES[architecture]
+        if isinstance(known, EntryPoint):
+            return _loaded(known)
         return known.load() if isinstance(known, _Known) else known
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name == architecture:
-            family = entry.load()
-            if not isinstance(family, Family):
-                raise ModelError(f"entry point {entry.value!r} for {architecture!r} is not a jaxllm Family")
-            return family
+            return _loaded(entry)
     raise ModelError(_unknown(architecture))
+
+
+def _loaded(entry: EntryPoint) -> Family:
+    """The family that an entry point leads to. Raises `ModelError`."""
+    try:
+        family = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"entry point {entry.value!r} for {entry.name!r} cannot be loaded: {error}") from error
+    if not isinstance(family, Family):
+        raise ModelError(f"entry point {entry.value!r} for {entry.name!r} is not a jaxllm Family")
+    return family
 
 
 def families() -> dict[str, Family]:

@@ -15,7 +15,10 @@ class ModelRegistry:
 
     @staticmethod
     def register_model(model_arch: str, model_cls: object) -> None:
-        """Add a `Family` (docs/add-a-model.md) to those of this process. Raises `ConfigError` for a PyTorch class."""
-        if not isinstance(model_cls, Family):
+        """Add a `Family` (docs/add-a-model.md), or "module:FAMILY", to those of this process.
+
+        Raises `ConfigError` for a PyTorch class, `ModelError` for a string that is not such a path.
+        """
+        if not isinstance(model_cls, Family | str):
             raise ConfigError(f"{model_arch}: models are a Family in JAX, not a PyTorch class; see docs/add-a-model.md")
         register(model_arch, model_cls)
