@@ -15,6 +15,7 @@ from jaxllm.config.lora import LoRAOptions
 from jaxllm.config.model import MAMBA_BLOCK_SIZE, CacheOptions, ModelOptions
 from jaxllm.config.option import OptionInfo, Section, option
 from jaxllm.config.parallel import MAX_ENGINES, DistributedOptions, ParallelOptions, RayOptions
+from jaxllm.config.presets import PRESETS, PresetOptions, preset_options, with_preset
 from jaxllm.config.run import OutputOptions, ProfilingOptions, SchedulerOptions, StructuredOptions
 from jaxllm.config.sound import SoundOptions
 from jaxllm.config.speculation import SpeculationOptions
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 __all__ = [
     "MAMBA_BLOCK_SIZE",
     "MAX_ENGINES",
+    "PRESETS",
     "CacheOptions",
     "CompileOptions",
     "DistributedOptions",
@@ -36,6 +38,7 @@ __all__ = [
     "OptionInfo",
     "OutputOptions",
     "ParallelOptions",
+    "PresetOptions",
     "ProfilingOptions",
     "RayOptions",
     "SchedulerOptions",
@@ -45,6 +48,7 @@ __all__ = [
     "StructuredOptions",
     "option",
     "option_fields",
+    "preset_options",
 ]
 
 
@@ -52,6 +56,7 @@ __all__ = [
 class EngineConfig:
     """All sections together. Option names are unique across them."""
 
+    preset: PresetOptions = field(default_factory=PresetOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
@@ -76,13 +81,14 @@ class EngineConfig:
     def from_options(cls, options: Mapping[str, Any], say: Callable[[str], None] = logger.warning) -> Self:
         """Build from flat option names, as `LLM(**options)` and the command line give them.
 
-        None is the default of every option. `say` is told, in a line, of another engine's value that is only a hint.
+        None is the default of every option. A `preset` gives those that `options` lack. `say` is told, in a
+        line, of another engine's value that is only a hint.
         Raises `ConfigError` for an unknown name (with the nearest known ones) or a bad value.
         """
         owner = {item.name: section for section, item in option_fields()}
         about: dict[str, OptionInfo] = {item.name: item.metadata["option"] for _, item in option_fields()}
         grouped: dict[str, dict[str, Any]] = {}
-        for name, value in options.items():
+        for name, value in with_preset(options).items():
             if name not in owner:
                 raise ConfigError(f"unknown option {name!r}{nearest(name, owner)}")
             known = about[name].value_of(value)

@@ -9,7 +9,8 @@ from typing import Final
 
 from jaxllm.compat.vllm.options import NOOP_OPTIONS, TRANSLATED, NoopOption
 from jaxllm.compat.vllm.options.environment import VARIABLES
-from jaxllm.config import Section
+from jaxllm.config import PRESETS, Section
+from jaxllm.config.presets import Preset
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
 from jaxllm.serving.options.server import SERVER_SECTIONS, noop_flags
 
@@ -31,6 +32,13 @@ These flags work with every sub-command that runs a model. Each is also a keywor
 `--max-model-len 4096` is `LLM(max_model_len=4096)`.
 
 {engine}
+
+## Presets
+
+`--preset NAME` stands for these flags, and works wherever the engine flags do. Flags, keys of a
+file and variables of the environment win over it, each for its own flag.
+
+{presets}
 
 ## Server
 
@@ -74,6 +82,7 @@ def page() -> str:
     every = {**noop_flags(), **NOOP_OPTIONS}
     return _PAGE.format(
         engine=_sections(engine_sections()),
+        presets=_list(map(_preset, PRESETS, PRESETS.values())),
         server=_sections(SERVER_SECTIONS),
         environment=_list(f"`{name}`: `--{variable.option.replace('_', '-')}`" for name, variable in VARIABLES.items()),
         translated=_list(_translated()),
@@ -88,6 +97,15 @@ def _sections(sections: Mapping[str, type[Section]]) -> str:
         f"{_list(map(_flag, section_flags(name, options)))}"
         for name, options in sections.items()
     )
+
+
+def _preset(name: str, preset: Preset) -> str:
+    """A preset's purpose, flags and reason."""
+    flags = " ".join(
+        f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for option, value in preset.options.items()
+    )
+    return f"`{name}`: `{flags}`. {preset.about} {preset.why}"
 
 
 def _list(items: Iterable[str]) -> str:

@@ -3,13 +3,13 @@
 import argparse
 import os
 import sys
-from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, engine_flags, explicit_options
 from jaxllm.serving.cli.config_file import read_config
 from jaxllm.serving.cli.system_limits import raise_file_limit
+from jaxllm.serving.options.origins import Origins
 from jaxllm.serving.options.server import ServerOptions, add_server_flags, from_environment, noop_flags, server_flags
 
 HELP = "Serve a model to any OpenAI client, over HTTP."
@@ -49,7 +49,7 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end; errors are raised."""
-    config, options = configuration(args)
+    origins, config, options = read_options(args)
     raise_file_limit()
     # From here on things take their time: a wrong flag should not have to wait for these.
     from jaxllm.load import is_follower
@@ -63,14 +63,19 @@ def run(args: argparse.Namespace) -> int:
     from jaxllm.serving.server.server import run_server
 
     with LoadProgress() as progress:
-        return run_server(config, options, progress)
+        return run_server(config, options, progress, origins=origins)
 
 
 def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions]:
-    """The options from the environment, the file and the command line, each before the ones before it.
+    """The options from the preset, the environment, the file and the command line; later ones win.
 
     Raises `ConfigError`.
     """
+    return read_options(args)[1:]
+
+
+def read_options(args: argparse.Namespace) -> tuple[Origins, EngineConfig, ServerOptions]:
+    """The options as in `configuration`, and where each came from."""
     flags = (*engine_flags(), *server_flags())
     given = explicit_options(args, flags)
     if args.model_tag is not None:
@@ -80,14 +85,15 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     if "api_key" in given:
         _say("--api-key is visible to all users of this machine (ps): use --api-key-file or JAXLLM_API_KEY")
     from_file = {} if args.config is None else read_config(args.config, flags, noop_flags(), _say)
-    every: dict[str, Any] = {**from_environment(os.environ, _say), **from_file, **given}
+    origins = Origins.of(flags, from_environment(os.environ, _say), (args.config, from_file), given)
+    every = origins.values
     if "api_key" in every and not every["api_key"]:
         # Without a key, everybody would be let in.
         raise ConfigError("api_key is given but contains no key; omit it to serve without keys")
     of_server = {flag.name for flag in server_flags()}
     engine = {name: value for name, value in every.items() if name not in of_server}
     server = {name: value for name, value in every.items() if name in of_server}
-    return EngineConfig.from_options(engine, _say), ServerOptions(**server)
+    return origins, EngineConfig.from_options(engine, _say), ServerOptions(**server)
 
 
 def _say(line: str) -> None:

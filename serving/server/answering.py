@@ -16,6 +16,7 @@ from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.adapters import load_modules
 from jaxllm.serving.openai.responses.create import create_again
 from jaxllm.serving.openai.stores import Stores, stores_of
+from jaxllm.serving.options.origins import Origins
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.app import create_app
 from jaxllm.serving.server.listener import Listener
@@ -47,6 +48,7 @@ async def answer(
     signals: Signals,
     worker: WorkerContext | None,
     started: float,
+    origins: Origins,
 ) -> int:
     """Answer requests until a signal comes, then end."""
     shared = (None, None) if worker is None else (worker.shared_metrics, worker.shared_adapters)
@@ -70,7 +72,7 @@ async def answer(
     try:
         await http.wait_until_it_listens(serving)
         stores.resume(app, create_again)
-        await _announce(state, listener, worker, started)
+        await _announce(state, listener, worker, started, origins)
         await _serve(signals, serving, llm, listener, worker)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
         if signals.is_leaving:
@@ -141,14 +143,16 @@ async def _report(state: ServerState, worker: WorkerContext | None) -> None:
         await throughput.run()
 
 
-async def _announce(state: ServerState, listener: Listener, worker: WorkerContext | None, started: float) -> None:
+async def _announce(
+    state: ServerState, listener: Listener, worker: WorkerContext | None, started: float, origins: Origins
+) -> None:
     """Say that connections are taken."""
     if worker is not None:
         worker.on_listening()
         return
     await listener.take_over()
     urls = listener.urls(state.options.root_path)
-    _log.info("%s", banner(state.llm.info, urls, time.monotonic() - started), extra=MULTILINE)
+    _log.info("%s", banner(state.llm.info, urls, time.monotonic() - started, origins), extra=MULTILINE)
     if listener.is_open and not state.access.needs_key:
         _log.warning(
             "anyone who can reach this machine can use this server: set --api-key, or accept only local connections "

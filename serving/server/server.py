@@ -20,6 +20,7 @@ from jaxllm.serving.ipc.remote.layout import arranged, launches
 from jaxllm.serving.ipc.remote.security import keys_of
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.files.store import lock_folder
+from jaxllm.serving.options.origins import NO_ORIGINS, Origins
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.server.event_loop import run_on_fast_loop
@@ -33,7 +34,11 @@ _log = logging.getLogger(__name__)
 
 
 def run_server(
-    config: EngineConfig, options: ServerOptions, progress: Progress = silent, launch: Launch = EngineProcess
+    config: EngineConfig,
+    options: ServerOptions,
+    progress: Progress = silent,
+    launch: Launch = EngineProcess,
+    origins: Origins = NO_ORIGINS,
 ) -> int:
     """`serve` on an event loop of its own, the fastest there is; without HTTP for a server elsewhere if `headless`."""
     config = arranged(config, headless=options.headless)
@@ -41,13 +46,18 @@ def run_server(
         configure_logging(options.log_level, json_lines=options.log_format == "json")
         keys = keys_of(options, config.parallel.data_parallel_address)
         return run_host(config, keys, partial(launch_with_devices, launch, config))
-    return run_on_fast_loop(serve(config, options, progress=progress, launch=launch))
+    return run_on_fast_loop(serve(config, options, progress=progress, launch=launch, origins=origins))
 
 
 async def serve(
-    config: EngineConfig, options: ServerOptions, *, progress: Progress = silent, launch: Launch = EngineProcess
+    config: EngineConfig,
+    options: ServerOptions,
+    *,
+    progress: Progress = silent,
+    launch: Launch = EngineProcess,
+    origins: Origins = NO_ORIGINS,
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C; the result is the exit code.
+    """Serve until SIGTERM or Ctrl-C; the result is the exit code. The banner tells `origins`.
 
     0 when ended by one signal, 128 + its number when a second one cut that short. Raises `ConfigError`,
     `CapacityError` or `EngineError` when it cannot start, and `EngineError` when the engine ends and may not be
@@ -71,11 +81,13 @@ async def serve(
     ReplyFormats.of(options, "")
     with Listener(options) as listener, launches(config, options, launch) as launch_of:
         if options.api_server_count == 1:
-            return await serve_at(listener, config, options, progress=progress, launch_of=launch_of)
+            return await serve_at(listener, config, options, progress=progress, launch_of=launch_of, origins=origins)
         from jaxllm.serving.server.workers.supervisor import supervise
 
         with Signals() as signals:
-            return await supervise(listener, signals, config, options, progress=progress, launch_of=launch_of)
+            return await supervise(
+                listener, signals, config, options, progress=progress, launch_of=launch_of, origins=origins
+            )
 
 
 async def serve_at(
@@ -86,6 +98,7 @@ async def serve_at(
     progress: Progress = silent,
     launch_of: Callable[[int], Launch] | None = None,
     worker: WorkerContext | None = None,
+    origins: Origins = NO_ORIGINS,
 ) -> int:
     """`serve` with this process alone answering, at `listener`; `worker`: as one of several."""
     json_lines = options.log_format == "json"
@@ -124,7 +137,7 @@ async def serve_at(
             worker.follow(llm)
         try:
             answer = await answering
-            return await answer(llm, options, listener, signals, worker, started)
+            return await answer(llm, options, listener, signals, worker, started, origins)
         finally:
             await llm.shutdown()
 

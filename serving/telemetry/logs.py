@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import NO_DRAFTS, StepStats, merge_stats
+from jaxllm.serving.options.origins import NO_ORIGINS, Origins
 from jaxllm.serving.telemetry.log_format import JsonFormatter, TextFormatter
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__
@@ -191,8 +194,8 @@ def _stage(stage: StageInfo) -> str:
     return f"layers {stage.start} to {stage.stop - 1}: {each} on {devices}"
 
 
-def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
-    """The banner: the model, its room, and the URLs. A few lines for a person."""
+def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float, origins: Origins = NO_ORIGINS) -> str:
+    """The banner: the model, its room, the URLs, and where settings came from. A few lines for a person."""
     devices = info.device_kind if info.num_devices == 1 else f"{info.num_devices} x {info.device_kind}"
     room = f"{info.kv_tokens:,} tokens: {info.max_concurrency:,.1f} requests of {info.max_model_len:,} tokens at once"
     kind = "" if info.kv_cache_dtype in ("auto", info.dtype) else f"{info.kv_cache_dtype}; "
@@ -205,6 +208,7 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
         ("device", f"{devices}, {info.dtype}"),
         cache,
         ("steps", f"{steps}; {info.num_shapes} shapes compiled"),
+        *origins.rows(msgspec.structs.asdict(info)),
         *((f"stage {number}", _stage(stage)) for number, stage in enumerate(info.stages)),
         ("ready after", f"{load_seconds:.1f} s"),
         *(("OpenAI API", url if url.startswith("unix:") else f"{url}/v1") for url in urls),

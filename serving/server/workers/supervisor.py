@@ -19,6 +19,7 @@ from jaxllm.config.progress import Progress
 from jaxllm.errors import EngineError
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.supervisor import RestartBudget
+from jaxllm.serving.options.origins import Origins
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
@@ -64,13 +65,14 @@ async def supervise(
     *,
     progress: Progress,
     launch_of: Callable[[int], Launch],
+    origins: Origins,
 ) -> int:
     """Serve with several processes until a signal comes; the exit code. Raises errors as `serve` does."""
     with open_file() as file, open_file() as adapters:
         shared_metrics = make_file(file, options.api_server_count)
         servers = ApiServers(config, options, launch_of, listener, shared_metrics, adapters.fileno())
         try:
-            return await servers.run(signals, progress)
+            return await servers.run(signals, progress, origins)
         finally:
             await servers.close()
 
@@ -104,7 +106,7 @@ class ApiServers:
         self._none_runs = asyncio.Event()
         self._failed: asyncio.Future[None] = self._loop.create_future()
 
-    async def run(self, signals: Signals, progress: Progress) -> int:
+    async def run(self, signals: Signals, progress: Progress, origins: Origins) -> int:
         """Start everything, and end it when asked to."""
         started, self._drain = time.monotonic(), signals.drain
         for index in range(self._options.api_server_count):
@@ -117,7 +119,7 @@ class ApiServers:
         starting.result()
         await self._listener.take_over()
         urls = self._listener.urls(self._options.root_path)
-        _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started), extra=MULTILINE)
+        _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started, origins), extra=MULTILINE)
         reporting = [asyncio.create_task(self._publish()), asyncio.create_task(self._watch_memory())]
         if not self._options.disable_log_stats:
             reporting += [asyncio.create_task(self._engines.throughput.run()), asyncio.create_task(self._count())]
