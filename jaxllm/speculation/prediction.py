@@ -32,7 +32,8 @@ class PredictionDrafter:
             request = table.requests[slot]
             if request is not None and request.params.predicted_token_ids:
                 drafts = self._follow(request).drafts(table.output_tokens(slot), int(limits[row]))
-                if len(drafts) > counts[row] or (len(drafts) and counts[row] and drafts[0] != ids[counts[:row].sum()]):
+                # Where others go on for longer than the prediction, and begin as it does, they are as good.
+                if len(drafts) and (len(drafts) >= counts[row] or drafts[0] != ids[counts[:row].sum()]):
                     found[row] = drafts
         return with_rows(counts, ids, found)
 
