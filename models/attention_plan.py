@@ -120,6 +120,21 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyIndexPlan:
+    """What chooses the keys that a token sees, where they are more than `top` (DeepSeek sparse attention).
+
+    An index head has `size` elements, the first of them rotated as those of attention; an index key is for all `heads`,
+    and normalised. In checkpoints a rotated element pairs with its neighbour if `interleaved`.
+    """
+
+    heads: int
+    size: int
+    top: int
+    interleaved: bool = False
+    norm: NormPlan = NormPlan(kind="layer", bias=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentAttentionPlan:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), whose cache has one latent for all heads.
 
@@ -127,7 +142,7 @@ class LatentAttentionPlan:
     rotary embedding turns, which all heads share. A head's query has `plain_size` elements and `rope_size` more, its
     value `value_size`. Queries are products of the layer's input, or of a latent of their own, of size `query_rank`.
     `norm` is that of latents. `scale` is (plain_size + rope_size) ** -0.5 by default. With `bias`, the products that
-    make latents and the last one have biases.
+    make latents and the last one have biases. With an `index`, which needs a `query_rank`, tokens see chosen keys.
     """
 
     rank: int
@@ -140,6 +155,7 @@ class LatentAttentionPlan:
     norm: NormPlan = NormPlan()
     bias: bool = False
     query_scale: QueryScale | None = None
+    index: KeyIndexPlan | None = None
 
     is_causal: ClassVar[bool] = True
     window: ClassVar[int] = 0

@@ -25,7 +25,8 @@ def latent_sizes(model: ModelConfig) -> "LatentSizes | None":
     # Few models have it: starts of others are faster without the import.
     from jaxllm.pallas_kernels.latent_attention import LatentSizes
 
-    return LatentSizes(model.latent.rank, model.latent.rope_size)
+    index = model.latent.index
+    return LatentSizes(model.latent.rank, model.latent.rope_size, 0 if index is None else index.size)
 
 
 @dataclass(frozen=True)

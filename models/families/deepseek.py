@@ -32,7 +32,7 @@ def read_v2(file: ConfigFile, architecture: str) -> ModelConfig:
     else:
         router = RouterPlan(scale=scale, groups=file.integer("n_group"), top_groups=file.integer("topk_group"))
     dense = range(file.integer("first_k_dense_replace", 0, minimum=0))
-    return _with_experts(file, architecture, router, dense, interleaved=True)
+    return with_latent_experts(file, architecture, router, dense, interleaved=True)
 
 
 def read_v3(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -41,7 +41,7 @@ def read_v3(file: ConfigFile, architecture: str) -> ModelConfig:
     _expect(file, scoring_func="sigmoid", topk_method="noaux_tc")
     dense = range(file.integer("first_k_dense_replace", 3, minimum=0))
     interleaved = file.boolean("rope_interleave", True)
-    return _with_experts(
+    return with_latent_experts(
         file, architecture, sigmoid_router(file, groups=None, scale=2.5), dense, interleaved=interleaved
     )
 
@@ -50,13 +50,9 @@ def read_glm4_lite(file: ConfigFile, architecture: str) -> ModelConfig:
     """GLM-4.7-Flash's configuration."""
     file = file.reading(max_position_embeddings=202752, q_lora_rank=768, rms_norm_eps=1e-5, n_group=1, topk_group=1)
     _expect(file, scoring_func="sigmoid", topk_method="noaux_tc")
-    first = file.integer("first_k_dense_replace", 1, minimum=0)
-    types = mlp_types(file, file.integer("num_hidden_layers"), dense=first)
-    dense = [layer for layer, kind in enumerate(types) if kind == "dense"]
     interleaved = file.boolean("rope_interleave", True)
-    return _with_experts(
-        file, architecture, sigmoid_router(file, groups=None, scale=1.8), dense, interleaved=interleaved
-    )
+    router, dense = sigmoid_router(file, groups=None, scale=1.8), dense_layers(file, 1)
+    return with_latent_experts(file, architecture, router, dense, interleaved=interleaved)
 
 
 def read_mistral4(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -81,7 +77,7 @@ def read_mistral4(file: ConfigFile, architecture: str) -> ModelConfig:
     )
     dense = range(file.integer("first_k_dense_replace", 0, minimum=0))
     interleaved = file.boolean("rope_interleave", True)
-    config = _with_experts(file, architecture, router, dense, interleaved=interleaved)
+    config = with_latent_experts(file, architecture, router, dense, interleaved=interleaved)
     rope = file.section("rope_parameters")
     beta = rope.optional_number("llama_4_scaling_beta") if rope else None
     if rope is None or not beta:
@@ -101,7 +97,14 @@ _MISTRAL4_ROPE = {
 }
 
 
-def _with_experts(
+def dense_layers(file: ConfigFile, default: int) -> Collection[int]:
+    """The layers without experts: those of `mlp_layer_types`, or the first ones, `default` by default."""
+    first = file.integer("first_k_dense_replace", default, minimum=0)
+    types = mlp_types(file, file.integer("num_hidden_layers"), dense=first)
+    return [layer for layer, kind in enumerate(types) if kind == "dense"]
+
+
+def with_latent_experts(
     file: ConfigFile, architecture: str, router: RouterPlan, dense: Collection[int], *, interleaved: bool
 ) -> ModelConfig:
     """The configuration of a model whose layers have experts, but for those that are `dense`."""

@@ -6,6 +6,7 @@ one latent for all heads. Devices share the heads; each has the whole latents, a
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,14 @@ from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.head_projection import HeadProjection
+from jaxllm.models.layers.key_index import KeyIndexer
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
 from jaxllm.models.layers.rope import pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import over_model, partition
-from jaxllm.pallas_kernels.latent_attention import LatentOptions, latent_attention
+from jaxllm.pallas_kernels.latent_attention import KeyIndex, LatentOptions, latent_attention
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
 
 
@@ -52,6 +54,7 @@ class LatentAttention(nnx.Module):
         )
         project = partial(HeadProjection, heads, plan.rank, dtype=dtype, options=options)
         self.key_up, self.value_up = project(plan.plain_size), project(plan.value_size)
+        self.indexer = None if plan.index is None else KeyIndexer(config, plan, plan.index, options, dtype=dtype)
         self.output = linear(heads * plan.value_size, hidden, bias=plan.bias, axes=("hidden", "heads"))
 
     def __call__(self, x: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
@@ -70,20 +73,22 @@ class LatentAttention(nnx.Module):
         q_latent = self.key_up.transposed(plain, forward)
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
         new = self.latent_norm(latent), k_rope[:, 0]
-        attended, kv_cache = self._attend(q_latent, q_rope, *new, kv_cache, layer, ragged=context.ragged)
+        index = None if self.indexer is None else self.indexer(x, of, context)
+        attended, kv_cache = self._attend(q_latent, q_rope, *new, kv_cache, layer, index, ragged=context.ragged)
         values = self.value_up(attended, forward)
         return self.output(values.reshape(len(x), -1), forward), kv_cache
 
-    def _attend(self, *arrays: jax.Array, ragged: RaggedBatch) -> tuple[jax.Array, jax.Array]:
+    def _attend(self, *arrays: jax.Array | KeyIndex | None, ragged: RaggedBatch) -> tuple[jax.Array, jax.Array]:
         """`latent_attention`, by each device for its own heads; `arrays` are its arguments before the batch."""
         plan = self.plan
         scale = plan.query_size**-0.5 if plan.scale is None else plan.scale
         options = LatentOptions(scale, checks=self.checks)
 
-        def attend(ragged: RaggedBatch, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-            q_latent, q_rope, latent, k_rope, kv_cache, layer = arrays
+        def attend(ragged: RaggedBatch, *arrays: Any) -> tuple[jax.Array, jax.Array]:
+            q_latent, q_rope, latent, k_rope, kv_cache, layer, index = arrays
+            new = q_latent, q_rope, latent, k_rope
             return latent_attention(
-                q_latent, q_rope, latent, k_rope, kv_cache, layer, ragged, options, implementation=self.implementation
+                *new, kv_cache, layer, ragged, options, index=index, implementation=self.implementation
             )
 
         if self.mesh is None:

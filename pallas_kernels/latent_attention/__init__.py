@@ -3,6 +3,7 @@
 from jaxllm.pallas_kernels.latent_attention.api import latent_attention, latent_cache_shape
 from jaxllm.pallas_kernels.latent_attention.backend import (
     LATENT_BACKENDS,
+    KeyIndex,
     LatentGeometry,
     LatentOptions,
     LatentSizes,
@@ -11,6 +12,7 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
 
 __all__ = [
     "LATENT_BACKENDS",
+    "KeyIndex",
     "LatentGeometry",
     "LatentOptions",
     "LatentSizes",

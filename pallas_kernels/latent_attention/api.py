@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxllm.pallas_kernels.latent_attention.backend import LatentGeometry, LatentOptions, get_latent_backend
+from jaxllm.pallas_kernels.latent_attention.backend import KeyIndex, LatentGeometry, LatentOptions, get_latent_backend
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
@@ -16,6 +16,7 @@ def latent_attention(
     batch: RaggedBatch,
     options: LatentOptions,
     *,
+    index: KeyIndex | None = None,
     implementation: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
     """Write the step's latents into their pages, then let every token attend to its request so far.
@@ -25,18 +26,19 @@ def latent_attention(
     one value, its latent, for all heads: the score of a head is `q_latent . latent + q_rope . k_rope`, times the scale.
 
     Axis letters: T tokens, R rows, W page-table width, L layers, P pages, C page size, N query heads, Z size of a
-    latent, Y size of the rotary part.
+    latent, Y size of the rotary part, I size of an index key.
 
     Args:
         q_latent: [T, N, Z] queries, multiplied by what makes keys of latents.
         q_rope: [T, N, Y] rotary parts of the queries, rotated.
         latent: [T, Z] the new tokens' latents, normalised.
         k_rope: [T, Y] their rotary parts, rotated.
-        kv_cache: [L, P, C, Z + Y], or as `latent_cache_shape` says for the implementation; all finite (begin with
+        kv_cache: [L, P, C, Z + Y + I], or as `latent_cache_shape` says for the implementation; all finite (begin with
             zeros). Donate it to have it updated in place.
         layer: which layer of the cache.
         batch: where each token sits.
         options: see `LatentOptions`.
+        index: what chooses the keys that each token sees, of those up to itself; None: it sees all of them.
         implementation: a name in `LATENT_BACKENDS`; never replaced by another.
 
     Returns:
@@ -45,12 +47,16 @@ def latent_attention(
 
     Raises:
         KeyError: no implementation of that name.
+        ValueError: the implementation has no attention to chosen keys.
     """
     # The name in profiles and in compiled programs.
     with jax.named_scope("latent_attention"):
-        return get_latent_backend(implementation).call(
-            q_latent, q_rope, latent, k_rope, kv_cache, layer, batch, options
-        )
+        backend, arrays = get_latent_backend(implementation), (q_latent, q_rope, latent, k_rope, kv_cache)
+        if index is None:
+            return backend.call(*arrays, layer, batch, options)
+        if backend.call_indexed is None:
+            raise ValueError(f"latent attention {implementation!r} does not support an index of keys")
+        return backend.call_indexed(*arrays, layer, batch, options, index)
 
 
 def latent_cache_shape(implementation: str, geometry: LatentGeometry) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The protocol of a backend of latent attention, and the registry of them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -20,17 +20,41 @@ class LatentOptions:
     """For debugging: a kernel for TPUs stops where it leaves an array or a semaphore is wrong, and is slower."""
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KeyIndex:
+    """What chooses the keys that a token sees: a small product of its own for each token and key.
+
+    With M index heads of size I, the score of a key is the sum over heads of `weights * relu(query . key * I ** -0.5)`.
+    A token sees the `top` keys with the best scores; of equal ones those that come first.
+    """
+
+    query: jax.Array
+    """[T, M, I], rotated."""
+    weights: jax.Array
+    """[T, M] weights of heads, float32."""
+    key: jax.Array
+    """[T, I] index keys of the new tokens, rotated; they are cached after the rotary part."""
+    top: int = field(metadata={"static": True})
+
+
 @dataclass(frozen=True)
 class LatentSizes:
-    """The sizes of a token in the cache of a layer: a latent of size Z and a rotary part of size Y."""
+    """The sizes of a token in the cache of a layer: a latent of size Z, a rotary part of size Y, an index key of I."""
 
     latent: int
     rope: int
+    index: int = 0
+
+    @property
+    def key(self) -> int:
+        """Numbers of a token's key: 576 in DeepSeek's models."""
+        return self.latent + self.rope
 
     @property
     def token(self) -> int:
-        """Numbers of a token in a layer: the whole of what is cached, 576 in DeepSeek's models."""
-        return self.latent + self.rope
+        """Numbers of a token in a layer: the whole of what is cached."""
+        return self.key + self.index
 
 
 @dataclass(frozen=True)
@@ -64,8 +88,27 @@ class LatentAttention(Protocol):
         ...
 
 
+class IndexedLatentAttention(Protocol):
+    """`latent_attention` with an index of keys, without the choice."""
+
+    def __call__(
+        self,
+        q_latent: jax.Array,
+        q_rope: jax.Array,
+        latent: jax.Array,
+        k_rope: jax.Array,
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        batch: RaggedBatch,
+        options: LatentOptions,
+        index: KeyIndex,
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `latent_attention`."""
+        ...
+
+
 def canonical_shape(geometry: LatentGeometry) -> tuple[int, ...]:
-    """[L, P, C, Z + Y]: of every token its latent, then its rotary part."""
+    """[L, P, C, Z + Y + I]: of every token its latent, then its rotary part, then its index key."""
     return (geometry.layers, geometry.pages, geometry.page_size, geometry.sizes.token)
 
 
@@ -80,6 +123,8 @@ class LatentBackend:
     """A cache of `canonical_shape` as `call` has it, for tests and tools; a running engine never converts."""
     to_canonical: Callable[[jax.Array, LatentSizes], jax.Array] = lambda cache, sizes: cache
     """A cache from the result of `from_canonical`: its inverse."""
+    call_indexed: IndexedLatentAttention | None = None
+    """Attention to the keys that an index chooses; None where it is not implemented."""
 
 
 LATENT_BACKENDS: Mapping[str, str] = {

@@ -1,5 +1,6 @@
 """Cases of latent attention that tests, tuning and benchmarks share, and how exact each must be."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,13 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.latent_attention.api import latent_attention
-from jaxllm.pallas_kernels.latent_attention.backend import LatentGeometry, LatentOptions, LatentSizes, canonical_shape
+from jaxllm.pallas_kernels.latent_attention.backend import (
+    KeyIndex,
+    LatentGeometry,
+    LatentOptions,
+    LatentSizes,
+    canonical_shape,
+)
 from jaxllm.pallas_kernels.paged_attention import inputs as paged
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
@@ -27,6 +34,10 @@ class Case:
     num_heads: int = 4
     latent_size: int = 64
     rope_size: int = 32
+    index_heads: int = 0
+    index_size: int = 0
+    top: int = 0
+    """Of the index of keys, where there is one."""
     page_size: int = 16
     padding_tokens: int = 0
     padding_rows: int = 0
@@ -45,12 +56,12 @@ class Case:
     @property
     def sizes(self) -> LatentSizes:
         """The sizes of a token."""
-        return LatentSizes(self.latent_size, self.rope_size)
+        return LatentSizes(self.latent_size, self.rope_size, self.index_size)
 
     @property
     def scale(self) -> float:
         """Factor on the scores."""
-        return self.sizes.token**-0.5
+        return self.sizes.key**-0.5
 
     @property
     def paged(self) -> paged.Case:
@@ -83,11 +94,11 @@ def minimum_bytes(case: Case) -> int:
     """Bytes that any implementation must move between HBM and the chip.
 
     Queries and new latents are read once, results written once, and the new latents written to the cache, for tokens
-    that are not padding. Each row reads once every page that holds a key which is in the cache before the step; a page
-    that several rows share counts for each.
+    that are not padding, but for those of an index. Each row reads once every page that holds a key which is in the
+    cache before the step; a page that several rows share counts for each.
     """
     token = case.sizes.token
-    numbers = case.num_tokens * (case.num_heads * (token + case.latent_size) + 2 * token)
+    numbers = case.num_tokens * (case.num_heads * (case.sizes.key + case.latent_size) + 2 * token)
     pages = sum(-(-computed // case.page_size) for new, computed in case.rows if new)
     return (numbers + pages * case.page_size * token) * jnp.dtype(case.dtype).itemsize
 
@@ -95,7 +106,7 @@ def minimum_bytes(case: Case) -> int:
 def products(case: Case) -> int:
     """Floating-point operations of the two products, a multiplication and an addition each."""
     seen = sum(new * computed + new * (new + 1) // 2 for new, computed in case.rows)
-    return 2 * seen * case.num_heads * (case.sizes.token + case.latent_size)
+    return 2 * seen * case.num_heads * (case.sizes.key + case.latent_size)
 
 
 @jax.tree_util.register_dataclass
@@ -109,15 +120,15 @@ class Inputs:
     latent: jax.Array
     k_rope: jax.Array
     kv_cache: jax.Array
-    """[L, P, C, Z + Y]. A backend with a shape of its own gets it by `dataclasses.replace`."""
+    """[L, P, C, Z + Y + I]. A backend with a shape of its own gets it by `dataclasses.replace`."""
     batch: RaggedBatch
+    index: KeyIndex | None = None
 
     def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
         """`latent_attention` on these arrays: [T, N, Z] and the updated cache."""
         arrays = self.q_latent, self.q_rope, self.latent, self.k_rope, self.kv_cache
-        return latent_attention(
-            *arrays, layer, self.batch, LatentOptions(self.case.scale), implementation=implementation
-        )
+        options = LatentOptions(self.case.scale)
+        return latent_attention(*arrays, layer, self.batch, options, index=self.index, implementation=implementation)
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -126,8 +137,8 @@ def make_inputs(case: Case) -> Inputs:
     batch, num_pages = paged.make_batch(case.paged, rng)
     tokens, sizes = case.num_tokens + case.padding_tokens, case.sizes
 
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape, np.float32), case.dtype)
+    def normal(*shape: int, dtype: DTypeLike = case.dtype) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
 
     return Inputs(
         case,
@@ -137,6 +148,7 @@ def make_inputs(case: Case) -> Inputs:
         normal(tokens, sizes.rope),
         jnp.asarray(_make_cache(case, num_pages, np.asarray(batch.page_table), rng)),
         batch,
+        _index(case, normal),
     )
 
 
@@ -156,7 +168,17 @@ def abstract_inputs(case: Case) -> Inputs:
         placeholder(tokens, sizes.rope),
         placeholder(*canonical_shape(case.geometry(num_pages))),
         jax.tree.map(lambda leaf: placeholder(*leaf.shape, dtype=leaf.dtype), batch),
+        _index(case, placeholder),
     )
+
+
+def _index(case: Case, make: Callable[..., Any]) -> KeyIndex | None:
+    """The index of a case, of arrays that `make(*shape)` makes."""
+    if not case.index_heads:
+        return None
+    tokens = case.num_tokens + case.padding_tokens
+    query, key = make(tokens, case.index_heads, case.index_size), make(tokens, case.index_size)
+    return KeyIndex(query, make(tokens, case.index_heads, dtype=jnp.float32), key, case.top)
 
 
 def _make_cache(case: Case, pages: int, table: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -7,13 +7,13 @@ from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, places_of, quantise
 
 
 def write_latents(
-    kv_cache: jax.Array, latent: jax.Array, k_rope: jax.Array, layer: int | jax.Array, batch: RaggedBatch
+    kv_cache: jax.Array, latent: jax.Array, *others: jax.Array, layer: int | jax.Array, batch: RaggedBatch
 ) -> jax.Array:
-    """Put `latent` [T, Z] and `k_rope` [T, Y] into their pages of `kv_cache` [L, P, C, S], S at least Z + Y.
+    """Put `latent` [T, Z] and `others` [T, ...] into their pages of `kv_cache` [L, P, C, S], one after the other.
 
-    Returns the cache, updated in place where it is donated.
+    S is at least the sum of their sizes. Returns the cache, updated in place where it is donated.
     """
-    new = quantise(jnp.concatenate([latent, k_rope], axis=-1), None, kv_cache.dtype)
+    new = quantise(jnp.concatenate([latent, *others], axis=-1), None, kv_cache.dtype)
     page, offset, new = places_of(batch, kv_cache.shape[2], _padded(new, kv_cache.shape[3]))
     return kv_cache.at[layer, page, offset].set(new, mode="promise_in_bounds")
 

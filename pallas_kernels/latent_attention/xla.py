@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentGeometry, LatentOptions, LatentSizes
+from jaxllm.pallas_kernels.latent_attention.backend import (
+    KeyIndex,
+    LatentBackend,
+    LatentGeometry,
+    LatentOptions,
+    LatentSizes,
+)
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
+from jaxllm.pallas_kernels.latent_attention.xla_indexed import attend_to_chosen
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.tpu_common.constants import LANES
 from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, attend_by_platform
@@ -21,7 +28,7 @@ and 16 MB."""
 
 
 def cache_shape(geometry: LatentGeometry) -> tuple[int, ...]:
-    """[L, P, C, S]: S is Z + Y, for TPUs rounded up to whole rows of 128 lanes, as they would pad it themselves."""
+    """[L, P, C, S]: S is Z + Y + I, for TPUs rounded up to whole rows of 128 lanes, as they would pad it themselves."""
     size = geometry.sizes.token
     return (geometry.layers, geometry.pages, geometry.page_size, size + (-size % LANES if geometry.for_tpu else 0))
 
@@ -54,18 +61,50 @@ def xla_latent_attention(
     options: LatentOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """See `latent_attention`. The cache is [L, P, C, S], see `cache_shape`."""
-    kv_cache = write_latents(kv_cache, latent, k_rope, layer, batch)
+    kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
+    return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache
+
+
+def xla_indexed_latent_attention(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    index: KeyIndex,
+) -> tuple[jax.Array, jax.Array]:
+    """See `latent_attention`. Where no request can have more than `top` keys, they are not compared."""
+    kv_cache = write_latents(kv_cache, latent, k_rope, index.key, layer=layer, batch=batch)
+    if batch.page_table.shape[1] * kv_cache.shape[2] <= index.top:
+        return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache
+    return attend_to_chosen(q_latent, q_rope, kv_cache, layer, batch, options, index), kv_cache
+
+
+def _attend_to_all(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+) -> jax.Array:
+    """Attention of every token to all keys up to itself, [T, N, Z]."""
     _, num_heads, size = q_latent.shape
     heads = Heads(num_heads, 1, size, options.scale, None, None, None, None)
     pages = _Latents(kv_cache, jnp.asarray(layer, jnp.int32), kv_cache.shape[2], batch.page_table, size)
     queries, starts = joined_queries(q_latent, q_rope, kv_cache.shape[3]), jnp.zeros_like(batch.positions)
     small = Blocks(decode_rows=4, decode_keys=128, prefill_queries=max(SMALL_ROWS // num_heads, 1), prefill_keys=128)
     large = Blocks(decode_rows=64, decode_keys=512, prefill_queries=max(LARGE_ROWS // num_heads, 1), prefill_keys=1024)
-    return attend_by_platform(queries, pages, batch, starts, heads, small=small, large=large), kv_cache
+    return attend_by_platform(queries, pages, batch, starts, heads, small=small, large=large)
 
 
 def _without_padding(cache: jax.Array, sizes: LatentSizes) -> jax.Array:
     return cache[..., : sizes.token]
 
 
-BACKEND = LatentBackend(xla_latent_attention, cache_shape, to_canonical=_without_padding)
+BACKEND = LatentBackend(
+    xla_latent_attention, cache_shape, to_canonical=_without_padding, call_indexed=xla_indexed_latent_attention
+)

@@ -94,7 +94,7 @@ def attend_by_blocks(
     q: jax.Array, pages: Pages, batch: RaggedBatch, starts: jax.Array, heads: Heads, blocks: Blocks
 ) -> jax.Array:
     """Every token's attention, [T, N, V] in the type of `q` [T, N, H]; `starts` [T] is the first key each may see."""
-    out = _decode(q, pages, batch, starts, heads, blocks)
+    out = decode_by_blocks(q, pages, batch, starts, heads, blocks)
     return out if q.shape[0] == 1 else _prefill(q, out, pages, batch, starts, heads, blocks)
 
 
@@ -111,7 +111,7 @@ def attend_by_platform(
     return attended
 
 
-def _decode(
+def decode_by_blocks(
     q: jax.Array, pages: Pages, batch: RaggedBatch, starts: jax.Array, heads: Heads, blocks: Blocks
 ) -> jax.Array:
     """Attention of the leading single-token rows; [T, N, V], zero for all others."""

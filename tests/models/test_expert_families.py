@@ -15,6 +15,7 @@ from tests.models.test_families import LATENT, LOCAL_AND_GLOBAL, Case, Stack, ch
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3}
 EIGHT_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+INDEX = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 12}
 LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_mscale": 1.2, "long_mscale": 1.2}
 
 CASES = {
@@ -83,6 +84,20 @@ CASES = {
             "rope_interleave": False,
         },
     ),
+    "deepseek_v32": Case(
+        "DeepseekV32",
+        {
+            **LATENT,
+            **INDEX,
+            "q_lora_rank": 16,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm_moe_dsa": Case("GlmMoeDsa", {**LATENT, **INDEX, "q_lora_rank": 16, "mlp_layer_types": ["sparse", "dense"]}),
     "glm4_moe_lite": Case("Glm4MoeLite", {**LATENT, "q_lora_rank": 16, "mlp_layer_types": ["sparse", "dense"]}),
     "dots1": Case(
         "Dots1",

@@ -57,13 +57,15 @@ def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
 
 def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     # Few models have it: starts of others are faster without the imports.
-    from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS
+    from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS, get_latent_backend
     from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_cpu
     from jaxllm.pallas_kernels.latent_attention.tpu.sizes import refusal as refused_by_tpu
 
     if name not in LATENT_BACKENDS:
         return f"does not support latent attention (supported: {', '.join(LATENT_BACKENDS)})"
     assert shape.latent is not None
+    if shape.latent.index and get_latent_backend(name).call_indexed is None:
+        return "does not support attention to keys that an index chooses"
     if name == "cpu":
         return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
     return refused_by_tpu(shape.page_size, shape.dtype)

@@ -45,7 +45,7 @@ def tpu_latent_attention(
     problem = refusal(kv_cache.shape[2], kv_cache.dtype.name)
     if problem is not None:
         raise ValueError(f"latent attention on TPUs {problem}")
-    kv_cache = write_latents(kv_cache, latent, k_rope, layer, batch)
+    kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
     tokens, num_heads, size = q_latent.shape
     page_size, token_size = kv_cache.shape[2:]
     sizes = Sizes(padded_heads(num_heads), token_size, whole_rows(size), page_size, kv_cache.dtype.name)

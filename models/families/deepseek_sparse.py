@@ -1,0 +1,85 @@
+"""DeepSeek V3.2 and GLM-5: DeepSeek V3 whose tokens see chosen keys, by an index in each layer.
+
+What is pruned from DeepSeek's own code changes no choice: a Hadamard rotation of queries and keys alike. Their index
+keys have 8 bits, those of transformers the type of the cache; here they have that, too.
+"""
+
+from dataclasses import replace
+
+from jaxllm.models.attention_plan import KeyIndexPlan
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families import deepseek
+from jaxllm.models.families.expert_groups import sigmoid_router
+from jaxllm.models.families.family import FURTHER_LAYER, Family, Names, further_layers
+
+
+def read_v32(file: ConfigFile, architecture: str) -> ModelConfig:
+    """DeepSeek V3.2's configuration."""
+    file = file.reading(
+        max_position_embeddings=163840,
+        q_lora_rank=1536,
+        n_group=8,
+        topk_group=4,
+        bos_token_id=0,
+        index_n_heads=64,
+        first_k_dense_replace=3,
+    )
+    return _with_index(file, architecture, interleaved=False)
+
+
+def read_glm5(file: ConfigFile, architecture: str) -> ModelConfig:
+    """GLM-5's configuration. Layers that take the choice of another one are not supported."""
+    file = file.reading(
+        max_position_embeddings=202752,
+        q_lora_rank=2048,
+        rms_norm_eps=1e-5,
+        n_group=1,
+        topk_group=1,
+        index_n_heads=32,
+        first_k_dense_replace=3,
+    )
+    if set(file.texts("indexer_types")) - {"full"}:
+        raise file.wrong("indexer_types", "'full' for every layer")
+    file.expect(index_topk_freq=1, indexer_rope_interleave=True)
+    file.ignore("index_skip_topk_offset")
+    return _with_index(file, architecture, interleaved=True)
+
+
+def _with_index(file: ConfigFile, architecture: str, *, interleaved: bool) -> ModelConfig:
+    """The configuration of a model with an index in each layer, whose heads pair neighbours if `interleaved`."""
+    file.expect(scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True, mlp_bias=False)
+    if set(file.texts("layer_types")) - {"indexed_attention"}:
+        raise file.wrong("layer_types", "'indexed_attention' for every layer")
+    router = sigmoid_router(file, groups=None, scale=2.5)
+    dense = deepseek.dense_layers(file, 3)
+    config = deepseek.with_latent_experts(file, architecture, router, dense, interleaved=True)
+    index = KeyIndexPlan(
+        heads=file.integer("index_n_heads"),
+        size=file.integer("index_head_dim", 128),
+        top=file.integer("index_topk", 2048),
+        interleaved=interleaved,
+    )
+    latent = config.latent
+    assert latent is not None
+    if latent.query_rank is None:
+        raise file.wrong("q_lora_rank", "given: the index takes the latents of queries")
+    if index.size < latent.rope_size:
+        raise file.wrong("index_head_dim", f"at least 'qk_rope_head_dim' = {latent.rope_size}")
+    return replace(config, layers=tuple(layer.attending(index=index) for layer in config.layers))
+
+
+def weight_names(config: ModelConfig) -> Names:
+    """Weight names, including those of the index."""
+    index = "model.layers.*.self_attn.indexer"
+    return {
+        **deepseek.weight_names(config),
+        "layers.*.attention.indexer.query": f"{index}.wq_b",
+        "layers.*.attention.indexer.key": f"{index}.wk",
+        "layers.*.attention.indexer.norm": f"{index}.k_norm",
+        "layers.*.attention.indexer.weights": f"{index}.weights_proj",
+    }
+
+
+V32 = Family(read_v32, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
+GLM5 = Family(read_glm5, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)

@@ -1,0 +1,155 @@
+"""Latent attention to chosen keys, in plain XLA operations.
+
+For blocks of tokens, index keys of their requests are scored block by block, and the best ones chosen. The places of
+the keys of a token then are a page table of its own, with pages of one token: attention to them is that of decodes.
+Its cost is bounded by `top`, whatever the context; that of scores grows with the context, but they are small.
+
+Nothing of a token depends on others: each is scored alone, and chosen keys are visited in the order of their positions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.pallas_kernels.latent_attention.backend import KeyIndex, LatentOptions
+from jaxllm.pallas_kernels.latent_attention.write import joined_queries
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, decode_by_blocks
+from jaxllm.pallas_kernels.xla_common.softmax import Heads
+
+SMALL = Blocks(decode_rows=4, decode_keys=128, prefill_queries=4, prefill_keys=128)
+LARGE = Blocks(decode_rows=64, decode_keys=512, prefill_queries=64, prefill_keys=1024)
+"""Blocks of attention (decodes), and of scores (prefill), on processors and on GPUs."""
+
+
+@dataclass(frozen=True)
+class _Tokens(Pages):
+    """A cache [L, P * C, S], whose pages are tokens."""
+
+    size: int
+    """Size of a latent."""
+
+    def keys(self, tables: jax.Array) -> Part:
+        """See `Pages`."""
+        return Part(self.kv_cache.at[self.layer, tables].get(mode="promise_in_bounds")[:, None])
+
+    def values(self, tables: jax.Array, keys: Part) -> Part:
+        """See `Pages`."""
+        return Part(keys.stored[..., : self.size])
+
+
+def attend_to_chosen(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    index: KeyIndex,
+) -> jax.Array:
+    """Attention of every token to the keys that `index` chooses, [T, N, Z]; the cache has the new tokens already."""
+    tokens, num_heads, size = q_latent.shape
+    layer = jnp.asarray(layer, jnp.int32)
+    indexed = _Indexed(index, kv_cache, layer, size + q_rope.shape[2])
+    heads = Heads(num_heads, 1, size, options.scale, None, None, None, None)
+    flat = kv_cache.reshape(kv_cache.shape[0], -1, kv_cache.shape[3])
+    order, starts = jnp.arange(tokens + 1, dtype=jnp.int32), jnp.zeros_like(batch.positions)
+
+    def attend(blocks: Blocks) -> Callable[[jax.Array], jax.Array]:
+        def run(queries: jax.Array) -> jax.Array:
+            table = _choose(indexed, batch, blocks)
+            rows = RaggedBatch(
+                positions=batch.positions,
+                token_rows=order[:tokens],
+                query_start=order,
+                kv_lens=jnp.minimum(batch.positions + 1, index.top),
+                page_table=table,
+                num_tokens=batch.num_tokens,
+                num_decodes=batch.num_tokens,
+                num_requests=batch.num_tokens,
+            )
+            return decode_by_blocks(queries, _Tokens(flat, layer, 1, table, size), rows, starts, heads, blocks)
+
+        return run
+
+    gpu, queries = attend(LARGE), joined_queries(q_latent, q_rope, kv_cache.shape[3])
+    attended: jax.Array = lax.platform_dependent(queries, cuda=gpu, rocm=gpu, default=attend(SMALL))
+    return attended
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """An index, and the cache with its keys."""
+
+    index: KeyIndex
+    kv_cache: jax.Array
+    layer: jax.Array
+    start: int
+    """Where in a token of the cache its index key begins."""
+
+    def keys(self, tables: jax.Array) -> jax.Array:
+        """Index keys of the pages in `tables` [B, pages], [B, pages * C, I]."""
+        end = self.start + self.index.key.shape[1]
+        found = self.kv_cache.at[self.layer, tables, :, self.start : end].get(mode="promise_in_bounds")
+        return found.reshape(tables.shape[0], -1, found.shape[-1])
+
+
+def _choose(indexed: _Indexed, batch: RaggedBatch, blocks: Blocks) -> jax.Array:
+    """Where the keys are that each token sees, places in [P * C] in the order of their positions: int32 [T, top].
+
+    After the keys of a token with fewer of them come any others.
+    """
+    index, page_size = indexed.index, indexed.kv_cache.shape[2]
+    tokens = len(batch.positions)
+    size = min(blocks.prefill_queries, tokens)
+    pages = min(max(blocks.prefill_keys // page_size, 1), batch.page_table.shape[1])
+    table = jnp.pad(batch.page_table, ((0, 0), (0, -batch.page_table.shape[1] % pages)))
+    padded = jax.tree.map(lambda each: _padded(each, -tokens % size), index)
+    positions, token_rows = _padded(batch.positions, -tokens % size), _padded(batch.token_rows, -tokens % size)
+
+    def block(number: jax.Array, out: jax.Array) -> jax.Array:
+        own, of, rows = (
+            jax.tree.map(lambda each: lax.dynamic_slice_in_dim(each, number * size, size), whole)
+            for whole in (padded, positions, token_rows)
+        )
+        tables = table[rows]
+        every = jnp.broadcast_to(jnp.arange(index.top, dtype=jnp.int32), (size, index.top))
+        # Short contexts cost nothing; their tokens see every key whether these are scored or not.
+        chosen = lax.cond(
+            of.max() < index.top, lambda: every, lambda: _best(replace(indexed, index=own), tables, of, pages)
+        )
+        column, offset = lax.div(chosen, jnp.int32(page_size)), lax.rem(chosen, jnp.int32(page_size))
+        places = jnp.take_along_axis(tables, column, axis=1) * page_size + offset
+        return lax.dynamic_update_slice_in_dim(out, places, number * size, axis=0)
+
+    out = jnp.zeros((len(positions), index.top), jnp.int32)
+    return lax.fori_loop(0, lax.div(batch.num_tokens + (size - 1), jnp.int32(size)), block, out)[:tokens]
+
+
+def _best(indexed: _Indexed, tables: jax.Array, positions: jax.Array, block_pages: int) -> jax.Array:
+    """Positions of the best keys of tokens [B] whose pages are in `tables` [B, W], ascending: int32 [B, top]."""
+    index, page_size = indexed.index, indexed.kv_cache.shape[2]
+    keys = block_pages * page_size
+
+    def visit(number: jax.Array, out: jax.Array) -> jax.Array:
+        part = lax.dynamic_slice_in_dim(tables, number * block_pages, block_pages, axis=1)
+        stored = indexed.keys(part).astype(index.query.dtype)
+        products = jnp.einsum("bmi,bki->bmk", index.query, stored, preferred_element_type=jnp.float32)
+        scores = jax.nn.relu(products * index.query.shape[2] ** -0.5) * index.weights[:, :, None]
+        visible = number * keys + jnp.arange(keys, dtype=jnp.int32) <= positions[:, None]
+        scored = jnp.where(visible, scores.sum(axis=1), -jnp.inf)
+        return lax.dynamic_update_slice_in_dim(out, scored, number * keys, axis=1)
+
+    scores = jnp.full((len(positions), tables.shape[1] * page_size), -jnp.inf, jnp.float32)
+    scores = lax.fori_loop(0, lax.div(positions.max() + keys, jnp.int32(keys)), visit, scores)
+    # Of equal ones the first: XLA promises it.
+    _, best = lax.top_k(scores, index.top)
+    return jnp.sort(best, axis=-1).astype(jnp.int32)
+
+
+def _padded(x: jax.Array, count: int) -> jax.Array:
+    """`x` with so many zeros after its first axis."""
+    return jnp.pad(x, ((0, count), *((0, 0),) * (x.ndim - 1)))
