@@ -18,13 +18,13 @@ from jaxllm.executor.memory.capacity import slot_bytes
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
 from jaxllm.models.sharding import split_kv_heads
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.tuning import nearest_share
 from jaxllm.planning.communication import communication_seconds
+from jaxllm.planning.looks import looks_of
 
 if TYPE_CHECKING:
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
@@ -170,22 +170,16 @@ def attention_work(resolved: ResolvedConfig, page_bytes: int, lengths: list[int]
     for layer, share in zip(model.layers, plan.shares, strict=True):
         if layer.recurrence is not None:
             continue
-        window = layer.attention.window
         # A page holds some of the layers. Who reads the keys of another layer writes none.
-        read = _read(window, lengths) + (len(lengths) if layer.attention.source is None else 0)
+        read: float = len(lengths) if layer.attention.source is None else 0
+        for look in looks_of(model, layer.attention, resolved.num_devices):
+            window = look.window
+            read += look.part * _read(window, lengths)
+            flops += look.flops * sum(min(length, window or length) for length in lengths)
         cache += read * page_bytes / resolved.page_size / max(plan.depth, 1) / share
-        flops += score_flops(model, layer.attention) * sum(min(length, window or length) for length in lengths)
     requests = len(lengths) if lengths[0] == lengths[-1] else 1
     states = 2 * requests * slot_bytes(resolved)
-    return Work(flops / resolved.num_devices, cache + states)
-
-
-def score_flops(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan) -> int:
-    """Operations of all heads for a token and one that it sees."""
-    latent = latent_sizes(model)
-    # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
-    each = 2 * model.head_size_of(attention) if latent is None else latent.token + latent.latent
-    return 2 * model.num_heads * each
+    return Work(flops, cache + states)
 
 
 def _read(window: int, lengths: list[int]) -> int:
@@ -243,7 +237,10 @@ def _attention_weights(model: ModelConfig, plan: AttentionPlan | LatentAttention
         return hidden * size * (2 * model.num_heads + own * model.kv_heads_of(plan))
     down = hidden * (plan.rank + plan.rope_size + (plan.query_rank or 0))
     of_head = (plan.query_rank or hidden) * plan.query_size + (plan.rank * (plan.plain_size + plan.value_size))
-    return down + model.num_heads * (of_head + plan.value_size * hidden)
+    index = 0
+    if plan.index is not None:
+        index = plan.index.heads * (plan.index.size * (plan.query_rank or 0) + hidden) + plan.index.size * hidden
+    return down + index + model.num_heads * (of_head + plan.value_size * hidden)
 
 
 def _altup_weights(model: ModelConfig) -> int:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from jaxllm.executor.memory.capacity import bytes_on_device, slot_bytes
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import chip_of
-from jaxllm.planning.roofline import matrix_work, score_flops
+from jaxllm.planning.looks import looks_of
+from jaxllm.planning.roofline import matrix_work
 
 Int32Array = npt.NDArray[np.int32]
 Amounts = tuple[float, float, float]
@@ -59,10 +60,11 @@ class _Part:
         for layer, share in zip(model.layers, plan.shares, strict=True):
             if layer.recurrence is None:
                 each = page_bytes / resolved.page_size / max(plan.depth, 1) / share
-                sums = self._windows.setdefault(layer.attention.window, [0.0, 0.0, 0.0])
-                sums[0] += score_flops(model, layer.attention) / resolved.num_devices
-                sums[1] += each
-                sums[2] += each if layer.attention.source is None else 0.0
+                for look in looks_of(model, layer.attention, resolved.num_devices):
+                    sums = self._windows.setdefault(look.window, [0.0, 0.0, 0.0])
+                    sums[0] += look.flops
+                    sums[1] += each * look.part
+                    sums[2] += each * look.part if layer.attention.source is None else 0.0
 
     def of(self, first: npt.NDArray[np.int64], new: npt.NDArray[np.int64], num_logits: int, shards: int) -> Amounts:
         tokens = int(new.sum())

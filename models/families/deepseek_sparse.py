@@ -39,9 +39,14 @@ def read_glm5(file: ConfigFile, architecture: str) -> ModelConfig:
         index_n_heads=32,
         first_k_dense_replace=3,
     )
-    if set(file.texts("indexer_types")) - {"full"}:
-        raise file.wrong("indexer_types", "'full' for every layer")
-    file.expect(index_topk_freq=1, indexer_rope_interleave=True)
+    file.expect(indexer_rope_interleave=True, moe_router_dtype="float32")
+    # Of use to drafts alone; and the size of rotated parts has a name of its own.
+    file.ignore("index_share_for_mtp_iteration", "head_dim")
+    if file.has("indexer_types"):
+        _expect_all(file, "indexer_types", "full")
+        file.ignore("index_topk_freq", "index_topk_pattern")
+    else:
+        file.expect(index_topk_freq=1, index_topk_pattern=None)
     file.ignore("index_skip_topk_offset")
     return _with_index(file, architecture, interleaved=True)
 
@@ -49,8 +54,7 @@ def read_glm5(file: ConfigFile, architecture: str) -> ModelConfig:
 def _with_index(file: ConfigFile, architecture: str, *, interleaved: bool) -> ModelConfig:
     """The configuration of a model with an index in each layer, whose heads pair neighbours if `interleaved`."""
     file.expect(scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True, mlp_bias=False)
-    if set(file.texts("layer_types")) - {"indexed_attention"}:
-        raise file.wrong("layer_types", "'indexed_attention' for every layer")
+    _expect_all(file, "layer_types", "indexed_attention")
     router = sigmoid_router(file, groups=None, scale=2.5)
     dense = deepseek.dense_layers(file, 3)
     config = deepseek.with_latent_experts(file, architecture, router, dense, interleaved=True)
@@ -67,6 +71,12 @@ def _with_index(file: ConfigFile, architecture: str, *, interleaved: bool) -> Mo
     if index.size < latent.rope_size:
         raise file.wrong("index_head_dim", f"at least 'qk_rope_head_dim' = {latent.rope_size}")
     return replace(config, layers=tuple(layer.attending(index=index) for layer in config.layers))
+
+
+def _expect_all(file: ConfigFile, key: str, kind: str) -> None:
+    """Raise `ModelError` where a list with the kind of each layer has another one."""
+    if file.has(key) and set(file.texts(key)) != {kind}:
+        raise file.wrong(key, f"{kind!r} for every layer")
 
 
 def weight_names(config: ModelConfig) -> Names:

@@ -32,6 +32,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
+V32: dict[str, Any] = {"architectures": ["DeepseekV32ForCausalLM"]}
+GLM5: dict[str, Any] = {"architectures": ["GlmMoeDsaForCausalLM"]}
+
+
 def read(folder: Path, **changes: Any) -> Any:
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     return read_config(folder)
@@ -63,6 +67,15 @@ def test_dense_layers_come_first(tmp_path: Path) -> None:
         ({"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "'norm_topk_prob' must be False"),
         ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "'topk_method' must be 'greedy' or"),
         ({"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": ["dense"]}, "'mlp_layer_types' must be"),
+        ({**V32, "index_head_dim": 4}, "'index_head_dim' must be at least 'qk_rope_head_dim' = 8"),
+        ({**V32, "index_topk": 0}, "'index_topk' must be at least 1"),
+        ({**V32, "q_lora_rank": None}, "'q_lora_rank' must be given"),
+        ({**V32, "rope_interleave": False}, "'rope_interleave' must be true"),
+        ({**V32, "layer_types": ["full_attention"] * 3}, "'layer_types' must be 'indexed_attention' for every layer"),
+        ({**GLM5, "indexer_types": ["full", "shared", "shared"]}, "'indexer_types' must be 'full' for every layer"),
+        ({**GLM5, "index_topk_freq": 4}, "'index_topk_freq' must be 1, found 4"),
+        ({**GLM5, "index_topk_pattern": "FSS"}, "'index_topk_pattern' must be null"),
+        ({**GLM5, "indexer_rope_interleave": False}, "'indexer_rope_interleave' must be true"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

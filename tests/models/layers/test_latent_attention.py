@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxllm.executor.memory.memory import CacheShape
-from jaxllm.models.attention_plan import LatentAttentionPlan, RopeConfig
+from jaxllm.models.attention_plan import KeyIndexPlan, LatentAttentionPlan, RopeConfig
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.random_weights import RandomWeights
 from jaxllm.models.config import ModelConfig
@@ -75,10 +75,11 @@ def test_a_token_takes_what_the_formula_says(devices: int) -> None:
     assert cache.array(3) == shape == (61, 3, 16, 576)
 
 
-def test_rows_are_whole_on_tpus() -> None:
-    """576 numbers take five rows of 128 lanes: a ninth more than the formula."""
+@pytest.mark.parametrize(("index", "numbers"), [(None, 640), (KeyIndexPlan(heads=64, size=128, top=2048), 768)])
+def test_rows_are_whole_on_tpus(index: KeyIndexPlan | None, numbers: int) -> None:
+    """576 numbers take five rows of 128 lanes, a ninth more than the formula; with an index key of 128, six."""
     shape = CacheShape.of(
-        DEEPSEEK_V3,
+        dataclasses.replace(DEEPSEEK_V3, layers=tuple(layer.attending(index=index) for layer in DEEPSEEK_V3.layers)),
         num_layers=61,
         page_size=16,
         dtype="bfloat16",
@@ -86,4 +87,4 @@ def test_rows_are_whole_on_tpus() -> None:
         num_devices=1,
         platform="tpu",
     )
-    assert shape.page_bytes == 16 * 61 * 640 * 2
+    assert shape.page_bytes == 16 * 61 * numbers * 2

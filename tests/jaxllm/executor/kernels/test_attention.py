@@ -63,6 +63,7 @@ CPU, V6E = Device("cpu", "cpu"), Device("tpu", "TPU v6 lite")
         (CPU, DEEPSEEK, "cpu"),
         (CPU, replace(DEEPSEEK, dtype="float16"), "xla"),
         (CPU, replace(DEEPSEEK, latent=LatentSizes(512, 40)), "xla"),
+        (CPU, replace(DEEPSEEK, latent=LatentSizes(512, 64, 128)), "xla"),
         (H100, DEEPSEEK, "xla"),
         (V6E, DEEPSEEK, "tpu"),
         (V6E, replace(DEEPSEEK, dtype="float8_e4m3fn"), "xla"),

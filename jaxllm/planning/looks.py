@@ -1,0 +1,36 @@
+"""What a token of a request costs attention for each token that it sees."""
+
+from typing import NamedTuple
+
+from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.kv_shape import latent_sizes
+
+
+class Look(NamedTuple):
+    """One reading of the cache by a layer."""
+
+    window: int
+    """Tokens that are seen at most; 0: all."""
+    flops: float
+    """Operations of a device for a token and one that it sees."""
+    part: float
+    """How much is read of what the cache has of a token and layer."""
+
+
+def looks_of(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan, devices: int) -> tuple[Look, ...]:
+    """The readings of a layer whose heads `devices` share: one, or with an index that of its keys, too.
+
+    Chosen keys are as many as a window's. Each device compares the keys of the index for itself.
+    """
+    latent = latent_sizes(model)
+    # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
+    each = 2 * model.head_size_of(attention) if latent is None else latent.key + latent.latent
+    flops = 2 * model.num_heads * each / devices
+    index = attention.index if isinstance(attention, LatentAttentionPlan) else None
+    if index is None or latent is None:
+        return (Look(attention.window, flops, 1.0),)
+    return (
+        Look(index.top, flops, latent.key / latent.token),
+        Look(0, 2.0 * index.heads * index.size, latent.index / latent.token),
+    )
