@@ -137,7 +137,9 @@ CASES: dict[str, tuple[Callable[[Path], None] | None, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["windows", "states", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("latents", "int8"))]
+)
 def test_kinds_of_caches(tmp_path: Path, case: str) -> None:
     torch.manual_seed(0)
     write, options = CASES[case]

@@ -8,7 +8,7 @@ class OffloadCounts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     `queries` and `hits`: prompt tokens that were looked up and found on the host. Bytes that were loaded and stored,
     and the seconds that threads took for it, together with waiting for the devices. `failures`: loads that did not
-    bring everything, so that it was computed. `dropped`: pages and states that were not copied, as copying was behind.
+    bring everything, so that it was computed. `dropped`: pages and states not copied, as copying was behind.
     """
 
     queries: int = 0

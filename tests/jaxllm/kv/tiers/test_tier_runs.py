@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -137,15 +138,20 @@ class TierMachine(RuleBasedStateMachine):
     def add(self, prompt: list[int], params: SamplingParams, salt: str | None) -> None:
         self.run.add(prompt, params, 0, salt)
 
-    @rule(prompt=prompts_of, count=st.integers(1, 60), fate=st.sampled_from(["well", "well", "lost", "damaged"]))
-    def serve(self, prompt: list[int], count: int, fate: str) -> None:
-        """As engines do it: all is copied after each step, and comes back before one."""
+    @rule(
+        prompt=prompts_of,
+        count=st.integers(1, 60),
+        fate=st.sampled_from(["well", "well", "lost", "damaged"]),
+        copies=st.sampled_from([100, 100, 4, 1]),
+    )
+    def serve(self, prompt: list[int], count: int, fate: str, copies: int) -> None:
+        """As engines do it: much is copied after each step, and comes back before one."""
         self.run.add(prompt, SamplingParams(max_tokens=2, ignore_eos=True))
         for _ in range(count):
             if not self.run.live:
                 break
             self.run.step()
-            self.run.copy(100)
+            self.run.copy(copies)
             self.run.finish_copies(100, fate)
             self.run.finish_loads(100, "well")
 
@@ -186,5 +192,27 @@ class TierMachine(RuleBasedStateMachine):
             self.run.drain()
 
 
-TierMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TierMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestTierMachine = TierMachine.TestCase
+
+
+@pytest.mark.parametrize(("windows", "snapshots"), [((0,), None), ((0, 4), None), ((0,), 3)])
+def test_a_crowd_of_few_prompts(windows: tuple[int, ...], snapshots: int | None) -> None:
+    """The same prompts again and again, with copies that are behind: much comes back, and all of it is right."""
+    rng = np.random.default_rng(0)
+    groups = CacheGroups(windows, 2, 8, margin=1)
+    run = TierRun(
+        room=1000, num_pages=3 + groups.most_pages(24), block_size=2, caching=True, ahead=1, windows=windows, margin=1,
+        snapshots=snapshots, mamba_block_size=4, max_num_seqs=3, max_num_batched_tokens=8, max_model_len=24,
+        policy="fcfs", long_prefill_token_threshold=0,
+    )  # fmt: skip
+    for _ in range(150):
+        run.add(TEXTS[rng.integers(0, 5), : rng.integers(12, 22)].tolist(), SamplingParams(max_tokens=2))
+        for _ in range(rng.integers(1, 12)):
+            run.step()
+            run.copy(int(rng.integers(0, 4)))
+            run.finish_copies(int(rng.integers(0, 9)), "well")
+            run.finish_loads(int(rng.integers(0, 9)), "well")
+    run.drain()
+    assert run.tier.loads.num_hits > 100
+    assert run.tier.stores.num_dropped > 0
