@@ -37,9 +37,10 @@ LONGEST = 32768
 
 HEAD = """# Models
 
-`jaxllm models` lists all architectures, and what each is compared with. Embedders, classifiers and
-rerankers have [their own page](pooling.md#models). For every family, tests compare with
-transformers:
+`jaxllm models` lists all architectures, and what each is compared with; [decoders that are not
+here](absent-models.md) have a page of their own, and `jaxllm models --missing CONFIG` says what one
+configuration needs. Embedders, classifiers and rerankers have [their own page](pooling.md#models).
+For every family, tests compare with transformers:
 
 - Logits agree within 1e-4 in float32, for prompts in chunks (`tests/models/test_families.py`; whole
   prompts with `JAXLLM_EVERY_FAMILY=1`).

@@ -35,6 +35,7 @@ FILES_OF_OTHERS = re.compile(
 FOREIGN_FLAGS = {
     *("--plot-timeline", "--async-engine"),  # of vLLM's benchmark, named as missing
     *("--zone", "--accelerator-type"),  # of gcloud
+    "--to",  # of jupytext
     *("--jax", "--linker--"),  # in a drawing
 }
 """Flags in pages that no parser of ours knows; pages of deployment name many of other tools."""

@@ -40,9 +40,13 @@ def needs(shell: str) -> None:
 def pressed_tab(shell: str, file: Path, typed: str, wanted: str) -> str:
     """What an interactive shell shows after `typed` and Tab, up to `wanted` or ten seconds."""
     command, source = START[shell]
-    process, terminal = pty.fork()
-    if process == 0:
-        os.execvpe(command[0], command, {**os.environ, "TERM": "dumb", "PS1": "$ ", "HOME": str(file.parent)})
+    environment = {**os.environ, "TERM": "dumb", "PS1": "$ ", "HOME": str(file.parent)}
+    # Not `pty.fork`: JAX's threads may hold locks that a forked interpreter waits for.
+    terminal, end = pty.openpty()
+    shell_process = subprocess.Popen(
+        command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True
+    )
+    os.close(end)
     seen = ""
     try:
         os.write(terminal, f"{source.format(script=file)}echo re''ady\n".encode())
@@ -51,7 +55,8 @@ def pressed_tab(shell: str, file: Path, typed: str, wanted: str) -> str:
         seen = read_until(terminal, wanted)
     finally:
         os.close(terminal)
-        os.waitpid(process, 0)
+        shell_process.kill()
+        shell_process.wait()
     return seen
 
 
