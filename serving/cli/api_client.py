@@ -96,6 +96,18 @@ class ApiClient:
                     raise EngineError(_message(chunk, "the server failed"))
                 yield chunk
 
+    def live_events(self) -> Generator[dict[str, Any]]:
+        """Yield what the server's live view reads, until the server ends. Raises `RequestError` where there is none."""
+        url = f"{self.url.removesuffix('v1/')}ui/events"
+        # Events come twice a second: silence means that the server is gone.
+        timeout = httpx.Timeout(10.0)
+        with _errors(self.url), self._client.stream("GET", url, timeout=timeout) as response:
+            if response.status_code == httpx.codes.NOT_FOUND:
+                raise RequestError(f"the server at {self.url} has no live view: is it jaxllm, without --no-ui?", "url")
+            self._check(response)
+            for event in EventSource(response).iter_sse():
+                yield msgspec.json.decode(event.data)
+
     def _check(self, response: httpx.Response) -> None:
         if response.is_success:
             return

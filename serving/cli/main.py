@@ -67,6 +67,7 @@ COMMANDS = {
     "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal, with a local model or with a server."),
     "complete": Entry("jaxllm.serving.cli.complete", "Complete texts in the terminal with a server's model."),
     "bench": Entry("", "Measure a server or an engine.", BENCH),
+    "top": Entry("jaxllm.serving.cli.top", "Show what a server does, live in the terminal."),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
     "run-batch": Entry("jaxllm.serving.cli.run_batch", "Run a file of requests in OpenAI's batch format, offline."),
     "models": Entry(
