@@ -157,6 +157,11 @@ ENGINE: Rows = {
             "capacity: no slot or no pages. deferred: a grammar is compiled.",
         ),
         Panel(
+            "Prompt tokens found in host memory", "percentunit",
+            ((_ratio("external_prefix_cache_hits_total", "external_prefix_cache_queries_total"), _EACH),),
+            "With --kv-offloading-size: share of those that had left the device, or were never there.",
+        ),
+        Panel(
             "Idle before eviction", "s", _quantiles("kv_block_idle_before_evict_seconds"),
             "With --kv-cache-metrics. Prefixes that return later are not found.",
         ),

@@ -17,6 +17,7 @@ _TYPES: Final = {
     "baichuan": "BaichuanForCausalLM",
     "gptsw3": "GPT2LMHeadModel",
     "hunyuanv1dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuanv1moe": "HunYuanMoEV1ForCausalLM",
     "iquestcoder": "LlamaForCausalLM",
     "nemotronnas": "DeciLMForCausalLM",
     "refinedweb": "FalconForCausalLM",
