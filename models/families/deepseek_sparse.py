@@ -1,7 +1,7 @@
 """DeepSeek V3.2 and GLM-5: DeepSeek V3 whose tokens see chosen keys, by an index in each layer.
 
-What is pruned from DeepSeek's own code changes no choice: a Hadamard rotation of queries and keys alike. Their index
-keys have 8 bits, those of transformers the type of the cache; here they have that, too.
+DeepSeek's own code also multiplies index queries and keys by a Hadamard matrix, which changes no score. Its index
+keys have 8 bits; as in transformers, here they have the type of the cache.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import deepseek
 from jaxllm.models.families.expert_groups import sigmoid_router
-from jaxllm.models.families.family import FURTHER_LAYER, Family, Names, further_layers
+from jaxllm.models.families.family import Family, Names, further_layers
 
 
 def read_v32(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -91,5 +91,5 @@ def weight_names(config: ModelConfig) -> Names:
     }
 
 
-V32 = Family(read_v32, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
-GLM5 = Family(read_glm5, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
+V32 = Family(read_v32, weight_names=weight_names, other_parts=further_layers)
+GLM5 = Family(read_glm5, weight_names=weight_names, other_parts=further_layers)

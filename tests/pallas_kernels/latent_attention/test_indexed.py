@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxllm.pallas_kernels.latent_attention.cases import LAYER, Case, Inputs, ab
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from tests.quick import QUICK
 
-INDEX = {"index_heads": 3, "index_size": 16, "top": 8, "page_size": 4}
+INDEX: dict[str, Any] = {"index_heads": 3, "index_size": 16, "top": 8, "page_size": 4}
 MIXED = Case("mixed", ((1, 5), (1, 0), (1, 33), (7, 0), (30, 3), (3, 29)), padding_tokens=5, padding_rows=3, **INDEX)
 
 
@@ -110,8 +111,8 @@ def test_nan_stays_in_its_request() -> None:
 
 def test_nothing_grows_with_tokens_times_context() -> None:
     """Scores and keys are those of a block of tokens; each token has a table of the keys that it sees."""
-    index = {"index_heads": 64, "index_size": 128, "top": 2048, "latent_size": 512, "rope_size": 64}
-    inputs = abstract_inputs(Case("wide", ((512, 32_000),), num_heads=16, layers=1, **index))  # type: ignore[arg-type]
+    index: dict[str, Any] = {"index_heads": 64, "index_size": 128, "top": 2048, "latent_size": 512, "rope_size": 64}
+    inputs = abstract_inputs(Case("wide", ((512, 32_000),), num_heads=16, layers=1, **index))
     memory = jax.jit(lambda inputs: inputs.call("xla", 0)).lower(inputs).compile(QUICK).memory_analysis()
     assert memory is not None
     cache = np.prod(inputs.kv_cache.shape) * 4
