@@ -50,8 +50,7 @@ class Admission:
         With `owners`, by their index, only to what these have in front of others.
         """
         table = self._table
-        admitted: list[Request] = []
-        counts: list[int] = []
+        admitted, counts = list[Request](), list[int]()
         # As only budget left over is given away, there are never more running requests than tokens in the budget, and
         # each decode gets its token in every step.
         free = table.num_free_slots
@@ -62,8 +61,7 @@ class Admission:
                 break
             # All sequences of a group come and go together; while it computes its prompt they take no part of the
             # budget, but later each takes its token.
-            sequences = request.sequences
-            running = len(self._running)
+            sequences, running = request.sequences, len(self._running)
             if len(sequences) > min(free, self._budget - running):
                 self._room.blocked = request
                 break
@@ -79,7 +77,10 @@ class Admission:
                 self._room.blocked = request
                 break
             pages, num_cached = found
-            self._charge(request, request.num_tokens - num_cached)
+            if request.num_preemptions:
+                self._room.spend(request.num_tokens - num_cached)
+            else:
+                self._shares.charge(request.share, request.num_tokens - num_cached)
             self._waiting.take(request)
             self._shares.running[request.share] += len(sequences)
             slot = table.insert(request, pages, num_cached)
@@ -89,20 +90,16 @@ class Admission:
                 self._running.add(each)
             admitted += sequences
             free -= len(sequences)
-            count = min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget)
-            counts.append(count if self._spans is None else self._first_count(request, num_cached, budget))
+            counts.append(
+                min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget)
+                if self._spans is None
+                else self._first_count(request, num_cached, budget)
+            )
             if self._snapshots is not None:
                 self._snapshots.admitted(request, num_cached)
                 counts[-1] = int(self._snapshots.cut(np.array([slot]), np.array(counts[-1:]))[0])
             budget -= counts[-1]
         return admitted, counts
-
-    def _charge(self, request: Request, num_tokens: int) -> None:
-        """A request gets a slot, and computes so many tokens of those it has."""
-        if request.num_preemptions:
-            self._room.spend(num_tokens)
-        else:
-            self._shares.charge(request.share, num_tokens)
 
     def _waits_for_host(self, request: Request, headroom: int) -> bool:
         """Whether a request is held from now on, until pages have come from the host."""
