@@ -41,6 +41,8 @@ class KeyIndexer(nnx.Module):
         self.key = linear(config.hidden_size, index.size, rows=rows)
         self.norm = make_norm(index.norm, index.size, dtype=dtype, options=options, rows=rows)
         self.weights = linear(config.hidden_size, index.heads)
+        # They are used in float32, as a product gives them before adapters.
+        self.weights.takes_adapters = False
 
     def __call__(self, x: jax.Array, query_latent: jax.Array, context: LayerContext) -> KeyIndex:
         """The index of tokens `x` [T, D], with the latents of their queries."""
