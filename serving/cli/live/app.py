@@ -28,7 +28,7 @@ class TopApp(App[None]):
     TITLE = "jaxllm top"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "Quit"), Binding("p", "pause", "Pause")]
-    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (60, "-medium"), (110, "-wide")]  # noqa: RUF012  Textual has it so
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (76, "-medium"), (150, "-wide")]  # noqa: RUF012  Textual has it so
     CSS = """
     #head { height: 1; background: $primary; color: $text; padding: 0 1; }
     #tiles { layout: grid; grid-size: 4 2; grid-rows: 2; height: 5; padding: 0 1; margin-top: 1; grid-gutter: 0 2; }

@@ -61,7 +61,7 @@ def text(app: TopApp, name: str) -> str:
 
 
 @pytest.mark.usefixtures("load")
-@pytest.mark.parametrize(("width", "height", "columns"), [(44, 24, 2), (80, 24, 4), (160, 50, 8)])
+@pytest.mark.parametrize(("width", "height", "columns"), [(44, 24, 2), (76, 24, 4), (150, 50, 8)])
 async def test_figures_curve_and_rows_move(server: ServerProcess, width: int, height: int, columns: int) -> None:
     app = app_of(server)
     async with app.run_test(size=(width, height)) as pilot:
@@ -72,6 +72,8 @@ async def test_figures_curve_and_rows_move(server: ServerProcess, width: int, he
         tops = [app.query_one(f"#{name}").region.y for name in ("speed", "prompts", "requests", "cache", "first")]
         assert (tops[1] > tops[0], tops[2] > tops[0], tops[4] > tops[0]) == (False, columns == 2, columns < 8)
         assert app.query_one("#rows").region.bottom <= height
+        for tile in app.query("#tiles Static"):
+            assert max(map(len, text(app, str(tile.id)).splitlines())) <= tile.size.width
         await pilot.press("p")
         assert "paused" in text(app, "head")
         await pilot.press("q")
