@@ -7,7 +7,7 @@ reason is in the words of docs/add-a-model.md: what a layer plan cannot say yet,
 from collections.abc import Mapping
 from typing import Final
 
-INDEXER: Final = "attention to the best keys of an indexer, which no plan has"
+INDEXER: Final = "attention to keys that an index chooses otherwise than DeepSeek V3.2's"
 HYPER: Final = "hyper-connections between layers, which no plan has"
 DECODER_OF_TWO: Final = "the decoder of an encoder-decoder model, which attends to what the encoder gives"
 CAUSAL_BERT: Final = "a causal BERT, which serves as the decoder of an encoder-decoder model; encoders here embed"
@@ -15,7 +15,7 @@ FILE: Final = "no new layer: a family file"
 
 ABSENT: Final[Mapping[str, str]] = {
     "AXK1ForCausalLM": f"{FILE}; DeepSeek V3 with a norm after experts alone",
-    "AXK2ForCausalLM": INDEXER,
+    "AXK2ForCausalLM": "norms with gates of low rank, around DeepSeek V3.2's attention",
     "Apertus1p5TextForCausalLM": f"{FILE} like that of Apertus, alongside its image tokens",
     "AriaTextForCausalLM": f"{FILE}; the language model of one that sees",
     "BailingHybridForCausalLM": "delta attention with a gate for each channel, a recurrence that no plan has",

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from jaxllm.models.errors import ModelError
-from jaxllm.models.families.absent import INDEXER
+from jaxllm.models.families.absent import ABSENT
 from jaxllm.models.families.gaps import find_gaps
 from tests.models import small
 
@@ -40,7 +40,7 @@ def test_a_family_of_the_table(tmp_path: Path) -> None:
     values = {**transformers.AXK2Config().to_dict(), "architectures": ["AXK2ForCausalLM"]}
     gaps = find_gaps(write(tmp_path, values))
     assert not gaps.is_known
-    assert gaps.reason == INDEXER
+    assert gaps.reason == ABSENT["AXK2ForCausalLM"]
     assert gaps.nearest == "YoutuForCausalLM"
     assert gaps.unread["attention"]["index_topk"] == 2048
 
