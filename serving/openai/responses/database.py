@@ -99,7 +99,10 @@ class ResponseDatabase:
     # Reading
 
     def load(self) -> list[Stored]:
-        """All responses, those that were stored first come first. Raises `ConfigError` for a damaged database."""
+        """All responses, those that were stored first come first. Raises `ConfigError` for a damaged database.
+
+        Those with a turn that the disk did not take are left out.
+        """
         try:
             return self._load()
         except (sqlite3.Error, msgspec.DecodeError, KeyError) as error:
@@ -110,10 +113,12 @@ class ResponseDatabase:
         rows = {(owner, name): rest for owner, name, *rest in run("select owner, name, before, given, made from turn")}
         turns: dict[tuple[str, str], Turn] = {}
 
-        def turn_of(owner: str, name: str) -> Turn:
+        def turn_of(owner: str, name: str) -> Turn | None:
             path: list[str] = []
             at: str | None = name
             while at is not None and (owner, at) not in turns:
+                if (owner, at) not in rows:
+                    return None
                 path.append(at)
                 at = rows[owner, at][0]
             for each in reversed(path):
@@ -126,7 +131,11 @@ class ResponseDatabase:
         query = "select owner, name, place, turn, logs, body, asked, progress from response order by place"
         for owner, name, place, turn, logs, body, asked, progress in run(query).fetchall():
             self._place = max(self._place, place)
-            stored = Stored(msgspec.json.decode(body, type=ModelResponse), turn_of(owner, turn), owner)
+            whole = turn_of(owner, turn)
+            if whole is None:
+                logger.warning("%s: part of the conversation of %s is missing", self._path, name)
+                continue
+            stored = Stored(msgspec.json.decode(body, type=ModelResponse), whole, owner)
             if asked is not None:
                 stored.asked = msgspec.json.decode(asked, type=Asked)
             stored.progress = msgspec.json.decode(progress, type=Progress)
@@ -177,7 +186,9 @@ class ResponseDatabase:
         self._write("update response set progress = ? where owner = ? and name = ?", (progress, *key), then)
 
     async def written(self) -> None:
-        """Wait until all is on the disk. Raises `OSError` if the disk does not take it."""
+        """Wait until all is on the disk. Raises `OSError` if the disk does not take it, or has not lately."""
+        if self._failing is not None:
+            raise self._failing
         done = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
@@ -209,6 +220,10 @@ class ResponseDatabase:
             if then is not None:
                 then()
             return
+        if self._failing is not None and then is not None:
+            # Nobody waits for a disk that took nothing a moment ago.
+            then()
+            then = None
         self._waiting.append(_Write(statement, values, then))
         if not self._writing:
             self._writing = True

@@ -127,14 +127,24 @@ async def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert stored.log.events == [b"1"]
     assert store.get("", "big") is stored
     assert sum("cannot write" in record.message for record in caplog.records) == 1
+    # Meanwhile nobody waits for it.
+    stored.log = EventLog()
+    store.tell(stored, [b"2"], last=True)
+    assert (stored.log.events, stored.log.ended) == ([b"2"], True)
+    with pytest.raises(OSError, match="full"):
+        await database.written()
     # It is tried again, with what came later.
     database._connection.execute("pragma max_page_count = 10000")
     store.put(Stored(response("later"), Turn(None, [])))
     database._begin()
+    while database._failing is not None:  # noqa: ASYNC110  (nothing tells of it)
+        await asyncio.sleep(0.01)
+    store.put(Stored(response("lost"), Turn(Turn(None, [], name="unwritten", num_users=1), [])))
     await database.written()
     database.close()
     with closing(ResponseDatabase(tmp_path)) as database:
         assert [each.response.id for each in database.load()] == ["big", "later"]
+    assert "part of the conversation of lost is missing" in caplog.text
 
 
 def test_files_that_are_no_database(tmp_path: Path) -> None:
@@ -151,6 +161,7 @@ def test_files_that_are_no_database(tmp_path: Path) -> None:
     database = ResponseDatabase(tmp_path)
     with pytest.raises(ConfigError, match="another server"):
         ResponseDatabase(tmp_path)
+    database._connection.execute("insert into turn values ('', 't', null, '[]', '[]')")
     database._connection.execute("insert into response values ('', 'r', 1, 't', 0, '{}', null, '{}')")
     with pytest.raises(ConfigError, match="damaged"):
         database.load()
