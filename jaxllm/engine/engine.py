@@ -27,10 +27,11 @@ from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constra
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
-from jaxllm.engine.inspection import inspect_engine
+from jaxllm.engine.inspection import inspect_engine, shards_of
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.overlap_policy import OverlapPolicy
+from jaxllm.engine.page_map import map_pages
 from jaxllm.engine.stats import NO_DRAFTS, NO_WORK, StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
@@ -334,6 +335,10 @@ class Engine(StepLoop[Dispatched]):
     def debug_state(self) -> str:
         """`EngineSnapshot` as JSON."""
         return msgspec.json.encode(inspect_engine(self, len(self._under_way))).decode()
+
+    def page_map(self) -> str:
+        """A list of `PageMap` as JSON."""
+        return msgspec.json.encode(map_pages(shards_of(self))).decode()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while requests run."""

@@ -1,5 +1,6 @@
 """What an engine is doing right now, for an operator: lengths and states of requests, and pages. No texts."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -68,7 +69,7 @@ def inspect_engine(engine: "Engine", steps_in_flight: int) -> EngineSnapshot:
     listed = [_in_scheduler(engine, each) for each in requests[:MOST_REQUESTS]]
     deferred = engine.control.deferred
     listed += [_snapshot(each, "deferred") for each in deferred[: MOST_REQUESTS - len(listed)]]
-    shards = (engine.pages,) if isinstance(engine.pages, KVManager) else engine.pages.shards
+    shards = shards_of(engine)
     return EngineSnapshot(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting + len(deferred),
@@ -88,6 +89,11 @@ def inspect_engine(engine: "Engine", steps_in_flight: int) -> EngineSnapshot:
         requests=listed,
         unlisted=len(requests) + len(deferred) - len(listed),
     )
+
+
+def shards_of(engine: "Engine") -> Sequence[KVManager]:
+    """The pages of each data shard."""
+    return (engine.pages,) if isinstance(engine.pages, KVManager) else engine.pages.shards
 
 
 def _in_scheduler(engine: "Engine", request: Request) -> RequestSnapshot:

@@ -106,6 +106,10 @@ class KVManager:
         """Share of the pages that running requests hold, 0 to 1."""
         return self._pool.num_held / max(1, self.num_pages - 1)
 
+    def page_states(self) -> npt.NDArray[np.uint8]:
+        """See `PagePool.states`."""
+        return self._pool.states()
+
     def pages_for(self, num_tokens: int) -> int:
         """Pages that `num_tokens` tokens fill, in one table."""
         return -(-num_tokens // self.block_size)

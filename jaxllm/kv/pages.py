@@ -12,6 +12,9 @@ Int32Array = npt.NDArray[np.int32]
 NULL_PAGE = 0
 """Where padding writes its keys and values. It is never handed out."""
 
+PAGE_STATES = ("blank", "cached", "held", "shared")
+"""Of a page: without contents, with contents that nobody holds, and held by one request or by several."""
+
 _SPARE, _WANTED = 1, 2
 """For pages with contents: whether these are expected to be found again. The second is the first and one more."""
 
@@ -159,6 +162,11 @@ class PagePool:
     def _push_blank(self, pages: Int32Array) -> None:
         self._blank[self._num_blank : self._num_blank + len(pages)] = pages
         self._num_blank += len(pages)
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """What each page but the null page is, uint8 [num_pages - 1]: one of `PAGE_STATES`, by its place there."""
+        counts = self.ref_counts[1:]
+        return np.where(counts, np.minimum(counts, 2) + 1, self._contents[1:] != 0).astype(np.uint8)
 
     def check_integrity(self) -> None:
         """Assert that every page but the null page is exactly one of held, idle and blank."""

@@ -195,6 +195,10 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             image_hits=0 if self._media is None else self._media.pool.num_hits,
         )
 
+    def page_map(self) -> str:
+        """There are no pages."""
+        return "[]"
+
     def debug_state(self) -> str:
         """`EngineSnapshot` as JSON; a text has no state but that it waits, or is in a step."""
         stats = self.stats()

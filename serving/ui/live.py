@@ -6,15 +6,18 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import reduce
 from itertools import islice
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.engine.page_map import PageMap
 from jaxllm.engine.stats import merge_stats
-from jaxllm.errors import QueueFullError
+from jaxllm.errors import EngineError, QueueFullError
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.http.stream import Events
+from jaxllm.serving.ipc.client.control import called
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.progress import SequenceProgress
@@ -26,6 +29,8 @@ INTERVAL = 0.5
 MOST_LOOKERS = 64
 MOST_ROWS = 64
 """Sequences that an event describes; the counts are of all."""
+MOST_MAPS = 8
+"""Maps of pages in an event, one for each engine or data shard."""
 
 _HISTOGRAMS = {"first_token": "time_to_first_token_seconds", "between_tokens": "inter_token_latency_seconds"}
 _COUNTERS = (
@@ -60,6 +65,8 @@ class Snapshot(msgspec.Struct):
     """Tokens of all steps."""
     histograms: dict[str, list[int]]
     rows: list[SequenceProgress]
+    maps: list[PageMap]
+    """The pages of the engines' caches, of those that told them in time."""
 
 
 class Opening(msgspec.Struct):
@@ -77,8 +84,22 @@ def all_metrics(server: ServerState) -> Metrics:
     return server.metrics.with_others([each.measured for each in shared.others()], shared.engines())
 
 
-def snapshot(server: ServerState) -> Snapshot:
-    """The server now."""
+async def page_maps(server: ServerState) -> list[PageMap]:
+    """What engines say of their pages; nothing of those that do not answer soon."""
+
+    async def ask(engine: Any) -> list[PageMap]:
+        try:
+            answer = await asyncio.wait_for(engine.ask(called("page_map")), INTERVAL)
+        except (TimeoutError, EngineError):
+            return []
+        return msgspec.json.decode(answer, type=list[PageMap])
+
+    engines = [each for each in server.llm.engines.engines if each.health.is_up][:MOST_MAPS]
+    return [each for maps in await asyncio.gather(*map(ask, engines)) for each in maps][:MOST_MAPS]
+
+
+def snapshot(server: ServerState, maps: Sequence[PageMap] = ()) -> Snapshot:
+    """The server now, with what `page_maps` found before."""
     engines = [each for each in all_metrics(server).engines if each.is_there]
     stats = merge_stats([each.stats for each in engines])
     steps = [each.histograms["step_seconds"] for each in engines]
@@ -96,6 +117,7 @@ def snapshot(server: ServerState) -> Snapshot:
         step_tokens=sum(each.histograms["iteration_tokens_total"].sum for each in engines),
         histograms={short: _counts(engines, name) for short, name in _HISTOGRAMS.items()},
         rows=list(islice(rows, MOST_ROWS)),
+        maps=list(maps),
     )
 
 
@@ -152,7 +174,7 @@ class LiveFeed:
             await asyncio.sleep(INTERVAL)
             if self._server.accepting:
                 try:
-                    self._newest = _event(snapshot(self._server))
+                    self._newest = _event(snapshot(self._server, await page_maps(self._server)))
                 except Exception:
                     # Those who look see the one before once more, and not a view that stands still for good.
                     logger.exception("the live view has no news")

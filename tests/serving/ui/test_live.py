@@ -16,11 +16,15 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The snapshots that were taken."""
     numbers: list[int] = []
 
-    def snapshot(_: Any) -> Any:
+    def snapshot(*_: Any) -> Any:
         numbers.append(len(numbers))
         return live.Opening(len(numbers), {})
 
+    async def no_maps(_: Any) -> list[Any]:
+        return []
+
     monkeypatch.setattr(live, "snapshot", snapshot)
+    monkeypatch.setattr(live, "page_maps", no_maps)
     monkeypatch.setattr(live, "INTERVAL", 0.01)
     return numbers
 
@@ -72,7 +76,7 @@ async def test_a_snapshot_that_fails_ends_nobodys_view(
     await anext(only)
     works = live.snapshot
 
-    def fails(_: Any) -> Any:
+    def fails(*_: Any) -> Any:
         monkeypatch.setattr(live, "snapshot", works)
         raise RuntimeError("no figures")
 

@@ -147,6 +147,21 @@ def test_a_call_of_a_tool_is_answered_by_the_reader(page: Page) -> None:
     assert sent[0]["tools"][0]["function"]["name"] == "get_weather"
 
 
+def painted(page: Page) -> set[str]:
+    """The states whose colours are in the map of pages."""
+    found: list[str] = page.evaluate("""() => {
+        const canvas = document.querySelector(".page-map canvas");
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        const seen = new Set();
+        for (let at = 0; at < data.length; at += 4)
+          if (data[at + 3]) seen.add("#" + [0, 1, 2].map((i) => data[at + i].toString(16).padStart(2, "0")).join(""));
+        const style = getComputedStyle(document.documentElement);
+        return ["blank", "cached", "held", "shared"].filter((name) =>
+          seen.has(style.getPropertyValue(`--page-${name}`).trim()));
+    }""")
+    return set(found)
+
+
 def test_the_live_view_moves_under_load(page: Page, ui_server: ServerProcess) -> None:
     with httpx.Client(base_url=ui_server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
         stream = Stream(client, LONG)
@@ -155,6 +170,9 @@ def test_the_live_view_moves_under_load(page: Page, ui_server: ServerProcess) ->
         expect(page.locator("tbody tr")).to_have_count(16)
         page.get_by_role("heading", name="Time between tokens").wait_for()
         expect(page.locator(".bars li").first).to_be_visible()
+        pages = page.get_by_label("Pages of the KV cache")
+        expect(pages.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"[1-9]\d* held by one request"))
+        assert painted(page) >= {"held", "blank"}
         page.get_by_role("link", name="Model").click()
         expect(page.get_by_role("heading", name="Steps by shape")).to_be_visible()
         expect(page.get_by_text("512 tokens")).to_be_visible()

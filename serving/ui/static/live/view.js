@@ -6,6 +6,7 @@ import { Chart } from "./chart.js";
 import { Histogram } from "./histogram.js";
 import { History } from "./history.js";
 import { Page } from "../lib/page.js";
+import { Pages } from "./pages.js";
 import { Rows } from "./rows.js";
 
 const AGAIN_AFTER = 2000; // ms until the next try, where the server is gone
@@ -125,6 +126,7 @@ function Board({ history }) {
         bounds=${history.bounds.between_tokens}
         found=${history.histogram("between_tokens")}
       />
+      ${now.maps.length > 0 && html`<${Pages} maps=${now.maps} />`}
       <${Rows} rows=${now.rows} all=${now.running + now.waiting} />
     </div>
   `;
