@@ -208,10 +208,11 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float, origins: 
         ("device", f"{devices}, {info.dtype}"),
         cache,
         ("steps", f"{steps}; {info.num_shapes} shapes compiled"),
-        *origins.rows(msgspec.structs.asdict(info)),
         *((f"stage {number}", _stage(stage)) for number, stage in enumerate(info.stages)),
         ("ready after", f"{load_seconds:.1f} s"),
         *(("OpenAI API", url if url.startswith("unix:") else f"{url}/v1") for url in urls),
+        # Among settings there may be other URLs: who looks for the first one means the server's.
+        *origins.rows(msgspec.structs.asdict(info)),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
