@@ -1,5 +1,6 @@
 """A logits processor that takes memory: `vllm_xargs={"eat": PATH}`, unless the file is there already."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import numpy as np
 from jaxllm.processors.interface import BatchUpdate, LogitsProcessor, process_dict_updates
 from jaxllm.requests.sampling_params import SamplingParams
 
-GIB = 1.2
+GIB = 1.6
+"""More than the engine of the test may have, whatever else it has."""
+SECONDS_PER_STEP = 0.03
+"""The text lasts until the server has looked at the memory."""
 
 
 class Hungry(LogitsProcessor):
@@ -32,4 +36,6 @@ class Hungry(LogitsProcessor):
         process_dict_updates(self.eaten, batch_update, eat)
 
     def apply(self, logits: np.ndarray) -> np.ndarray:
+        if any(isinstance(each, np.ndarray) for each in self.eaten.values()):
+            time.sleep(SECONDS_PER_STEP)
         return logits

@@ -3,10 +3,12 @@
 import json
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.serving.server_process import LONG, SMALL, ServerProcess, Stream, running
 
@@ -52,7 +54,15 @@ def test_the_operator_drains_several_processes_with_the_key(tmp_path: Path) -> N
         assert not psutil.wait_procs(children, timeout=SECONDS)[1]
 
 
-def test_a_hangup_drains_it_and_without_keys_nobody_may(tmp_path: Path) -> None:
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """Processes that are started get SIGHUP, even where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_hangup_drains_it_and_without_keys_nobody_may(tmp_path: Path, hangups: None) -> None:
     with (
         running(tmp_path / "log", *SMALL) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,

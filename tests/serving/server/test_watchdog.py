@@ -80,6 +80,10 @@ def test_a_request_that_takes_memory_has_its_engine_restarted(tmp_path: Path) ->
             answers[answer.status_code, answer.json().get("error", {}).get("code", "")] += 1
             time.sleep(0.05)
         disturbed = stream.rest()
+        deadline = time.monotonic() + SECONDS
+        while client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         undisturbed = Stream(client, body).rest()
         texts = [
             "".join(json.loads(each)["choices"][0]["text"] for each in events[:-1])
