@@ -67,7 +67,9 @@ class _EngineArgs:
 
 def _fields() -> list[tuple[str, Any, Any]]:
     """The fields of every engine option, the model first, then vLLM's that have no effect or stand for others."""
-    own: dict[str, Any] = {**{flag.name: flag.default for flag in engine_flags()}, **OF_LLM}
+    flags = {flag.name: flag.default for flag in engine_flags()}
+    # Programs give the model without its name.
+    own: dict[str, Any] = {"model": flags["model"], **flags, **OF_LLM}
     foreign = dict.fromkeys(name.replace("-", "_") for name in (*NOOP_OPTIONS, *TRANSLATED))
     return [(name, Any, dataclasses.field(default=value)) for name, value in {**own, **foreign, **OF_LLM}.items()]
 
