@@ -25,8 +25,9 @@ def ui_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     assert "Traceback" not in process.log
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for longer: Playwright runs an event loop in this thread, and tests of other modules want theirs."""
     if not Path(_BROWSER).exists():
         # Where all must pass, nothing is left out.
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no browser at {_BROWSER}: run scripts/browser")

@@ -172,7 +172,7 @@ def test_the_live_view_moves_under_load(page: Page, ui_server: ServerProcess) ->
         expect(page.locator(".bars li").first).to_be_visible()
         pages = page.get_by_label("Pages of the KV cache")
         expect(pages.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"[1-9]\d* held by one request"))
-        assert painted(page) >= {"held", "blank"}
+        assert "held" in painted(page)
         page.get_by_role("link", name="Model").click()
         expect(page.get_by_role("heading", name="Steps by shape")).to_be_visible()
         expect(page.get_by_text("512 tokens")).to_be_visible()
