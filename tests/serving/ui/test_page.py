@@ -47,10 +47,18 @@ def test_the_key_is_asked_for_and_forgotten_with_the_tab(browser: Browser, ui_se
     context.close()
 
 
+def at_length(route: Route) -> None:
+    """Send a chat on as one whose answer lasts until somebody stops it."""
+    body = json.loads(route.request.post_data or "{}")
+    route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "max_tokens": 450}))
+
+
 def test_a_chat_streams_stops_and_has_branches(page: Page, ui_server: ServerProcess) -> None:
+    page.route("**/v1/chat/completions", at_length)
     say(page, "Tell me a story about a fox.")
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("Stopped by you.")).to_be_visible()
+    page.unroute("**/v1/chat/completions")
     with httpx.Client(base_url=ui_server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
         deadline = time.monotonic() + 30
         while client.get("/load").json() != {"server_load": 0}:
