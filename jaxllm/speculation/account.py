@@ -20,7 +20,7 @@ class DraftAccount:
     """
 
     def __init__(self, table: RequestTable, costs: StepCosts, *, misses_count: bool) -> None:
-        """With `misses_count` a request for which there is no guess begins to repeat itself anew: see `interrupt`."""
+        """With `misses_count` a request for which there is no guess begins to repeat itself again: see `interrupt`."""
         num_slots = len(table.requests)
         self._table, self._costs, self._misses_count = table, costs, misses_count
         self._guesses = np.zeros(num_slots, np.int32)

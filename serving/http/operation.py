@@ -81,7 +81,7 @@ class Operation:
         if self.operator:
             return _require_operator(self.handler)
         handler = self.handler if self.runner is None else _require_runner(self.handler, self.runner)
-        return _timed(handler) if self.timed or self.runner is not None else handler
+        return timed(handler) if self.timed or self.runner is not None else handler
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _require_runner(handler: Handler, runner: Runner) -> Handler:
     return check
 
 
-def _timed(handler: Handler) -> Handler:
+def timed(handler: Handler) -> Handler:
     """A handler with a deadline: the server's, and what the body asks for."""
 
     async def hold(request: Request) -> Response:

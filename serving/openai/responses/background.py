@@ -18,7 +18,7 @@ from jaxllm.serving.text.outputs import RequestOutput
 class BackgroundRun:
     """Takes the results of one request, whoever comes and goes; the writer is told how it ends.
 
-    Where a log has events of an earlier server, the results begin anew, and the events go on where they were.
+    Where a log has events of an earlier server, the results begin again, and the events go on where they were.
     """
 
     def __init__(

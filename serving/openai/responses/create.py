@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.serving.http.deadline import shorten_deadline
 from jaxllm.serving.http.identity import Identity, identify
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
@@ -42,12 +43,13 @@ async def create_response(request: Request) -> Response:
     return await _answer(request, body, identity, turn)
 
 
-async def create_again(request: Request, earlier: Stored) -> None:
-    """Begin a response anew that an earlier server was making in the background; `request` is its owner's."""
+async def create_again(request: Request, earlier: Stored) -> Response:
+    """Begin a response again that an earlier server was making in the background; `request` is its owner's."""
     assert earlier.asked is not None
     body = earlier.asked.body
+    shorten_deadline(request.scope, body)
     identity = identify(request, server_of(request), body, "resp")
-    await _answer(request, body, identity, earlier.turn, earlier)
+    return await _answer(request, body, identity, earlier.turn, earlier)
 
 
 async def _answer(

@@ -82,7 +82,7 @@ class ResponseDatabase:
         except sqlite3.Error as error:
             self._connection.close()
             self._lock.close()
-            raise ConfigError(f"store_dir={str(folder)!r}: {NAME}: {error}; move the file away to start anew") from None
+            raise ConfigError(f"store_dir={str(folder)!r}: {NAME}: {error}; move the file away") from None
 
     def _open(self) -> None:
         run = self._connection.execute
@@ -106,7 +106,7 @@ class ResponseDatabase:
         try:
             return self._load()
         except (sqlite3.Error, msgspec.DecodeError, KeyError) as error:
-            raise ConfigError(f"{str(self._path)!r} is damaged: {error}; move it away to start anew") from None
+            raise ConfigError(f"{str(self._path)!r} is damaged: {error}; move it away") from None
 
     def _load(self) -> list[Stored]:
         run = self._connection.execute

@@ -7,17 +7,19 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message
 
 from jaxllm.errors import QueueFullError, QuotaError
 from jaxllm.serving.http.errors import describe
+from jaxllm.serving.http.operation import timed
 from jaxllm.serving.openai.protocol.response_answers import ResponseError
 from jaxllm.serving.openai.responses.store import ResponseStore, Stored
 from jaxllm.serving.openai.responses.writer import failed_event
 
 logger = logging.getLogger(__name__)
 
-Create = Callable[[Request, Stored], Awaitable[None]]
+Create = Callable[[Request, Stored], Awaitable[Response]]
 """Begins a stored response again, as the request's answer."""
 
 _MOST_SECONDS = 60.0
@@ -55,7 +57,8 @@ class Restarted:
                     self._end(stored, "failed")
 
     async def _begin(self, stored: Stored) -> None:
-        await self._create(self._request(stored), stored)
+        # The time that the operator allows begins again, too.
+        await timed(lambda request: self._create(request, stored))(self._request(stored))
         logger.info("%s goes on", stored.response.id)
 
     def _request(self, stored: Stored) -> Request:

@@ -175,6 +175,8 @@ class ResponseStore:
 
     def put(self, stored: Stored) -> None:
         """Keep a response. Call it again when the response has changed."""
+        if not stored.runs:
+            stored.asked = None  # It may be as large as a body, and nobody needs it any more.
         known = self._stored.get((stored.owner, stored.response.id))
         if known is not None:
             self._remove(known)

@@ -41,8 +41,8 @@ def shown(store: ResponseStore, names: list[tuple[str, str]]) -> list[Any]:
             found.append(None)
             continue
         log = None if stored.log is None else (stored.log.events, stored.log.ended)
-        asked = None if stored.asked is None or not stored.runs else stored.asked
-        found.append((stored.response, stored.turn.items(), log, asked, stored.progress, stored.num_events))
+        assert stored.runs or stored.asked is None
+        found.append((stored.response, stored.turn.items(), log, stored.asked, stored.progress, stored.num_events))
     return [*found, len(store)]
 
 

@@ -70,12 +70,18 @@ def test_responses_go_on_after_a_restart(tmp_path: Path) -> None:
         assert sum(len(event.logprobs) for event in events if event.type == "response.output_text.delta") == 230
         assert done(client, plain).status == "incomplete"
         assert all(f"{made.id} goes on" in server.log for made in (begun, plain))
+        waiting = client.responses.create(input="Tell me a story.", **LONG)
+        assert client.responses.cancel(waiting.id).status == "cancelled"
         # One that is told to end leaves what runs to the next.
         again = client.responses.create(input="Tell me a story.", **LONG)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(30)
-    with running(tmp_path / "log3", "demo", *flags, **more) as server, of(server, "first") as client:
+    # The next has little time for each.
+    flag = "--request-timeout=0.05"
+    with running(tmp_path / "log3", "demo", *flags, flag, **more) as server, of(server, "first") as client:
         assert client.responses.retrieve(third.id) == third
-        assert done(client, again).status == "incomplete"
-        waiting = client.responses.create(input="Tell me a story.", **LONG)
-        assert client.responses.cancel(waiting.id).status == "cancelled"
+        late = done(client, again)
+        assert f"{again.id} goes on" in server.log
+        assert late.status == "failed"
+        assert late.error is not None
+        assert "not answered within 0.05 s (--request-timeout)" in late.error.message
