@@ -33,6 +33,8 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROMPT = 16
 """Tokens of a prompt."""
+MAX_LENGTH = 512
+"""Tokens of a request."""
 WARM_UP = 3
 """Steps of a batch that do not count."""
 
@@ -75,7 +77,8 @@ def write_adapters(folder: Path, model: Path, count: int, rank: int, modules: tu
 def decode(variant: Variant, rows: int, steps: int) -> list[float]:
     """Seconds of each of so many steps that decode `rows` requests."""
     engine, random = variant.engine, np.random.default_rng(0)
-    params = SamplingParams(temperature=0, max_tokens=steps + 2 * WARM_UP, ignore_eos=True)
+    # None ends before all have begun, however long adapters take to come.
+    params = SamplingParams(temperature=0, max_tokens=MAX_LENGTH - PROMPT, ignore_eos=True)
     for index in range(rows):
         prompt = random.integers(3, engine.info.vocab_size, PROMPT).astype(np.int32)
         request = Request(request_id=str(index), prompt_token_ids=prompt, params=params)
@@ -91,6 +94,7 @@ def decode(variant: Variant, rows: int, steps: int) -> list[float]:
         began = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - began)
+    engine.abort_request(str(index) for index in range(rows))
     while engine.has_unfinished_requests():
         engine.step()
     return times
@@ -102,7 +106,11 @@ def variants(options: argparse.Namespace) -> Iterator[list[Variant]]:
     with tempfile.TemporaryDirectory() as scratch:
         model = write_reference_model(Path(scratch) / "model", **MODELS[options.model])
         fixed = {"model": str(model), "load_format": "dummy", "dtype": options.dtype, "enable_prefix_caching": False}
-        sizes = {"max_model_len": 512, "max_num_seqs": options.rows, "num_gpu_blocks_override": 64 * options.rows}
+        sizes = {
+            "max_model_len": MAX_LENGTH,
+            "max_num_seqs": options.rows,
+            "num_gpu_blocks_override": 64 * options.rows,
+        }
         lora = {"enable_lora": True, "max_loras": options.adapters, "max_lora_rank": options.rank}
         engines = [Engine.from_config(EngineConfig.from_options({**fixed, **sizes, **own})) for own in ({}, lora)]
         without, slots = engines
@@ -134,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         times: dict[str, list[list[float]]] = {each.name: [] for each in every}
         for each in every:
             decode(each, options.rows, 1)  # reads adapters
-        for _ in range(options.repeat):
-            for each in every:
+        for turn in range(options.repeat):
+            for each in every if turn % 2 else every[::-1]:  # whoever comes first finds other caches
                 times[each.name].append(decode(each, options.rows, options.steps))
     first = times[every[0].name]
     print(f"{'':28} {'least ms':>9} {'median ms':>10} {'tokens/s by least':>18} {'by alternating runs':>19}")

@@ -60,7 +60,8 @@ class AdapterSlots(nnx.Module):
         self.outputs = Outputs(sizes, rows.blocks if isinstance(rows, Merged) else 1)
         assert self.outputs.total == out_size
         is_native = linear.is_native and can_add(in_size, self.outputs, shape.dtype)
-        self.implementation = "cpu" if is_native else "xla"
+        in_place = "cpu_narrow" if linear.multiplies_pairs else "cpu"
+        self.implementation = in_place if is_native else "xla"
         slots, rank, dtype = shape.num_slots, shape.rank, jnp.dtype(shape.dtype)
         about: dict[str, Any] = {"layout": WHOLE}
         down = placeholder((slots, len(sizes) * rank, in_size), dtype, sharding(linear.mesh, None, None, in_axis))
@@ -74,6 +75,11 @@ class AdapterSlots(nnx.Module):
         self.scale = vector() if shape.has_vectors else None
         self.bias = vector() if shape.has_vectors else None
         self.base_bias = vector() if shape.has_vectors and linear.bias is not None else None
+
+    @property
+    def takes_rounded(self) -> bool:
+        """Whether `add` is fastest with a `base` in the type of the activations."""
+        return self.implementation == "cpu_narrow" and self.scale is None
 
     def add(self, base: jax.Array, x: jax.Array, tokens: TokenSlots, fused: Fused = NOTHING) -> jax.Array:
         """`base` [T, out] plus the product of every token's `x`, as `fused` prepares it, with its adapter."""

@@ -45,6 +45,7 @@ class Linear(Matrix):
         super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
         self.is_native, self.backend, self.is_packed = options.native_matmul, options.linear_backend, layout.is_packed
+        self.multiplies_pairs = options.multiplies_pairs
         self.adapters: AdapterSlots | None = None
         self.takes_adapters = True
 
@@ -70,8 +71,9 @@ class Linear(Matrix):
         if last is not None:
             fused = replace(fused, residual=None)
         # Where a library or a kernel is called for the product, a float32 result is written, and read again to be
-        # rounded. Adapters are added to it before.
-        is_whole = self.bias is None and slots is None
+        # rounded. Adapters are added to it before, unless that would take longer than the product of the adapters. What
+        # is added to a residual is never rounded alone.
+        is_whole = self.bias is None and (slots is None or (slots.takes_rounded and fused.residual is None))
         rounds = partial or (is_whole and (self.is_packed or self.platform == "gpu"))
         kind = x.dtype if rounds else jnp.float32
         if not partial:

@@ -70,12 +70,13 @@ def _emit_load(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value) -> ir
     return emit_load(builder, address, offset, "bfloat16")
 
 
-def _emit_store(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, value: ir.Value) -> None:
+def emit_store_narrow(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, value: ir.Value) -> None:
+    """Float32 as `LANES` bfloat16, see `emit_narrow`, to any place."""
     place = builder.bitcast(pointer(builder, address, offset, _SHORT), _SHORTS.as_pointer())
     builder.store(emit_narrow(builder, value), place, align=2)
 
 
 load_narrow = operation(vector, (types.intp, types.intp), _emit_load)
 """`load_narrow(address, offset)`: `LANES` bfloat16 as float32."""
-store_narrow = operation(types.void, (types.intp, types.intp, vector), _emit_store)
+store_narrow = operation(types.void, (types.intp, types.intp, vector), emit_store_narrow)
 """`store_narrow(address, offset, value)`: rounded to bfloat16."""

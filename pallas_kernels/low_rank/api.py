@@ -1,6 +1,7 @@
 """The product of each token with the adapter that it has, added to what it has already."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -26,8 +27,10 @@ IMPLEMENTATIONS: Mapping[str, AddLowRank] = {
     "reference": reference_add_low_rank,
     "xla": xla_add_low_rank,
     "cpu": cpu_add_low_rank,
+    "cpu_narrow": partial(cpu_add_low_rank, is_narrow=True),
 }
-"""`reference` is slow and obvious, `xla` runs everywhere, `cpu` is a kernel compiled by Numba."""
+"""`reference` is slow and obvious, `xla` runs everywhere, `cpu` is a kernel compiled by Numba. `cpu_narrow` is the same
+for processors with AVX512-BF16: it does not widen bfloat16 outside."""
 
 __all__ = ["IMPLEMENTATIONS", "AddLowRank", "add_low_rank", "can_add"]
 
@@ -59,6 +62,6 @@ def add_low_rank(
 
     Raises:
         KeyError: no implementation of that name.
-        NotImplementedError: `cpu` does not take these matrices, see `can_add`.
+        NotImplementedError: `cpu` and `cpu_narrow` do not take these matrices, see `can_add`.
     """
     return IMPLEMENTATIONS[implementation](base, x, matrices, tokens, fused)

@@ -32,7 +32,7 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
         # Few engines serve adapters: starts of others are faster without the import.
         from jaxllm.pallas_kernels.low_rank.cpu.call import low_rank_target
 
-        targets.append(low_rank_target(resolved.adapters.dtype))
+        targets.append(low_rank_target(resolved.adapters.dtype, is_narrow=resolved.forward.multiplies_pairs))
     if resolved.forward.native_matmul and resolved.model.expert_counts:
         # Few models have experts: starts of others are faster without the import.
         from jaxllm.pallas_kernels.grouped_matmul.cpu.packed import grouped_target

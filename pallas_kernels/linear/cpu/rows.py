@@ -27,7 +27,7 @@ LOG2_E = np.float32(math.log2(math.e))
 SMALLEST = np.float32(-127)
 
 
-def _make_normalise(load_row: Any, store_row: Any) -> Any:
+def make_normalise(load_row: Any, store_row: Any) -> Any:
     """`normalise`, for rows that are read and written by these functions."""
 
     @compiled
@@ -43,7 +43,7 @@ def _make_normalise(load_row: Any, store_row: Any) -> Any:
     return normalise
 
 
-def _make_gate(load_row: Any, store_row: Any) -> Any:
+def make_gate(load_row: Any, store_row: Any) -> Any:
     """`gate`, for rows that are read and written by these functions."""
 
     @compiled
@@ -56,12 +56,12 @@ def _make_gate(load_row: Any, store_row: Any) -> Any:
     return gate
 
 
-normalise = _make_normalise(load, store)
+normalise = make_normalise(load, store)
 """`normalise(to, row, size, weight, epsilon)`: scale `size` float32 to unit mean square, then by `weight` [size]
 (arXiv 1910.07467)."""
-gate = _make_gate(load, store)
+gate = make_gate(load, store)
 """`gate(to, row, size)`: `silu(g) * u` of `size` float32 `g` and as many `u` after them (arXiv 2002.05202)."""
-normalise_narrow = _make_normalise(load_narrow, store_narrow)
+normalise_narrow = make_normalise(load_narrow, store_narrow)
 """`normalise` of bfloat16, which is rounded once, at the end. `weight` is float32."""
-gate_narrow = _make_gate(load_narrow, store_narrow)
+gate_narrow = make_gate(load_narrow, store_narrow)
 """`gate` of bfloat16, likewise."""

@@ -8,6 +8,7 @@ and not multiplied. Every sum has one order, so that a result depends on the row
 
 from typing import Any
 
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import load_narrow
 from jaxllm.pallas_kernels.cpu_common.calls import (
     FIRST,
     THREADS,
@@ -20,8 +21,8 @@ from jaxllm.pallas_kernels.cpu_common.calls import (
     size,
 )
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_word, word, zero_bytes
-from jaxllm.pallas_kernels.cpu_common.vectors import HAS_AVX512, LANES
-from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
+from jaxllm.pallas_kernels.cpu_common.vectors import HAS_AVX512, LANES, store
+from jaxllm.pallas_kernels.linear.cpu.rows import gate, make_gate, make_normalise, normalise
 from jaxllm.pallas_kernels.low_rank.cpu.tiles import make_down_tile, make_up_tile
 
 ROWS, COLUMNS, VECTORS = (4, 4, 4) if HAS_AVX512 else (2, 4, 4)
@@ -31,11 +32,14 @@ LARGEST_CHUNK = 32
 
 # Arguments of the call: base [T, out], which is the result too; x [T, in], or [T, 2 in] if it is to be gated;
 # down [L, S, P * Q, in]; up [L, S, Q, out]; int32 [T]: slots, -1 for none; int32 [1]: 0 if no row has one;
-# int32 [1]: layer; int32 [P]: outputs of each part; weight of the norm [in], or [0] for none; its epsilon [1].
-_BASE, _X, _DOWN, _UP, _SLOTS, _USED, _LAYER, _SIZES, _NORM, _EPSILON = range(10)
+# int32 [1]: layer; int32 [P]: outputs of each part; weight of the norm [in], or [0] for none; its epsilon [1];
+# int32 [1]: 1 if base is bfloat16.
+_BASE, _X, _DOWN, _UP, _SLOTS, _USED, _LAYER, _SIZES, _NORM, _EPSILON, _NARROW = range(11)
 # Words of the work descriptor. ORDER are rows, sorted by slot; ITEMS begin in it: a slot, a first place, a number.
-_IN, _WIDTH, _NORM_WEIGHT, _EPS, _Y, _D, _U, _K, _O, _Q, _P, _PARTS, _TABLE, _ORDER, _ITEMS = range(FIRST, FIRST + 15)
-WORDS = 15
+_IN, _WIDTH, _NORM_WEIGHT, _EPS, _Y, _D, _U, _K, _O, _Q, _P, _PARTS, _TABLE, _ORDER, _ITEMS, _Y_BYTES = range(
+    FIRST, FIRST + 16
+)
+WORDS = 16
 
 
 @compiled
@@ -90,6 +94,7 @@ def _make_plan(bytes_each: int) -> Any:
         set_word(work, _NORM_WEIGHT, argument(frame, _NORM) if is_normed else 0)
         set_word(work, _EPS, argument(frame, _EPSILON))
         set_word(work, _Y, result(frame, 0))
+        set_word(work, _Y_BYTES, 2 if int32(argument(frame, _NARROW), 0) else 4)
         set_word(work, _D, argument(frame, _DOWN) + layer * slots * parts * rank * depth * bytes_each)
         set_word(work, _U, argument(frame, _UP) + layer * slots * rank * outputs * bytes_each)
         set_word(work, _K, depth)
@@ -105,20 +110,37 @@ def _make_plan(bytes_each: int) -> Any:
 
 
 @compiled
-def _find_rows(work: int, first: int, count: int, xs: int, ys: int, prepared: int) -> None:
-    """Write down the addresses of `count` rows of an item, and those of their results; prepare them, if need be."""
-    depth, width, norm = word(work, _K), word(work, _WIDTH), word(work, _NORM_WEIGHT)
-    for index in range(count):
-        row = word(word(work, _ORDER), first + index)
-        source, to = word(work, _IN) + 4 * row * width, prepared + 4 * index * depth
-        set_word(ys, index, word(work, _Y) + 4 * row * word(work, _O))
-        if norm:
-            normalise(to, source, depth, norm, word(work, _EPS))
-        elif width != depth:
-            gate(to, source, depth)
-        else:
-            to = source
-        set_word(xs, index, to)
+def _widen(to: int, row: int, size: int) -> None:
+    """`size` bfloat16 as float32."""
+    for place in range(0, size, LANES):
+        store(to, place, load_narrow(row, place))
+
+
+def _make_find_rows(is_narrow: bool) -> Any:
+    """For activations that are bfloat16 if `is_narrow`, else float32."""
+    x_bytes, scale, silu = 4, normalise, gate
+    if is_narrow:
+        x_bytes, scale, silu = 2, make_normalise(load_narrow, store), make_gate(load_narrow, store)
+
+    @compiled
+    def find_rows(work: int, first: int, count: int, xs: int, ys: int, prepared: int) -> None:
+        """Write down the addresses of `count` rows of an item, and those of their results; prepare them, if need be."""
+        depth, width, norm = word(work, _K), word(work, _WIDTH), word(work, _NORM_WEIGHT)
+        for index in range(count):
+            row = word(word(work, _ORDER), first + index)
+            source, to = word(work, _IN) + x_bytes * row * width, prepared + 4 * index * depth
+            set_word(ys, index, word(work, _Y) + word(work, _Y_BYTES) * row * word(work, _O))
+            if norm:
+                scale(to, source, depth, norm, word(work, _EPS))
+            elif width != depth:
+                silu(to, source, depth)
+            elif is_narrow:
+                _widen(to, source, depth)
+            else:
+                to = source
+            set_word(xs, index, to)
+
+    return find_rows
 
 
 @compiled
@@ -162,9 +184,9 @@ def _make_down(kind: str, bytes_each: int) -> Any:
     return multiply
 
 
-def _make_up(kind: str, bytes_each: int) -> Any:
-    """What `down` has made of some rows times columns of `up`, added to the rows."""
-    many, tall, wide, one = (make_up_tile(r, v, kind) for r in (ROWS, 1) for v in (VECTORS, 1))
+def _make_up(kind: str, bytes_each: int, to: str) -> Any:
+    """What `down` has made of some rows times columns of `up`, added to the rows, which are of type `to`."""
+    many, tall, wide, one = (make_up_tile(r, v, kind, to) for r in (ROWS, 1) for v in (VECTORS, 1))
 
     @compiled
     def multiply(
@@ -175,27 +197,33 @@ def _make_up(kind: str, bytes_each: int) -> Any:
             is_whole = column + VECTORS * LANES <= end
             row, weights = 0, matrix + column * bytes_each
             while row < count:
-                source, to = hidden + 4 * row * stride, ys + 8 * row
+                source, place = hidden + 4 * row * stride, ys + 8 * row
                 if row + ROWS <= count:
                     if is_whole:
-                        many(source, stride, weights, outputs, rank, to, column)
+                        many(source, stride, weights, outputs, rank, place, column)
                     else:
-                        tall(source, stride, weights, outputs, rank, to, column)
+                        tall(source, stride, weights, outputs, rank, place, column)
                     row += ROWS
                 else:
                     if is_whole:
-                        wide(source, stride, weights, outputs, rank, to, column)
+                        wide(source, stride, weights, outputs, rank, place, column)
                     else:
-                        one(source, stride, weights, outputs, rank, to, column)
+                        one(source, stride, weights, outputs, rank, place, column)
                     row += 1
             column += VECTORS * LANES if is_whole else LANES
 
     return multiply
 
 
-def make_kernel(kind: str, bytes_each: int) -> Kernel:
-    """The kernel for matrices of a type (NumPy's name) of some bytes each."""
-    multiply_down, multiply_up = _make_down(kind, bytes_each), _make_up(kind, bytes_each)
+def make_kernel(kind: str, bytes_each: int, *, is_narrow: bool) -> Kernel:
+    """The kernel for matrices of a type (NumPy's name) of some bytes each.
+
+    Activations are bfloat16 if `is_narrow`, which takes AVX512-BF16, and what is added to is bfloat16 or float32. Else
+    both are float32.
+    """
+    multiply_down, add_wide = _make_down(kind, bytes_each), _make_up(kind, bytes_each, "float32")
+    add_narrow = _make_up(kind, bytes_each, "bfloat16") if is_narrow else add_wide
+    find_rows = _make_find_rows(is_narrow)
 
     @compiled
     def item(work: int, index: int, scratch: int) -> None:
@@ -212,10 +240,13 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
             used = _used_rank(down, rank, row_bytes)
             if used > 0:
                 if not is_ready:
-                    _find_rows(work, first, count, xs, ys, hidden + 4 * LARGEST_CHUNK * rank)
+                    find_rows(work, first, count, xs, ys, hidden + 4 * LARGEST_CHUNK * rank)
                     is_ready = True
                 multiply_down(xs, count, down, depth, used, hidden, rank)
-                multiply_up(hidden, rank, count, up, outputs, used, ys, begin, end)
+                if word(work, _Y_BYTES) == 2:
+                    add_narrow(hidden, rank, count, up, outputs, used, ys, begin, end)
+                else:
+                    add_wide(hidden, rank, count, up, outputs, used, ys, begin, end)
             begin = end
 
     @compiled

@@ -8,6 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import emit_store_narrow
 from jaxllm.pallas_kernels.cpu_common.tiles import Tile
 from jaxllm.pallas_kernels.cpu_common.vectors import (
     FLOAT,
@@ -62,13 +63,15 @@ def make_down_tile(rows: int, columns: int, kind: str) -> Any:
     return operation(types.void, (types.intp,) * 5, emit)
 
 
-def make_up_tile(rows: int, vectors: int, kind: str) -> Any:
+def make_up_tile(rows: int, vectors: int, kind: str, to_kind: str) -> Any:
     """`f(h, h_stride, w, w_stride, length, ys, column)`: `y_r[column + p] += sum_k h[r, k] w[k, p]`.
 
     `h` are `rows` rows of float32, and `w` is read in `vectors` of `LANES` numbers of type `kind`. At `ys` lie the
-    addresses of the rows of float32 that are added to. What is added is one chain of products in order, whatever the
-    tile.
+    addresses of the rows that are added to, of type `to_kind`: float32, or bfloat16, to which sums are rounded. What is
+    added is one chain of products in order, whatever the tile.
     """
+
+    store = emit_store_narrow if to_kind == "bfloat16" else emit_store
 
     def emit(
         builder: ir.IRBuilder,
@@ -94,6 +97,6 @@ def make_up_tile(rows: int, vectors: int, kind: str) -> Any:
             y = builder.load(pointer(builder, ys, ir.Constant(WORD, row), WORD))
             for index in range(vectors):
                 to = builder.add(column, ir.Constant(WORD, index * LANES))
-                emit_store(builder, y, to, builder.fadd(emit_load(builder, y, to), next(totals)))
+                store(builder, y, to, builder.fadd(emit_load(builder, y, to, to_kind), next(totals)))
 
     return operation(types.void, (types.intp,) * 7, emit)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.pallas_kernels.linear import Fused
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
+from jaxllm.pallas_kernels.linear import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.fused import Norm
 from jaxllm.pallas_kernels.low_rank.api import add_low_rank
 from jaxllm.pallas_kernels.low_rank.cases import Case, make_inputs
@@ -77,11 +78,37 @@ def test_bits_depend_on_neither_the_number_of_rows_nor_the_width_of_slots(dtype:
         np.testing.assert_array_equal(found, wanted[:count])
 
 
-def test_adds_in_place() -> None:
+@pytest.mark.skipif(not host_processor().multiplies_bfloat16, reason="this processor does not round to bfloat16")
+@pytest.mark.parametrize("kind", ["plain", "norm", "gate"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_narrow_base_takes_the_rounded_sum(dtype: str, kind: str) -> None:
+    """Whatever is read or written as bfloat16 has the bits of the other kernel, rounded once at the end."""
+    base, x, matrices, tokens = make_inputs(
+        Case("", (1, -1, 0, 0, 1, 1, 1), layers=2, dtype=dtype, outputs=PARTS, rank=20)
+    )
+    base, x = base.astype(jnp.bfloat16), x.astype(jnp.bfloat16)
+    fused = NOTHING
+    if kind == "norm":
+        fused = Fused(Norm(jnp.linspace(0.5, 2, x.shape[1], dtype=jnp.float32), 1e-5))
+    elif kind == "gate":
+        fused, x = Fused(is_gated=True), jnp.concatenate([x, x[:, ::-1]], axis=1)
+    wide = run(base.astype(jnp.float32), x.astype(jnp.float32), matrices, tokens, fused, implementation="cpu")
+    to_wide = run(base.astype(jnp.float32), x, matrices, tokens, fused, implementation="cpu_narrow")
+    to_narrow = run(base, x, matrices, tokens, fused, implementation="cpu_narrow")
+    assert to_narrow.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(to_wide, wide)
+    np.testing.assert_array_equal(to_narrow, wide.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "cpu_narrow"] if host_processor().multiplies_bfloat16 else ["cpu"])
+def test_adds_in_place(implementation: str) -> None:
     """XLA copies no base that nothing else reads: a step without adapters moves no bytes for them."""
     base, x, matrices, tokens = make_inputs(Case("", (0, 1, -1), dtype="bfloat16"))
-    donated = jax.jit(lambda base, *rest: add_low_rank(base, *rest, implementation="cpu"), donate_argnums=0)
+    kind = "f32"
+    if implementation == "cpu_narrow":
+        base, kind = base.astype(jnp.bfloat16), "bf16"
+    donated = jax.jit(lambda base, *rest: add_low_rank(base, *rest, implementation=implementation), donate_argnums=0)
     text = donated.lower(base, x, matrices, tokens).compile().as_text()
     assert text is not None
     assert "custom-call" in text
-    assert not [line for line in text.splitlines() if " copy(" in line and f"f32[{base.shape[0]}," in line]
+    assert not [line for line in text.splitlines() if " copy(" in line and f"{kind}[{base.shape[0]}," in line]
