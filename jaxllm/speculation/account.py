@@ -19,10 +19,16 @@ class DraftAccount:
     Where a step does not check a guess, the first guess for each request is compared with its next token all the same.
     """
 
-    def __init__(self, table: RequestTable, costs: StepCosts, *, misses_count: bool) -> None:
-        """With `misses_count` a request for which there is no guess begins to repeat itself again: see `interrupt`."""
+    def __init__(
+        self, table: RequestTable, costs: StepCosts, drafting_costs: StepCosts | None, *, misses_count: bool
+    ) -> None:
+        """`drafting_costs` are those of steps that make drafts; None: no step does, and all count for `costs`.
+
+        With `misses_count` a request for which there is no guess begins to repeat itself again: see `interrupt`.
+        """
         num_slots = len(table.requests)
-        self._table, self._costs, self._misses_count = table, costs, misses_count
+        self._table, self._misses_count = table, misses_count
+        self._costs, self._drafting_costs = costs, drafting_costs
         self._guesses = np.zeros(num_slots, np.int32)
         self._guessed_at = np.full(num_slots, -1, np.int32)  # the places in the requests that these are for
         self._clock = StepClock()
@@ -90,8 +96,12 @@ class DraftAccount:
         """Learn from a step with decodes only how long one of so many tokens takes."""
         seconds = self._clock.end(plan)
         own = plan.num_new_tokens if plan.num_drafts is None else plan.num_new_tokens - plan.num_drafts
-        if seconds is not None and len(own) == int(own.sum()):
+        if seconds is None or len(own) != int(own.sum()):
+            return
+        if self._drafting_costs is None or (not plan.is_followed and plan.num_drafts is None):
             self._costs.observe(plan.most_tokens, seconds)
+        elif plan.draft_steps:
+            self._drafting_costs.observe(plan.most_tokens, seconds)
 
 
 def known_ends(plan: StepPlan) -> Int32Array:

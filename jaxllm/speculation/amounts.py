@@ -15,7 +15,7 @@ FEWEST_GAIN = 1.1
 
 
 class StepLoad(NamedTuple):
-    """A step without drafts."""
+    """A step without drafts, and what they would cost."""
 
     num_rows: int
     """Tokens that it yields."""
@@ -25,6 +25,8 @@ class StepLoad(NamedTuple):
     """Tokens that a step may have."""
     gap_seconds: float
     """How long the device waits for the host after a step with drafts."""
+    plain_seconds: float | None = None
+    """What the step takes where nothing makes guesses. None: as much as one in which they are made and not checked."""
 
 
 def chances_of(rates: Floats, ahead: Int32Array, most: int) -> Floats:
@@ -41,7 +43,7 @@ def choose_amounts(counts: Int32Array, chances: Floats, costs: StepCosts, load: 
     """How many drafts of each request a step should bring, int32 [n].
 
     There are `counts` of them, int32 [n], each of which is accepted with the probability `chances` [n, places], which
-    fall from place to place.
+    fall from place to place. `costs` are those of steps that check guesses, and make the next ones if the device does.
     """
     most = min(int(counts.max(initial=0)), load.max_tokens - load.num_tokens)
     if most <= 0:
@@ -55,6 +57,8 @@ def choose_amounts(counts: Int32Array, chances: Floats, costs: StepCosts, load: 
     tokens = load.num_rows + np.concatenate([[0.0], np.cumsum(flat)])
     seconds = costs.of(load.num_tokens + np.arange(len(tokens)))
     seconds[1:] += load.gap_seconds
+    if load.plain_seconds is not None:
+        seconds[0] = load.plain_seconds
     speed = tokens / seconds
     best = int(speed.argmax())
     if speed[best] < FEWEST_GAIN * speed[0]:

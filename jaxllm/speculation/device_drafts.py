@@ -15,6 +15,14 @@ LONGEST_PAUSE = 7
 FIRST_REST, LONGEST_REST = 128, 4096
 """Steps in which what makes drafts does not even read the tokens, after tries at that pace were in vain, too."""
 
+COMPARISON = 8
+"""Steps of a rest that shows what a step takes without what makes drafts."""
+FIRST_COMPARISON, LAST_COMPARISON, GROWTH = 16, 1024, 4
+"""Uses of drafts before the first one, and so many times as many before each later one, up to a last number."""
+
+FEW_TOKENS = 4 * COMPARISON
+"""Tokens of a request that what makes drafts may have missed and still guess well: some rests of comparison."""
+
 
 class DeviceDrafts:
     """A `Drafter` whose guesses came back with the last step, at most `most` for each slot."""
@@ -25,15 +33,21 @@ class DeviceDrafts:
         self._places = np.full(num_slots, -1, np.int32)  # where in their requests the first of these would be
         self._generations = np.full(num_slots, -1, np.int64)
         self._missed = np.full(num_slots, -1, np.int64)
+        self._num_missed = np.zeros(num_slots, np.int32)
 
-    def miss(self, table: RequestTable, slots: Int32Array) -> None:
-        """The device has not read tokens of these slots, int32 [n]: its guesses for them would be bad ones."""
+    def miss(self, table: RequestTable, slots: Int32Array, num_tokens: Int32Array) -> None:
+        """The device has not read so many tokens of these slots, int32 [n] each."""
+        before = np.where(self._missed[slots] == table.generation[slots], self._num_missed[slots], 0)
         self._missed[slots] = table.generation[slots]
+        self._num_missed[slots] = before + num_tokens
 
     def has_read(self, table: RequestTable, slots: Int32Array) -> npt.NDArray[np.bool_]:
-        """Whether the device has read all tokens of each of these slots, bool [n]."""
+        """Whether the device has read all tokens of each of these slots but a few, bool [n].
+
+        Guesses for others would be bad ones.
+        """
         read: npt.NDArray[np.bool_] = self._missed[slots] != table.generation[slots]
-        return read
+        return read | (self._num_missed[slots] <= FEW_TOKENS)
 
     def take(self, table: RequestTable, slots: Int32Array, places: Int32Array, drafts: Int32Array) -> None:
         """Keep drafts [n, K] of slots, int32 [n], the first of which are for `places` in their requests, int32 [n]."""
@@ -73,13 +87,15 @@ class DraftPace:
 
     When even few are in vain, it rests: it makes none, and does not keep up with the text, which costs part of a step,
     too. Afterwards it tries again with requests that begin then. Each rest is twice as long as the one before, until
-    a draft is used.
+    a draft is used. While drafts are used, it rests for a moment now and then, so that the engine sees what a step
+    takes without them; requests whose tokens it misses meanwhile keep their drafts.
     """
 
     def __init__(self) -> None:
-        self._pause = self._left = 0
+        self._pause = self._left = self._uses = 0
+        self._enough_uses = FIRST_COMPARISON
         self._rest, self._rest_left = FIRST_REST, 0
-        self._rests = self._awaits_note = False
+        self._rests = self._compares = self._awaits_note = False
 
     @property
     def is_resting(self) -> bool:
@@ -90,8 +106,9 @@ class DraftPace:
         """Whether the device rests in the step that is planned now, in which some request begins or none."""
         if self._rests:
             self._rest_left -= 1
-            if begins and self._rest_left < 0:
-                self._rests, self._pause, self._left = False, 0, 0
+            if self._rest_left < 0 and (begins or self._compares):
+                self._rests = self._compares = False
+                self._pause = self._left = 0
         return self._rests
 
     def wants_drafts(self) -> bool:
@@ -102,13 +119,21 @@ class DraftPace:
         self._awaits_note = True
         return True
 
-    def note(self, *, used: bool) -> None:
-        """Drafts were there for a step, and it has used some or none. The first step in which they are there counts."""
+    def note(self, *, used: bool, knows_plain: bool = True) -> None:
+        """Drafts were there for a step, and it has used some or none. The first step in which they are there counts.
+
+        With `knows_plain` it is known what such a step takes without what makes drafts.
+        """
         if not (used or self._awaits_note):
             return
         self._awaits_note = False
         if used:
             self._pause, self._rest = 0, FIRST_REST
+            self._uses += 1
+            if self._uses >= (self._enough_uses if knows_plain else FIRST_COMPARISON) and not self._rests:
+                self._rests = self._compares = True
+                self._uses, self._rest_left = 0, COMPARISON
+                self._enough_uses = min(GROWTH * self._enough_uses, LAST_COMPARISON)
         elif self._pause < LONGEST_PAUSE:
             self._pause = 2 * self._pause + 1
         elif not self._rests:

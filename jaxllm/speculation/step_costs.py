@@ -49,12 +49,12 @@ class StepCosts:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Take the time of a step."""
         place = self._place(num_tokens)
-        before = self._known[place]
-        if np.isnan(before):
-            self._known[place] = min(seconds, OUTLIER * self._seconds[place]) if self._weights.any() else seconds
-        else:
-            self._known[place] = KEPT * before + (1 - KEPT) * min(seconds, OUTLIER * before)
+        if self._weights.any():
+            seconds = min(seconds, OUTLIER * self._seconds[place])
+        before = self._known[place] if self._weights[place] else seconds
+        # The first few count alike: one that something held up is soon outweighed.
         self._weights[place] = KEPT * self._weights[place] + 1
+        self._known[place] = before + (seconds - before) / self._weights[place]
         self._expected_seconds = None
 
     @property
@@ -63,6 +63,10 @@ class StepCosts:
         if self._expected_seconds is None:
             self._expected_seconds = self._expected()
         return self._expected_seconds
+
+    def knows(self, num_tokens: int) -> bool:
+        """Whether a step of about so many tokens was observed."""
+        return bool(self._weights[self._place(num_tokens)])
 
     def _place(self, num_tokens: int) -> int:
         place = min(int(np.searchsorted(self._sizes, num_tokens)), len(self._sizes) - 1)

@@ -30,10 +30,13 @@ def make_speculation(
     drafting = resolved.config.speculation.drafting
     assert drafting is not None
     num_slots = len(scheduler.table.requests)
-    costs = StepCosts(
-        [bucket.tokens for bucket in runner.buckets],
-        computes_padding=not resolved.forward.native_matmul,
-        planned=planned_seconds,
+    costs, drafting_costs = (
+        StepCosts(
+            [bucket.tokens for bucket in runner.buckets],
+            computes_padding=not resolved.forward.native_matmul,
+            planned=planned_seconds,
+        )
+        for _ in range(2)
     )
     looked_up: Drafter
     on_device = None
@@ -43,7 +46,7 @@ def make_speculation(
         looked_up = _text_drafter(drafting, num_slots, resolved.max_model_len)
     drafter = PredictionDrafter(looked_up)
     return Speculation(
-        faults, scheduler, runner, drafter, costs, constrained,
+        faults, scheduler, runner, drafter, costs, drafting_costs if drafting.on_device else None, constrained,
         max_drafts=drafting.num_tokens, most_requests=drafting.most_requests, on_device=on_device,
         metrics=resolved.config.speculation.per_request_spec_decode_metrics,
     )  # fmt: skip

@@ -44,6 +44,7 @@ class Speculation(StepFeature):
         runner: Runner,
         drafter: PredictionDrafter,
         costs: StepCosts,
+        drafting_costs: StepCosts | None,
         constrained: ConstrainedDecoding,
         *,
         max_drafts: int,
@@ -53,9 +54,10 @@ class Speculation(StepFeature):
     ) -> None:
         """`constrained` has the requests whose tokens are chosen after the step.
 
-        A request has up to `max_drafts` in a step, and none while more than `most_requests` decode. `metrics` says what
-        outputs tell of the drafts of their requests: "none", "summary" or "detailed". Where the device
-        makes drafts, they are left in `on_device` for the `drafter`.
+        Steps cost `costs`, and `drafting_costs` where the device makes drafts in them; None: it never does. A request
+        has up to `max_drafts` in a step, and none while more than `most_requests` decode. `metrics` says what outputs
+        tell of the drafts of their requests: "none", "summary" or "detailed". Where the device makes drafts, they are
+        left in `on_device` for the `drafter`.
         """
         super().__init__(faults)
         self._scheduler, self._runner, self._drafter, self._costs = scheduler, runner, drafter, costs
@@ -73,7 +75,8 @@ class Speculation(StepFeature):
         self._on_device, self._pace = on_device, DraftPace()
         self._runs_ahead = on_device is not None and not table.groups.has_states
         # The device leaves out guesses that would not be used.
-        self._account = DraftAccount(table, costs, misses_count=on_device is None)
+        self._account = DraftAccount(table, costs, drafting_costs, misses_count=on_device is None)
+        self._drafting_costs = drafting_costs
         scheduler.use_drafts(self)
 
     @property
@@ -132,7 +135,7 @@ class Speculation(StepFeature):
         assert self._on_device is not None
         table = self._scheduler.table
         if self._pace.rests(begins=bool(plan.admitted)):
-            self._on_device.miss(table, plan.slots)
+            self._on_device.miss(table, plan.slots, plan.num_new_tokens)
             for part in _parts_of(plan):
                 part.is_followed = False
             return
@@ -172,13 +175,12 @@ class Speculation(StepFeature):
         first = np.cumsum(counts) - counts
         ids = np.delete(ids, first[(ahead > 0) & (counts > 0)])
         counts = np.maximum(counts - ahead, 0).astype(np.int32)
-        gap_seconds = 0.0 if self._runs_ahead else self._account.gap_seconds
-        load = StepLoad(len(slots), num_tokens, self._runner.buckets[-1].tokens, gap_seconds)
+        load, costs = self._load(len(slots), num_tokens)
         most = int(counts.max(initial=0))
         chances = chances_of(self._account.rates.of(drafted, most + 1), ahead, most)
-        kept = choose_amounts(counts, chances, self._costs, load)
+        kept = choose_amounts(counts, chances, costs, load)
         if self._on_device is not None and counts.any():
-            self._pace.note(used=bool(kept.any()))
+            self._pace.note(used=bool(kept.any()), knows_plain=load.plain_seconds is not None)
         if not kept.any():
             return None
         first = np.cumsum(counts) - counts
@@ -186,6 +188,16 @@ class Speculation(StepFeature):
         num_drafts = np.zeros(len(slots), np.int32)
         num_drafts[rows] = kept
         return num_drafts, ids[is_kept].astype(np.int32)
+
+    def _load(self, num_rows: int, num_tokens: int) -> tuple[StepLoad, StepCosts]:
+        """What a step of so many rows and tokens costs without drafts, and what costs apply to one with some."""
+        gap_seconds = 0.0 if self._runs_ahead else self._account.gap_seconds
+        load = StepLoad(num_rows, num_tokens, self._runner.buckets[-1].tokens, gap_seconds)
+        if self._drafting_costs is None:
+            return load, self._costs
+        if not self._costs.knows(num_tokens):
+            return load, self._drafting_costs
+        return load._replace(plain_seconds=float(self._costs.of(np.array([num_tokens]))[0])), self._drafting_costs
 
     def _guesses(
         self, slots: Int32Array, limits: Int32Array, ahead: Int32Array, coming: Int32Array

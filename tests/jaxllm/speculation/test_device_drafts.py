@@ -3,7 +3,16 @@
 import numpy as np
 
 from jaxllm.scheduler.table import RequestTable
-from jaxllm.speculation.device_drafts import FIRST_REST, LONGEST_PAUSE, DeviceDrafts, DraftPace
+from jaxllm.speculation.device_drafts import (
+    COMPARISON,
+    FEW_TOKENS,
+    FIRST_COMPARISON,
+    FIRST_REST,
+    LAST_COMPARISON,
+    LONGEST_PAUSE,
+    DeviceDrafts,
+    DraftPace,
+)
 
 
 def steps_until_rest(pace: DraftPace, *, used: bool = False) -> tuple[int, int]:
@@ -40,9 +49,34 @@ def test_a_rest_ends_with_a_request_that_begins() -> None:
     assert pace.wants_drafts()
 
 
-def test_drafts_that_are_used_are_made_in_every_step() -> None:
+def test_drafts_that_are_used_are_made_in_every_step_but_for_comparisons() -> None:
+    pace, rests = DraftPace(), []
+    for step in range(4000):
+        if pace.rests(begins=False):
+            rests.append(step)
+            continue
+        assert pace.wants_drafts()
+        pace.note(used=True)
+    begun = [step for step in rests if step - 1 not in rests]
+    uses = np.diff([0, *begun]) - np.array([0] + [COMPARISON] * (len(begun) - 1))
+    assert uses[:4].tolist() == [FIRST_COMPARISON * 4**place for place in range(4)], "the first ones come soon"
+    assert uses.max() == LAST_COMPARISON
+    assert len(rests) == COMPARISON * len(begun), "each is short, and ends without a request that begins"
+
+
+def test_an_unknown_size_is_compared_soon() -> None:
     pace = DraftPace()
-    assert steps_until_rest(pace, used=True) == (1000, 1000)
+    begun = []
+    for step in range(40 * (FIRST_COMPARISON + COMPARISON)):
+        if pace.rests(begins=False):
+            begun.append(step)
+        else:
+            pace.note(used=True, knows_plain=False)
+    assert len(begun) == 40 * COMPARISON
+
+
+def test_rests_are_short_again_after_drafts_that_were_used() -> None:
+    pace = DraftPace()
     steps_until_rest(pace)
     while pace.rests(begins=True):
         pass
@@ -58,7 +92,8 @@ def test_no_drafts_for_a_text_that_was_not_read() -> None:
     table, drafts = RequestTable(2, 16, 4), DeviceDrafts(2, 3)
     slots = np.arange(2, dtype=np.int32)
     table.num_tokens[:] = 5
-    drafts.miss(table, slots[:1])
+    drafts.miss(table, slots, np.array([FEW_TOKENS, FEW_TOKENS - 1], np.int32))
+    drafts.miss(table, slots, np.ones(2, np.int32))
     drafts.take(table, slots, np.full(2, 5, np.int32), np.arange(6, dtype=np.int32).reshape(2, 3))
     counts, ids = drafts.propose(table, slots, np.full(2, 3, np.int32))
     assert counts.tolist() == [0, 3]
