@@ -48,9 +48,10 @@ def draft_tokens(
     between = jnp.concatenate(tapped, axis=1) if tapped else hidden[:, :0]
     steps = max_over_shards(inputs["draft_steps"])
 
-    def follow(_: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
+    def follow(index: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
         own = Batch(batch.token_ids, ragged, rotary_positions=batch.rotary_positions)
-        return drafter.follow(model, own, after, hidden, between, carry[1])
+        read, below, tapped = _only_in(index, after, hidden, between)
+        return drafter.follow(model, own, read, below, tapped, carry[1])
 
     nothing = jax.eval_shape(follow, jnp.int32(0), (hidden, cache))[0]
     # A loop of one round or none, which has the cache in place.
@@ -85,9 +86,20 @@ def draft_tokens(
         tokens, steps = tokens.at[:, 0].set(after[lasts]), jnp.where(steps > 0, steps + 1, 0)
     else:
         # A loop of no rounds where nobody wants any: then the output layer is not read.
-        tokens = lax.fori_loop(0, jnp.minimum(steps, 1), lambda _, tokens: put(tokens, 0, states), tokens)
+        tokens = lax.fori_loop(
+            0, jnp.minimum(steps, 1), lambda index, tokens: put(tokens, 0, *_only_in(index, states)), tokens
+        )
     tokens, _, cache = lax.fori_loop(1, steps, make_one, (tokens, states, cache))
     return tokens[:, int(sampled_first) :], cache
+
+
+def _only_in(index: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
+    """The values in round `index` of a loop.
+
+    XLA moves out of a loop what is the same in all rounds, and would compute it in steps whose loop has none.
+    """
+    _, own = lax.optimization_barrier((index, values))
+    return own
 
 
 def tokens_after(batch: Batch, sampled: jax.Array, is_sampled: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:
