@@ -15,12 +15,12 @@ LONGEST_PAUSE = 7
 FIRST_REST, LONGEST_REST = 128, 4096
 """Steps in which what makes drafts does not even read the tokens, after tries at that pace were in vain, too."""
 
-COMPARISON = 8
+COMPARISON = 4
 """Steps of a rest that shows what a step takes without what makes drafts."""
-FIRST_COMPARISON, LAST_COMPARISON, GROWTH = 16, 1024, 4
+FIRST_COMPARISON, LAST_COMPARISON, GROWTH = 16, 4096, 4
 """Uses of drafts before the first one, and so many times as many before each later one, up to a last number."""
 
-FEW_TOKENS = 4 * COMPARISON
+FEW_TOKENS = 16 * COMPARISON
 """Tokens of a request that what makes drafts may have missed and still guess well: some rests of comparison."""
 
 

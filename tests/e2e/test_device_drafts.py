@@ -13,6 +13,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.features import speculation
 from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.requests.request import Request
+from jaxllm.speculation import device_drafts
 from tests.e2e.driving import Answer, make_engine, request, run
 from tests.e2e.test_speculation import NUM_REQUESTS, all_of_them, answers, requests, said, tokens  # noqa: F401
 from tests.models.drafters.checkpoints import save_eagle3
@@ -56,6 +57,7 @@ def test_a_model_accepts_all_that_it_drafts_for_itself(
     prompts: list[list[int]], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    monkeypatch.setattr(device_drafts, "FIRST_COMPARISON", 10**6)  # it reads every token
     engine.reset_prefix_cache()
     asked = [request(i, prompts[i], max_tokens=40, **GREEDY) for i in range(6)]
     wanted = tokens(run(engine, asked))

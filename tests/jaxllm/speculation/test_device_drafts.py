@@ -51,7 +51,7 @@ def test_a_rest_ends_with_a_request_that_begins() -> None:
 
 def test_drafts_that_are_used_are_made_in_every_step_but_for_comparisons() -> None:
     pace, rests = DraftPace(), []
-    for step in range(4000):
+    for step in range(12000):
         if pace.rests(begins=False):
             rests.append(step)
             continue
