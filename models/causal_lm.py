@@ -17,6 +17,7 @@ from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
 from jaxllm.models.checkpoint.kv_scales import read_kv_scales
 from jaxllm.models.checkpoint.loading import load_into
 from jaxllm.models.checkpoint.names import CheckpointNames
+from jaxllm.models.checkpoint.tensor_source import source_of
 from jaxllm.models.checkpoint.weight_target import layers_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder, set_weight_types
@@ -219,9 +220,11 @@ def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> Checkpoint
     names = family.names_of(config)
     if options.drafter is not None:
         names = {**names, **options.drafter.names(config)}
+    # Files of torch may have the embedding twice, also under the name of the output layer that it stands for.
+    twice = {"lm_head", source_of(names.get("head", "lm_head")).name} if config.tie_word_embeddings else set()
     return CheckpointNames(
         names=names,
-        ignored=(*family.ignored_tensors, *KV_SCALES, *(("lm_head.weight",) if config.tie_word_embeddings else ())),
+        ignored=(*family.ignored_tensors, *KV_SCALES, *(f"{head}.weight" for head in sorted(twice))),
         ignored_beginnings=family.other_parts_of(config),
         renamed=family.renamed,
         known_format=config.weight_format,

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from jax.sharding import Mesh
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
@@ -157,3 +157,12 @@ def test_two_devices(tmp_path: Path, name: str) -> None:
     """Fused weights, split over devices; the one KV head of Falcon 7B is on both."""
     mesh = make_mesh(jax.devices(), 2)
     check(tmp_path, save(tmp_path, CASES[name]), both_stacks=False, mesh=mesh)
+
+
+def test_an_embedding_is_there_twice_in_files_of_torch(tmp_path: Path) -> None:
+    """Under the name of the output layer, as in a state that has both."""
+    save(tmp_path, CASES["biogpt"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["output_projection.weight"] = tensors["biogpt.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    load_model(Checkpoint(tmp_path), read_config(tmp_path), ForwardOptions(max_model_len=64), "float32")
