@@ -227,6 +227,7 @@ def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> Checkpoint
         ignored=(*family.ignored_tensors, *KV_SCALES, *(f"{head}.weight" for head in sorted(twice))),
         ignored_beginnings=family.other_parts_of(config),
         renamed=family.renamed,
+        synonyms=family.synonyms,
         known_format=config.weight_format,
         first_layer=0 if stage is None else stage.start,
         elsewhere=None if stage is None else stage.elsewhere(names),

@@ -21,7 +21,14 @@ MAXTEXT: Final = (
     "convert it with MaxText (python -m maxtext.checkpoint_conversion.to_huggingface, lora.lora_restore_path) or Tunix "
     "to PEFT's format or a merged model"
 )
-"""What to do with an adapter of JAX's trainers. How its numbers lie depends on the trainer's own model."""
+"""What to do with an adapter of JAX's trainers.
+
+How its numbers lie depends on the trainer's own model: A [in, rank] and B [rank, out], or of einsums [heads, size,
+rank] and [rank, heads, size], of all layers where these are scanned, on the first axis or the second. MaxText's script
+writes PEFT's two files (`save_adapter_files` in src/maxtext/checkpoint_conversion/utils/utils.py of
+AI-Hypercomputer/maxtext); Tunix writes merged models only (tunix/models/safetensors_saver.py of google/tunix). Both as
+of August 2026.
+"""
 MAXTEXT_NAMES: Final = (".lora_a.kernel", ".lora_b.kernel", "_lora_a", "_lora_b")
 """Ends of the names that MaxText has had, and of Qwix's, which MaxText and Tunix have."""
 MAX_BYTES: Final = 4 * 2**30

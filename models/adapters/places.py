@@ -12,7 +12,7 @@ from jaxllm.models.adapters.names import ModuleNames, core_of
 from jaxllm.models.checkpoint.leaves import leaf_specs
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.quantized_tensors import rows_of_all, taken_rows
-from jaxllm.models.checkpoint.tensor_source import source_of
+from jaxllm.models.checkpoint.tensor_source import WithoutBias, source_of
 from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
 from jaxllm.models.layers.embedding import Embedding
 from jaxllm.models.layers.experts import ExpertLinear
@@ -68,26 +68,39 @@ class Places:
         """Tensors of any kind."""
         for tensor, targets in slots.items():
             module, _, parameter = tensor.rpartition(".")
-            if parameter == "weight" and all(target.path[-1] == "weight" for target in targets):
-                self.weights[module] = [Place(target, _kind(target, kinds)) for target in targets]
+            # Zeros in place of a bias that a checkpoint lacks come of the weight, and stay zeros.
+            own = [each for each in targets if each.path[-1] != "bias" or not isinstance(each.take, WithoutBias)]
+            if parameter == "weight" and all(target.path[-1] == "weight" for target in own):
+                self.weights[module] = [Place(target, _kind(target, kinds)) for target in own]
         modules = {name.rpartition(".")[0] for name in slots}
         self._modules = ModuleNames(modules, names.optional_prefix)
         sources = [source_of(source).name for source in names.names.values()]
         self._before = ["", *dict.fromkeys(name.removesuffix(core_of(name)) for name in sources)]
         head = names.names.get("head")
-        own = None if head is None else source_of(head).name
-        self._head = own if own in modules else None
-        self.is_tied = self._head is None
+        self._head = None if head is None else source_of(head).name
+        self.is_tied = self._head not in modules
+        self._seeing = {_first(name) for name, own in slots.items() if own[0].path[0] in ("tower", "sound")}
 
     def find(self, module: str) -> str | None:
         """The checkpoint's name of a module, None where the model has none like it."""
-        if module == HEAD or module.endswith(f".{HEAD}"):
-            return self._head
-        return self._modules.find(self.names.new_name(f"{module}.").removesuffix(".")) or self._modules.find(module)
+        if self.is_head(module):
+            return None if self.is_tied else self._head
+        return next(filter(None, map(self._modules.find, self.names.spellings(module))), None)
+
+    def is_head(self, module: str) -> bool:
+        """Whether a name is that of an output layer, which the model may have instead of its embedding."""
+        is_own = self._head is not None and core_of(module) == core_of(self._head)
+        return is_own or module.rpartition(".")[2] == HEAD
 
     def is_elsewhere(self, module: str) -> bool:
-        """Whether a module belongs to a part of the checkpoint that this model does not have."""
-        return not module.endswith(HEAD) and any(self.names.may_ignore(name) for name in self._tensors(module))
+        """Whether a module belongs to a part of the checkpoint that this model does not have.
+
+        What sees or hears in a model has none such, though a tool's names for it may be others than the checkpoint's.
+        """
+        if self.is_head(module) or not self._seeing.isdisjoint(map(_first, self.names.spellings(module))):
+            return False
+        names = self._tensors(module)
+        return any(map(self.names.may_ignore, [*names, *map(self.names.new_name, names)]))
 
     def _tensors(self, module: str) -> list[str]:
         """Names that the tensor of a module may have in a checkpoint."""
@@ -97,6 +110,11 @@ class Places:
         """Whether this is a stage of a model, and the module is in another one."""
         elsewhere = self.names.elsewhere
         return elsewhere is not None and any(elsewhere(self.names.new_name(name)) for name in self._tensors(module))
+
+
+def _first(name: str) -> str:
+    """The part of a model that a module or a tensor belongs to."""
+    return core_of(name).partition(".")[0]
 
 
 def _kinds(model: nnx.Module) -> Mapping[ParameterPath, Kind]:

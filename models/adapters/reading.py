@@ -141,7 +141,7 @@ class _Reading:
         if self._places.is_elsewhere(parsed.module):
             self._skipped.append(parsed.module)
             return None
-        if parsed.module.endswith(HEAD) and self._places.is_tied:
+        if self._places.is_head(parsed.module) and self._places.is_tied:
             raise self._error(tensor, "is for an output layer, and this model's is its embedding")
         is_routed = ".experts" in parsed.module or "switch_mlp" in parsed.module
         no_module = f"has no place: this model has no module {parsed.module!r}"

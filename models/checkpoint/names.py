@@ -1,6 +1,6 @@
 """How a checkpoint calls the tensors of a model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ class CheckpointNames:
     """Where the tensors of each module are, by its name; `*` is the layer's number."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of names that are read as others."""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Parts of modules' names in transformers, between dots, where checkpoints have others."""
     ignored: Sequence[str] = ()
     """Endings of names of tensors that may be there without being used."""
     ignored_beginnings: Sequence[str] = ()
@@ -40,6 +42,14 @@ class CheckpointNames:
             if name.startswith(old):
                 return self.renamed[old] + name.removeprefix(old)
         return name
+
+    def spellings(self, module: str) -> Iterator[str]:
+        """What checkpoints may call a module that transformers, or a tool that builds on it, calls so."""
+        yield self.new_name(f"{module}.").removesuffix(".")
+        yield module
+        for theirs, ours in self.synonyms.items():
+            if f".{theirs}." in module:
+                yield module.replace(f".{theirs}.", f".{ours}.")
 
     def may_ignore(self, name: str) -> bool:
         """Whether a tensor that no module has may be there."""

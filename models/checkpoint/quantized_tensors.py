@@ -5,7 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxllm.models.checkpoint.tensor_source import Fused, Interleaved, OfExpert, TensorTransform, Transposed, Whole
+from jaxllm.models.checkpoint.tensor_source import (
+    Fused,
+    HalvesSwapped,
+    Interleaved,
+    OfExpert,
+    TensorTransform,
+    Transposed,
+    Whole,
+    WithoutBias,
+)
 from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ARRAYS, ParameterSpec, Rows
@@ -35,7 +44,7 @@ def check_matrix(tensor: MatrixTensor, slot: WeightTarget, spec: ParameterSpec) 
 def rows_of_all(take: TensorTransform, rows: int) -> int | None:
     """Rows of a checkpoint's matrix of which `rows` are taken; None where what is taken is more than rows."""
     match take:
-        case Whole():
+        case Whole() | HalvesSwapped() | WithoutBias():
             return rows
         case Fused(sizes=sizes, blocks=blocks):
             return blocks * sum(sizes)
@@ -56,8 +65,10 @@ def taken_rows(take: TensorTransform, array: np.ndarray, rows: int) -> np.ndarra
             return taken_rows(then, array, rows)
         case OfExpert(count=count, then=then, expert=expert):
             return taken_rows(then, array.reshape(count, -1, *array.shape[1:])[expert], rows)
-        case Fused() | Interleaved() | Whole():
+        case Fused() | HalvesSwapped() | Interleaved() | Whole():
             return take(array, (rows, *array.shape[1:]))
+        case WithoutBias():
+            return array
     raise AssertionError(take)
 
 

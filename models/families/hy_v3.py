@@ -65,4 +65,6 @@ NAMES: Names = {
     "layers.*.mlp.shared.down": f"{BLOCK}.shared_mlp.down_proj",
 }
 
-FAMILY = Family(read_config, weight_names=NAMES, other_parts=further_layers)
+FAMILY = Family(
+    read_config, weight_names=NAMES, other_parts=further_layers, synonyms={"mlp.shared_experts": "mlp.shared_mlp"}
+)

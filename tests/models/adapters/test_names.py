@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +23,8 @@ from tests.models.adapters.small_adapter import Tensors, save, tensors
 
 MODEL = abstract_model(small.MODEL, ForwardOptions(max_model_len=64), "float32")
 NAMES = checkpoint_names(small.MODEL, MODEL.options)
+HEAD = (("A", (2, 16)), ("B", (24, 2)))
+"""Shapes of an adapter of the output layer."""
 
 
 def read(folder: Path) -> Adapter:
@@ -143,6 +146,38 @@ def test_a_stage_takes_its_own_layers(tmp_path: Path) -> None:
     assert [*modules[0], *modules[1]] == [each.module for each in whole.low_rank]
     assert {adapter.digest for adapter in adapters} == {whole.digest}
     assert not any(adapter.skipped for adapter in adapters)
+
+
+def test_modules_have_the_names_of_transformers_too(tmp_path: Path) -> None:
+    """Where checkpoints call a part of the name otherwise."""
+    values = {name.replace("mlp.down_proj", "feed.fc.down_proj"): each for name, each in tensors().items()}
+    folder = save(tmp_path / "theirs", values)
+    with pytest.raises(AdapterError, match=r"no module 'model.layers.0.feed.fc.down_proj'"):
+        read(folder)
+    found = read_adapter(folder, MODEL, replace(NAMES, synonyms={"feed.fc": "mlp"}))
+    assert_same(found, read(save(tmp_path / "ours")))
+
+
+@pytest.mark.parametrize("head", ["lm_head", "output_projection"])
+def test_an_output_layer_that_is_the_embedding_has_no_adapter(tmp_path: Path, head: str) -> None:
+    config = replace(small.MODEL, tie_word_embeddings=True)
+    model = abstract_model(config, MODEL.options, "float32")
+    names = replace(NAMES, names={**NAMES.names, "head": head})
+    values = {f"base_model.model.{head}.lora_{half}.weight": np.ones(shape, np.float32) for half, shape in HEAD}
+    folder = save(tmp_path, tensors() | values, target_modules=["q_proj", "down_proj", head])
+    with pytest.raises(AdapterError, match=rf"{head}.lora_A.weight' is for an output layer, and this model's is its"):
+        read_adapter(folder, model, names)
+
+
+def test_what_maxtext_converts_is_read(tmp_path: Path) -> None:
+    """Its script has the names of Hugging Face's weights, and writes few fields.
+
+    See `save_adapter_files` in src/maxtext/checkpoint_conversion/utils/utils.py of AI-Hypercomputer/maxtext, August
+    2026.
+    """
+    fields: dict[str, Any] = {"task_type": "CAUSAL_LM", "lora_dropout": 0.0, "bias": "none", "inference_mode": True}
+    folder = save(tmp_path / "maxtext", base_model_name_or_path="Qwen/Qwen3-8B", lora_alpha=6.0, **fields)
+    assert_same(read(folder), read(save(tmp_path / "plain")))
 
 
 @pytest.mark.parametrize("end", ["query.lora_a.kernel", "query.kernel_lora_b", "q_einsum.w_lora_a"])

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from jaxllm.models.adapters.places import Place
-from jaxllm.models.checkpoint.tensor_source import Fused, Interleaved, TensorTransform, Transposed, UnitRows, Whole
+from jaxllm.models.checkpoint.tensor_source import (
+    Fused,
+    HalvesSwapped,
+    Interleaved,
+    TensorTransform,
+    Transposed,
+    UnitRows,
+    Whole,
+    WithoutBias,
+)
 from jaxllm.models.checkpoint.weight_target import WeightTarget
 from jaxllm.models.layers.parameter import Rows
 
@@ -15,6 +24,8 @@ TAKES: dict[str, TensorTransform] = {
     "transposed": Transposed(),
     "transposed and fused": Transposed(Fused((8, 4, 4), 2)),
     "interleaved": Interleaved(2, 1),
+    "halves swapped": HalvesSwapped(4),
+    "without the bias": WithoutBias(6),
 }
 ROWS = {
     "as they are": Rows(),
