@@ -1,5 +1,6 @@
 """Every family that sees: rows of images and answers are those of transformers."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -17,7 +18,8 @@ from transformers import AutoTokenizer
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.executor.media_calls import patch_places
-from jaxllm.models.causal_lm import CausalLM, load_model
+from jaxllm.models.adapters.places import Places
+from jaxllm.models.causal_lm import CausalLM, abstract_model, checkpoint_names, load_model
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
@@ -138,6 +140,21 @@ def test_rows(saved: Saved) -> None:
         scale = wanted.std()
         assert scale > 0.1
         np.testing.assert_allclose(rows_of(model, saved.folder, image) / scale, wanted / scale, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("saved", CASES, indirect=True)
+def test_modules_that_adapters_are_trained_for(saved: Saved) -> None:
+    """Those of the language model have their places. Where the model sees, no other is passed over without a word."""
+    linear = [name for name, module in saved.model.named_modules() if isinstance(module, torch.nn.Linear)]
+    layers = [name for name in linear if re.search(r"(language_model|text_model|^model)(\.model)?\.layers\.", name)]
+    assert layers
+    config = read_config(saved.folder)
+    for sees in (False, True):
+        model = abstract_model(config, ForwardOptions(max_model_len=64, sees_images=sees), "float32")
+        places = Places(model, checkpoint_names(config, model.options))
+        assert [name for name in layers if places.find(name) not in places.weights] == []
+        elsewhere = [name for name in linear if places.find(name) is None and places.is_elsewhere(name)]
+        assert bool(elsewhere) is not sees
 
 
 @pytest.mark.parametrize("saved", [name for name, case in CASES.items() if case.has_answers], indirect=True)
