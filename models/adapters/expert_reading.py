@@ -7,7 +7,7 @@ last axis of a parameter for the outputs, whichever it is, and so A and B change
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from jaxllm.models.adapters.adapter import LowRank
 from jaxllm.models.adapters.config import AdapterConfig
 from jaxllm.models.adapters.errors import AdapterError
 from jaxllm.models.adapters.expert_places import ExpertModule, ExpertPlaces, Stacked
+from jaxllm.models.adapters.names import Role
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.weight_target import WeightTarget
 
@@ -23,6 +24,8 @@ SWAPPED_SINCE: Final = (0, 19)
 """The first version of PEFT that multiplies A with the inputs of such a parameter."""
 
 Fault = Callable[[Tensor, str], AdapterError]
+Vectors = Callable[[Role, int], np.ndarray | None]
+"""Reads the tensor of this role, float32 with so many numbers, if there is one."""
 Read = Callable[[Tensor], np.ndarray]
 
 
@@ -70,16 +73,9 @@ class ExpertReading:
                     return name
         return None
 
-    def take(self, found: ExpertModule, a: Tensor, b: Tensor) -> list[LowRank]:
-        """What a pair of tensors adds. Raises `AdapterError`."""
-        for is_set, field_name in ((self.config.use_dora, "use_dora"), (self.config.has_lora_bias, "lora_bias")):
-            if is_set:
-                # PEFT has neither for parameters of experts. It would be a vector for each output of every expert.
-                raise self.fault(
-                    a,
-                    f"is for routed experts, and {field_name!r} is set: they have no magnitudes and biases here; "
-                    "train them without, or leave them out of 'target_modules'",
-                )
+    def take(self, found: ExpertModule, a: Tensor, b: Tensor, vectors: Vectors) -> list[LowRank]:
+        """What a pair of tensors adds; `vectors` gives what else there is for the outputs. Raises `AdapterError`."""
+        self._check_vectors(found, a)
         if len(a.shape) != 2 or len(b.shape) != 2:
             raise self.fault(a, f"has shape {list(a.shape)}, and the other half {list(b.shape)}: not two axes each")
         if found.part is None:
@@ -92,8 +88,31 @@ class ExpertReading:
         for tensor, wanted in ((a, (rank, target.shape[1])), (b, (target.shape[0], rank))):
             if tensor.shape != wanted:
                 raise self.fault(tensor, f"has shape {list(tensor.shape)}, expected {list(wanted)}")
-        scaled = self.read(b) * np.float32(self.config.scaling_of(found.module))
-        return [self._low_rank(target, found.module, self.read(a), target.rows.expand(scaled), a)]
+        scaling = np.float32(self.config.scaling_of(found.module))
+        made = self._low_rank(target, found.module, self.read(a), target.rows.expand(self.read(b) * scaling), a)
+        bias, magnitude = (
+            None if values is None else target.rows.expand(values)
+            for values in (vectors("b_bias", target.shape[0]), vectors("magnitude", target.shape[0]))
+        )
+        return [replace(made, bias=None if bias is None else bias * scaling, magnitude=magnitude)]
+
+    def _check_vectors(self, found: ExpertModule, a: Tensor) -> None:
+        """Raise `AdapterError` for magnitudes and biases, but of one expert's layers where these are merged.
+
+        In slots it would be a vector for each output of every expert, and PEFT has none for parameters of all.
+        """
+        if found.part is not None and self.limit is None:
+            return
+        for is_set, field_name in ((self.config.use_dora, "use_dora"), (self.config.has_lora_bias, "lora_bias")):
+            if is_set:
+                what = "have no magnitudes and biases in slots; serve it with --merge-lora, train it without"
+                if found.part is None:
+                    what = "have no magnitudes and biases where one parameter has all of them; train it without"
+                raise self.fault(
+                    a,
+                    f"is for routed experts, and {field_name!r} is set: they {what}, or leave them out of "
+                    "'target_modules'",
+                )
 
     def _stacked(self, found: ExpertModule, a: Tensor, b: Tensor) -> list[LowRank]:
         """Of all experts."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from jaxllm.models.checkpoint.weight_target import WeightTarget
 MAX_RANK: Final = 512
 """The largest that the reference serves."""
 
+_LOW_RANK: Final = ("a", "b", "b_bias", "magnitude")
 _OTHER_EXPERTS: Final = "is for routed experts, in a form that is not read"
 
 
@@ -127,7 +129,7 @@ class _Reading:
 
     def _find(self, tensor: Tensor, parsed: TensorName) -> str | None:
         """The checkpoint's name of a tensor's module; None where it is for a part that this model does not have."""
-        if parsed.role in ("a", "b") and (expert := self._experts.find(parsed.module)) is not None:
+        if parsed.role in _LOW_RANK and (expert := self._experts.find(parsed.module)) is not None:
             return expert
         try:
             found = self._places.find(parsed.module)
@@ -149,8 +151,7 @@ class _Reading:
 
     def _take(self, module: str, own: _Module) -> None:
         """Read a module's tensors."""
-        tensors = own.tensors
-        if "a" in tensors or "b" in tensors:
+        if "a" in (tensors := own.tensors) or "b" in tensors:
             self._take_low_rank(module, own)
         for role in ("b_bias", "magnitude"):
             if role in tensors and "a" not in tensors:
@@ -168,7 +169,7 @@ class _Reading:
                 raise self._error(present, f"has no {'A' if other == 'B' else 'B'} beside it")
         a, b = own.tensors["a"], own.tensors["b"]
         if module in self._experts.modules:
-            self._low_rank += self._experts.take(self._experts.modules[module], a, b)
+            self._low_rank += self._experts.take(self._experts.modules[module], a, b, partial(self._vector, own))
             return
         places = self._places_of(module, own, a)
         if own.is_transposed and places[0].kind == "embedding":
@@ -181,7 +182,7 @@ class _Reading:
         if is_transposed:
             of_a, of_b = of_a.T, of_b.T
         rounded, scaled = np.ascontiguousarray(of_a.astype(self._dtype)), of_b * np.float32(scaling)
-        vectors = {role: self._vector(own, role, places[0]) for role in ("b_bias", "magnitude")}
+        vectors = {role: self._vector(own, role, places[0].tensor_rows) for role in ("b_bias", "magnitude")}
         for place in places:
             of_place = {role: None if vector is None else place.rows(vector) for role, vector in vectors.items()}
             bias = of_place["b_bias"]
@@ -202,8 +203,7 @@ class _Reading:
         places = self._places.weights.get(module, ())
         if not places or places[0].tensor_rows is None:
             raise self._error(tensor, f"has no place: module {module!r} has no matrix that is only multiplied with")
-        kind = places[0].kind
-        if kind == "experts":
+        if (kind := places[0].kind) == "experts":
             raise self._error(tensor, _OTHER_EXPERTS)
         if kind == "shared":
             raise self._error(tensor, "is for a block that several layers have in common, which has no adapters")
@@ -227,7 +227,7 @@ class _Reading:
             if tensor.shape != wanted:
                 raise self._error(tensor, f"has shape {list(tensor.shape)}, expected {list(wanted)}")
 
-    def _vector(self, own: _Module, role: Role, place: Place) -> np.ndarray | None:
+    def _vector(self, own: _Module, role: Role, rows: int | None) -> np.ndarray | None:
         """A value for each output of the checkpoint's matrix, float32 [rows], if there are such."""
         tensor, says = own.tensors.get(role), {"b_bias": self._config.has_lora_bias, "magnitude": self._config.use_dora}
         field_name = {"b_bias": "lora_bias", "magnitude": "use_dora"}[role]
@@ -237,8 +237,8 @@ class _Reading:
             return None
         if not says[role]:
             raise self._error(tensor, f"is there, and {self._config.source} does not set {field_name!r}")
-        if int(np.prod(tensor.shape)) != place.tensor_rows:
-            raise self._error(tensor, f"has shape {list(tensor.shape)}, expected [{place.tensor_rows}]")
+        if int(np.prod(tensor.shape)) != rows:
+            raise self._error(tensor, f"has shape {list(tensor.shape)}, expected [{rows}]")
         return self._reader.read(tensor).reshape(-1)
 
     def _take_token_rows(self, module: str, own: _Module, tensor: Tensor) -> None:

@@ -94,6 +94,47 @@ def test_modules_of_each_expert(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(logits(tmp_path, again, "loop", small), found)
 
 
+def write_magnitudes(folder: Path, model: Path, changed: Path) -> Path:
+    """Add magnitudes to the adapter in a folder, and write the model with it by the formula of DoRA.
+
+    arXiv 2402.09353, equation 5: a row of the sum has the length of its magnitude.
+    """
+    random, tensors = np.random.default_rng(4), load_file(folder / "adapter_model.safetensors")
+    weights = load_file(model / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
+        module = name.removesuffix(".lora_A.weight")
+        weight = f"{module.removeprefix('base_model.model.')}.weight"
+        whole = weights[weight] + tensors[f"{module}.lora_B.weight"] @ tensors[name] * np.float32(1.5)
+        length = np.linalg.norm(whole, axis=1)
+        magnitude = (length * random.uniform(0.5, 1.5, len(length))).astype(np.float32)
+        tensors[f"{module}.lora_magnitude_vector"] = magnitude
+        weights[weight] = whole * (magnitude / length)[:, None]
+    save_file(tensors, folder / "adapter_model.safetensors")
+    changed.mkdir()
+    (changed / "config.json").write_text((model / "config.json").read_text())
+    save_file(weights, changed / "model.safetensors")
+    return changed
+
+
+def test_magnitudes_of_experts_are_merged(tmp_path: Path) -> None:
+    """Those of parameters are refused, as PEFT has none."""
+    FAMILIES["mixtral"].save(tmp_path)
+    folder = write_modules(tmp_path / "adapter", tmp_path, use_dora=True)
+    with pytest.raises(AdapterError, match=r"w[123].lora_A.weight' has no magnitude beside it, and 'use_dora' is set"):
+        merged_logits(tmp_path, folder)
+    changed = write_magnitudes(folder, tmp_path, tmp_path / "changed")
+    config = read_config(changed)
+    wanted = load_model(Checkpoint(changed), config, ForwardOptions(max_model_len=64), "float32")
+    expected = run(wanted, PROMPTS, ONE_GO, TOKENS, compiled_step(wanted))[0]
+    np.testing.assert_allclose(merged_logits(tmp_path, folder), expected, atol=1e-4, rtol=0)
+    model = FAMILIES["mixtral"].save(tmp_path)
+    stacked = save(train(model, target_modules=["q_proj"], target_parameters=PARAMETERS), tmp_path / "stacked")
+    settings = json.loads((stacked / "adapter_config.json").read_text())
+    (stacked / "adapter_config.json").write_text(json.dumps({**settings, "use_dora": True}))
+    with pytest.raises(AdapterError, match="no magnitudes and biases where one parameter has all of them"):
+        merged_logits(tmp_path, stacked)
+
+
 def read(folder: Path, adapter: Path, rank: int = 8) -> None:
     config = read_config(folder)
     loaded = load_model(Checkpoint(folder), config, ForwardOptions(max_model_len=64), "float32")
@@ -113,7 +154,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=r"'model.*experts.0.w1' has no tensors, and other experts' have some"):
         read(tmp_path, write_modules(tmp_path / "one", tmp_path, only=3))
     for field in ("use_dora", "lora_bias"):
-        with pytest.raises(AdapterError, match=f"'{field}' is set: they have no magnitudes and biases here"):
+        with pytest.raises(AdapterError, match=f"'{field}' is set: they have no magnitudes and biases in slots; serve"):
             read(tmp_path, write_modules(tmp_path / field, tmp_path, **{field: True}))
     with pytest.raises(AdapterError, match=r"expected \[6, 64\]|has shape"):
         read(tmp_path, write_modules(tmp_path / "six", tmp_path, r=6))
