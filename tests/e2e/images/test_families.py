@@ -1,5 +1,6 @@
 """Every family that sees: rows of images and answers are those of transformers."""
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
-from jaxllm import LLM, SamplingParams
+from jaxllm import LLM, LoRARequest, SamplingParams
 from jaxllm.executor.media_calls import patch_places
 from jaxllm.models.adapters.places import Places
 from jaxllm.models.causal_lm import CausalLM, abstract_model, checkpoint_names, load_model
@@ -30,6 +31,7 @@ from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.text_runs import arrangement_of
 from tests.e2e.images.families.case import SeeingCase
 from tests.e2e.images.pictures import picture
+from tests.models.adapters.trained import save, train
 from tests.quick import QUICK
 
 
@@ -173,6 +175,24 @@ def test_answers(saved: Saved) -> None:
     for (text, given), output in zip(prompts, outputs, strict=True):
         found = list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)
         assert found == saved.answer(text, given)
+
+
+@pytest.mark.parametrize("saved", ["llava"], indirect=True)
+def test_answers_with_an_adapter(saved: Saved, tmp_path: Path) -> None:
+    """Next to the model's own, about the same image: those of PEFT."""
+    trained = train(copy.deepcopy(saved.model), target_modules=r".*language_model.*\.(q_proj|o_proj|down_proj)")
+    adapted = copy.copy(saved)
+    adapted.model = trained
+    lora, text = LoRARequest("own", 1, str(save(trained, tmp_path))), f"Look: {saved.case.marker} and tell what it is."
+    image = saved.images()[0]
+    options: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 8, "optimization_level": 0}
+    slots = {"enable_lora": True, "max_lora_rank": 8, "enforce_eager": True, **saved.case.engine}
+    with LLM(str(saved.folder), **options, **slots) as llm:
+        asked = [{"prompt": text, "multi_modal_data": {"image": [image]}}] * 2
+        outputs = llm.generate(asked, GREEDY, lora_request=[lora, None], use_tqdm=False)
+    answers = [list(output.outputs[0].token_ids) for output in outputs]
+    assert answers == [each.answer(text, [image])[1] for each in (adapted, saved)]
+    assert answers[0] != answers[1]
 
 
 @pytest.mark.parametrize("saved", [name for name, case in CASES.items() if case.renamed], indirect=True)
