@@ -1,5 +1,6 @@
 """Requests with LoRA adapters: each gets its own, whatever else is in the batch, in the slots, or in the cache."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,22 @@ def test_mixed_requests_are_what_each_is_alone(engine: Engine, folders: list[Pat
     base = run(engine, [with_adapter(str(index), prompt, None) for index, prompt in enumerate(given)])
     changed = sum(mixed[index] != base[str(index)].token_ids for index in range(0, len(given), 2))
     assert changed > len(given) // 4, "adapters that change nothing prove nothing"
+
+
+def test_grammars_hold_with_adapters(engine: Engine, folders: list[Path], tokenizer: Any) -> None:
+    """Requests with one grammar and several adapters, in one batch as alone."""
+    prompt, grammar = prompts(1, seed=11)[0], {"regex": "[a-z]{3,9}( [a-z]{3,9}){2,9}"}
+    made = [
+        with_adapter(str(index), prompt, folder, max_tokens=40, ignore_eos=False, structured_outputs=grammar)
+        for index, folder in enumerate([*folders[:3], None])
+    ]
+    found = tokens(run(engine, made), len(made))
+    texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+    assert [text for text in texts if not re.fullmatch(grammar["regex"], text)] == []
+    assert len(set(map(tuple, found))) > 1
+    for index, folder in enumerate([*folders[:3], None]):
+        again = with_adapter("0", prompt, folder, max_tokens=40, ignore_eos=False, structured_outputs=grammar)
+        assert run(engine, [again])["0"].token_ids == found[index]
 
 
 def test_preemption_keeps_the_adapter(folders: list[Path]) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import pytest
 
-from jaxllm import LLM, SamplingParams
+from jaxllm import LLM, LoRARequest, SamplingParams
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.serving.cli import main as cli
+from tests.adapter_folders import write_adapter
 
 OPTIONS: dict[str, Any] = {
     "optimization_level": 0,
@@ -82,8 +83,8 @@ def unpickled() -> Iterator[list[Any]]:
     listening = False
 
 
-def answers(llm: LLM) -> list[Any]:
-    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+def answers(llm: LLM, lora: LoRARequest | None = None) -> list[Any]:
+    outputs = llm.generate(PROMPTS, PARAMS, lora_request=[lora, None], use_tqdm=False)
     return [(output.outputs[0].token_ids, output.prompt_logprobs, output.outputs[0].logprobs) for output in outputs]
 
 
@@ -116,19 +117,31 @@ def test_stages(tmp_path: Path) -> None:
             LLM("demo", **OPTIONS, pipeline_parallel_size=stages, executables=str(folder))
 
 
-def check(bundle: Path, options: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_slots_for_adapters(tmp_path: Path) -> None:
+    """An adapter comes into a slot of an engine from a bundle without compiling; other slots are another engine's."""
+    slots = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    flags = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"]
+    assert cli.main(["compile", "demo", "--output", str(tmp_path / "bundle"), *FLAGS, *flags]) == 0
+    check(tmp_path / "bundle", OPTIONS | slots, LoRARequest("own", 1, str(write_adapter(tmp_path / "own", scale=0.3))))
+    for others in ({}, {**slots, "max_lora_rank": 16}):
+        with pytest.raises(ConfigError, match="this bundle is for another engine: "):
+            LLM("demo", **OPTIONS, **others, executables=str(tmp_path / "bundle"))
+
+
+def check(bundle: Path, options: dict[str, Any], lora: LoRARequest | None = None) -> None:
     """An engine from a bundle compiles nothing, and answers as one that was compiled on the spot."""
     with (
         compilations() as seen,
         unpickled() as names,
         LLM("demo", **options, executables=str(bundle), strict_compilation=True) as llm,
     ):
-        from_bundle = answers(llm)
+        from_bundle = answers(llm, lora)
     assert seen == []
     assert names == []
     anew = {**options, "num_gpu_blocks_override": pages(bundle), "compilation_cache_dir": ""}
     with compilations() as seen, LLM("demo", **anew) as llm:
-        compiled = answers(llm)
+        compiled = answers(llm, lora)
     assert len(seen) >= 6, "the count counts"
     assert from_bundle == compiled
 

@@ -12,9 +12,11 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.executor import build
 from jaxllm.executor.largest_step import bytes_beside_cache
-from jaxllm.executor.memory.capacity import bytes_on_device, count_pages, shortened
+from jaxllm.executor.memory.capacity import adapter_bytes, bytes_on_device, count_pages, shortened
 from jaxllm.executor.resolve import resolve_config
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.checkpoint.checkpoint import Checkpoint
+from jaxllm.models.checkpoint.find_model import find_model
 
 
 def resolved_for(platform: str, **options: Any) -> ResolvedConfig:
@@ -68,3 +70,13 @@ def test_an_accelerator_counts_again_once_the_compiler_has_said_what_a_step_need
 def test_two_numbers_of_four_bits_share_a_byte() -> None:
     shapes = {"codes": jax.ShapeDtypeStruct((3, 64), jnp.int4), "scales": jax.ShapeDtypeStruct((3, 2), jnp.bfloat16)}
     assert bytes_on_device(shapes) == 3 * 32 + 3 * 4
+
+
+@pytest.mark.parametrize(("slots", "rank", "columns"), [(1, 16, 16), (9, 16, 256), (2, 64, 128)])
+def test_slots_for_adapters_are_counted(slots: int, rank: int, columns: int) -> None:
+    """Matrices of the inputs and the outputs of every linear layer, which have whole blocks of 128 columns if many."""
+    resolved = resolved_for("gpu", enable_lora=True, max_loras=slots, max_lora_rank=rank, dtype="float32")
+    shapes = [each.shape for each in Checkpoint(find_model("demo")).tensors if each.name.endswith("_proj.weight")]
+    assert len(shapes) % 7 == 0
+    assert adapter_bytes(resolved) == 4 * columns * sum(map(sum, shapes))
+    assert adapter_bytes(resolved_for("gpu")) == 0
