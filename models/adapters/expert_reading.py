@@ -20,6 +20,8 @@ from jaxllm.models.adapters.names import Role
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.weight_target import WeightTarget
 
+_VECTORS: Final[tuple[Role, ...]] = ("b_bias", "magnitude")
+
 SWAPPED_SINCE: Final = (0, 19)
 """The first version of PEFT that multiplies A with the inputs of such a parameter."""
 
@@ -79,6 +81,9 @@ class ExpertReading:
         if len(a.shape) != 2 or len(b.shape) != 2:
             raise self.fault(a, f"has shape {list(a.shape)}, and the other half {list(b.shape)}: not two axes each")
         if found.part is None:
+            # Raises for those that the configuration does not have.
+            for role in _VECTORS:
+                vectors(role, 0)
             return self._stacked(found, a, b)
         target = found.layer.targets[found.part][found.expert]
         if not self.config.is_target(found.module):
@@ -90,10 +95,8 @@ class ExpertReading:
                 raise self.fault(tensor, f"has shape {list(tensor.shape)}, expected {list(wanted)}")
         scaling = np.float32(self.config.scaling_of(found.module))
         made = self._low_rank(target, found.module, self.read(a), target.rows.expand(self.read(b) * scaling), a)
-        bias, magnitude = (
-            None if values is None else target.rows.expand(values)
-            for values in (vectors("b_bias", target.shape[0]), vectors("magnitude", target.shape[0]))
-        )
+        given = [vectors(role, target.shape[0]) for role in _VECTORS]
+        bias, magnitude = (None if values is None else target.rows.expand(values) for values in given)
         return [replace(made, bias=None if bias is None else bias * scaling, magnitude=magnitude)]
 
     def _check_vectors(self, found: ExpertModule, a: Tensor) -> None:

@@ -79,7 +79,7 @@ class Places:
         head = names.names.get("head")
         self._head = None if head is None else source_of(head).name
         self.is_tied = self._head not in modules
-        self._seeing = {_first(name) for name, own in slots.items() if own[0].path[0] in ("tower", "sound")}
+        self._seeing = {_first(name) for name, own in slots.items() if {"tower", "sound"} & {*own[0].path[:2]}}
 
     def find(self, module: str) -> str | None:
         """The checkpoint's name of a module, None where the model has none like it."""

@@ -129,6 +129,10 @@ def test_magnitudes_of_experts_are_merged(tmp_path: Path) -> None:
     np.testing.assert_allclose(merged_logits(tmp_path, folder), expected, atol=1e-4, rtol=0)
     model = FAMILIES["mixtral"].save(tmp_path)
     stacked = save(train(model, target_modules=["q_proj"], target_parameters=PARAMETERS), tmp_path / "stacked")
+    stray = {"base_model.model.model.layers.0.mlp.experts.lora_magnitude_vector": np.ones(64, np.float32)}
+    save_file(load_file(stacked / "adapter_model.safetensors") | stray, stacked / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"experts.lora_magnitude_vector' is there, and .* does not set 'use_dora'"):
+        merged_logits(tmp_path, stacked)
     settings = json.loads((stacked / "adapter_config.json").read_text())
     (stacked / "adapter_config.json").write_text(json.dumps({**settings, "use_dora": True}))
     with pytest.raises(AdapterError, match="no magnitudes and biases where one parameter has all of them"):
