@@ -8,6 +8,8 @@ Axis letters: T tokens, R rows, N tokens to sample, D hidden size, K most drafts
 """
 
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,13 @@ from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.batch import Batch
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import CausalLM
-from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.models.drafters.guessing import Ahead
+from jaxllm.models.drafters.plan import States
+
+Carry = tuple[jax.Array, States, Cache]
+"""Tokens [R, K], what the drafter goes on from, and its cache."""
+
+Values = TypeVar("Values")
 
 
 def draft_tokens(
@@ -47,53 +55,71 @@ def draft_tokens(
     after = tokens_after(batch, sampled, is_sampled, inputs)
     between = jnp.concatenate(tapped, axis=1) if tapped else hidden[:, :0]
     steps = max_over_shards(inputs["draft_steps"])
+    ends = jnp.maximum(ragged.query_start[1:] - 1, 0)
+    lasts = jnp.where(accepted.counts >= 0, accepted.places, ends)
 
     def follow(index: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
         own = Batch(batch.token_ids, ragged, rotary_positions=batch.rotary_positions)
-        read, below, tapped = _only_in(index, after, hidden, between)
-        return drafter.follow(model, own, read, below, tapped, carry[1])
+        read, below, taps = _only_in(index, (after, hidden, between))
+        return drafter.follow(model, own, read, lasts, below, taps, carry[1])
 
     nothing = jax.eval_shape(follow, jnp.int32(0), (hidden, cache))[0]
     # A loop of one round or none, which has the cache in place.
-    followed = lax.fori_loop(0, jnp.minimum(steps + 1, 1), follow, (jnp.zeros(nothing.shape, nothing.dtype), cache))
-    (states, cache), steps = followed, jnp.maximum(steps, 0)
-    lasts = accepted.places
-    start, states = ragged.positions[lasts], states[lasts]
+    none = jnp.zeros(nothing.shape, nothing.dtype)
+    states, cache = lax.fori_loop(0, jnp.minimum(steps + 1, 1), follow, (none, cache))
     turned = batch.rotary_positions
-    # Guesses are text, which turns by its place and as much as the token before it more or less.
-    ahead = None if turned is None else (turned - batch.ragged.positions)[:, lasts]
     # Guesses may go on to the page after that of the last token, which the device's table does not have yet.
     rows = jnp.arange(len(lasts), dtype=jnp.int32)
     table = ragged.page_table.at[rows, inputs["next_columns"]].set(inputs["next_pages"], mode="drop")
-    ragged = replace(ragged, page_table=table)
-    # The first column is what the drafter goes on from: a sampled token, or its own first guess.
     sampled_first = drafter.begins_with_sampled
-    tokens = jnp.zeros((len(lasts), shape.max_drafts + sampled_first), jnp.int32)
-
-    def put(tokens: jax.Array, index: jax.Array | int, states: jax.Array) -> jax.Array:
-        own = drafter.guess(model, states, ragged.num_requests)
-        return lax.dynamic_update_slice_in_dim(tokens, own[:, None], index, axis=1)
-
-    def make_one(index: jax.Array, carry: tuple[jax.Array, jax.Array, Cache]) -> tuple[jax.Array, jax.Array, Cache]:
-        tokens, states, cache = carry
-        token = lax.dynamic_index_in_dim(tokens, index - 1, axis=1, keepdims=False)
-        single = _single_tokens(ragged, start + index, model.options.max_model_len)
-        one = Batch(token, single, rotary_positions=None if ahead is None else single.positions + ahead)
-        states, cache = drafter.go_on(model, one, states, cache)
-        return put(tokens, index, states), states, cache
-
+    ahead = Ahead(
+        replace(ragged, page_table=table),
+        starts=ragged.positions[lasts],
+        # The first column is what the drafter goes on from: a sampled token, or its own first guess.
+        tokens=jnp.zeros((len(lasts), shape.max_drafts + sampled_first), jnp.int32),
+        known=0,
+        max_model_len=model.options.max_model_len,
+        turned=None if turned is None else (turned - batch.ragged.positions)[:, lasts],
+    )
     if sampled_first:
-        tokens, steps = tokens.at[:, 0].set(after[lasts]), jnp.where(steps > 0, steps + 1, 0)
-    else:
-        # A loop of no rounds where nobody wants any: then the output layer is not read.
-        tokens = lax.fori_loop(
-            0, jnp.minimum(steps, 1), lambda index, tokens: put(tokens, 0, *_only_in(index, states)), tokens
-        )
-    tokens, _, cache = lax.fori_loop(1, steps, make_one, (tokens, states, cache))
+        ahead = ahead._replace(tokens=ahead.tokens.at[:, 0].set(after[lasts]))
+    tokens, cache = _guesses(model, ahead, jnp.maximum(steps, 0), states, cache, shape.max_drafts)
     return tokens[:, int(sampled_first) :], cache
 
 
-def _only_in(index: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
+def _guesses(
+    model: CausalLM, ahead: Ahead, steps: jax.Array, states: States, cache: Cache, most: int
+) -> tuple[jax.Array, Cache]:
+    """The tokens after those of the step with `steps` guesses, at most `most`, and the drafter's cache with them."""
+    drafter = model.drafter
+    assert drafter is not None
+    first = int(drafter.begins_with_sampled)
+
+    def put(tokens: jax.Array, number: jax.Array | int, own: int, states: States) -> jax.Array:
+        token_ids = drafter.guess(model, own, states, ahead.ragged.num_requests)
+        return lax.dynamic_update_slice_in_dim(tokens, token_ids[:, None], number + first, axis=1)
+
+    def make_one(own: int, number: jax.Array, carry: Carry) -> Carry:
+        tokens, states, cache = carry
+        known = ahead._replace(tokens=tokens, known=number + first)
+        states, cache = drafter.go_on(model, known, own, states, cache)
+        return put(tokens, number, own, states), states, cache
+
+    tokens = ahead.tokens
+    if not first:
+        # A loop of no rounds where nobody wants any: then the output layer is not read.
+        tokens = lax.fori_loop(0, jnp.minimum(steps, 1), lambda index, tokens: put(tokens, 0, 0, _only_in(index, states)), tokens)
+    carry, begin = (tokens, states, cache), 1 - first
+    for number in range(begin, min(drafter.own_guesses, most)):
+        end = jnp.where(steps > number, number + 1, number)
+        carry = lax.fori_loop(number, end, partial(make_one, number), carry)
+    begin = max(begin, drafter.own_guesses)
+    if begin < most:
+        carry = lax.fori_loop(begin, steps, partial(make_one, drafter.own_guesses), carry)
+    return carry[0], carry[2]
+
+
+def _only_in(index: jax.Array, values: Values) -> Values:
     """The values in round `index` of a loop.
 
     XLA moves out of a loop what is the same in all rounds, and would compute it in steps whose loop has none.
@@ -110,21 +136,3 @@ def tokens_after(batch: Batch, sampled: jax.Array, is_sampled: jax.Array, inputs
     tokens = tokens.at[ends].set(inputs["next_ids"], mode="drop")
     places = jnp.where(is_sampled, inputs["sample_positions"], len(token_ids))
     return tokens.at[places].set(sampled, mode="drop")
-
-
-def _single_tokens(ragged: RaggedBatch, positions: jax.Array, length: int) -> RaggedBatch:
-    """A batch of one token for each row of another, at `positions` (int32 [R])."""
-    rows = jnp.arange(len(positions), dtype=jnp.int32)
-    is_row = rows < ragged.num_requests
-    # What lies outside of a request's length is a guess that nobody will use.
-    positions = jnp.where(is_row, jnp.minimum(positions, length - 1), 0)
-    return RaggedBatch(
-        positions=positions,
-        token_rows=jnp.where(is_row, rows, 0),
-        query_start=jnp.minimum(jnp.arange(len(positions) + 1, dtype=jnp.int32), ragged.num_requests),
-        kv_lens=jnp.where(is_row, positions + 1, 0),
-        page_table=ragged.page_table,
-        num_tokens=ragged.num_requests,
-        num_decodes=ragged.num_requests,
-        num_requests=ragged.num_requests,
-    )

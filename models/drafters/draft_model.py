@@ -14,7 +14,7 @@ from jaxllm.models.causal_lm import CausalLM, checkpoint_names
 from jaxllm.models.checkpoint.loading import load_into
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.drafters.guessing import likeliest
+from jaxllm.models.drafters.guessing import Ahead, likeliest
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.family import Names
@@ -103,20 +103,31 @@ class DraftModel(nnx.Module):
     """The model. It reads all tokens that the larger one reads."""
 
     begins_with_sampled = True
+    own_guesses = 0
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.model = CausalLM(config, options, dtype)
 
     def follow(
-        self, model: CausalLM, batch: Batch, after: jax.Array, hidden: jax.Array, tapped: jax.Array, cache: Cache
+        self,
+        model: CausalLM,
+        batch: Batch,
+        after: jax.Array,
+        lasts: jax.Array,
+        hidden: jax.Array,
+        tapped: jax.Array,
+        cache: Cache,
     ) -> tuple[jax.Array, Cache]:
         """See `Drafter`."""
-        return self.model(batch, cache)
+        states, cache = self.model(batch, cache)
+        return states[lasts], cache
 
-    def go_on(self, model: CausalLM, batch: Batch, states: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    def go_on(
+        self, model: CausalLM, ahead: Ahead, number: int, states: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
         """See `Drafter`."""
-        return self.model(batch, cache)
+        return self.model(ahead.batch(), cache)
 
-    def guess(self, model: CausalLM, states: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def guess(self, model: CausalLM, number: int, states: jax.Array, num_rows: jax.Array) -> jax.Array:
         """See `Drafter`."""
         return likeliest(self.model.logits(states, num_rows))

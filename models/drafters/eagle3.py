@@ -27,7 +27,7 @@ from jaxllm.models.checkpoint.model_config import config_file
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder
-from jaxllm.models.drafters.guessing import likeliest
+from jaxllm.models.drafters.guessing import Ahead, likeliest
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import llama
 from jaxllm.models.families.family import Names
@@ -215,6 +215,7 @@ class Eagle3Head(Decoder):
     """The layer, what joins the hidden states before it, and the output layer."""
 
     begins_with_sampled = False
+    own_guesses = 0
 
     def __init__(self, plan: Eagle3Plan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         def make_layer(config: ModelConfig, layer: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> Eagle3Layer:
@@ -235,19 +236,34 @@ class Eagle3Head(Decoder):
         self.offsets = Offsets(parameter((plan.draft_vocab_size,), jnp.dtype("int32"), place)) if is_part else None
 
     def follow(
-        self, model: "CausalLM", batch: Batch, after: jax.Array, hidden: jax.Array, tapped: jax.Array, cache: Cache
+        self,
+        model: "CausalLM",
+        batch: Batch,
+        after: jax.Array,
+        lasts: jax.Array,
+        hidden: jax.Array,
+        tapped: jax.Array,
+        cache: Cache,
     ) -> tuple[jax.Array, Cache]:
         """See `Drafter`."""
-        return self.go_on(model, replace(batch, token_ids=after), self.joint(tapped, batch.context), cache)
+        states = self.joint(tapped, batch.context)
+        states, cache = self._read(model, replace(batch, token_ids=after), states, cache)
+        return states[lasts], cache
 
-    def go_on(self, model: "CausalLM", batch: Batch, states: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        """See `Drafter`: hidden states before the norm, [T, D]."""
+    def go_on(
+        self, model: "CausalLM", ahead: Ahead, number: int, states: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """See `Drafter`: hidden states before the norm, [R, D]."""
+        return self._read(model, ahead.batch(), states, cache)
+
+    def _read(self, model: "CausalLM", batch: Batch, states: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Hidden states before the norm, [T, D], of tokens, from those before them."""
         embedded = model.embedded(batch) if self.embedding is None else self.embedding(batch.token_ids)
         x = jnp.concatenate([embedded, states.astype(embedded.dtype)], axis=1)
         x, cache = self.layers(x, self.layer_inputs(batch, cache), cache)
         return constrain(x, self.options.mesh, None, "hidden"), cache
 
-    def guess(self, model: "CausalLM", states: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def guess(self, model: "CausalLM", number: int, states: jax.Array, num_rows: jax.Array) -> jax.Array:
         """See `Drafter`."""
         own = likeliest(self.head(self.norm(states), ForwardContext(num_rows)))
         return own if self.offsets is None else own + self.offsets.values[own]

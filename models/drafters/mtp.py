@@ -19,7 +19,7 @@ from jaxllm.models.cache import Cache
 from jaxllm.models.checkpoint.tensor_source import Source, source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder
-from jaxllm.models.drafters.guessing import likeliest
+from jaxllm.models.drafters.guessing import Ahead, likeliest
 from jaxllm.models.families import registry
 from jaxllm.models.families.family import MtpNames, Names
 from jaxllm.models.layers.linear import Linear
@@ -84,6 +84,7 @@ class MtpHead(Decoder):
     """The layer, and what joins its inputs. The model's embedding and output layer serve it, too."""
 
     begins_with_sampled = False
+    own_guesses = 0
 
     def __init__(self, config: ModelConfig, names: MtpNames, options: ForwardOptions, dtype: jnp.dtype) -> None:
         super().__init__(config, options, dtype)
@@ -96,13 +97,27 @@ class MtpHead(Decoder):
         self.norm = make_norm(last, size, dtype=dtype, options=options)
 
     def follow(
-        self, model: "CausalLM", batch: Batch, after: jax.Array, hidden: jax.Array, tapped: jax.Array, cache: Cache
+        self,
+        model: "CausalLM",
+        batch: Batch,
+        after: jax.Array,
+        lasts: jax.Array,
+        hidden: jax.Array,
+        tapped: jax.Array,
+        cache: Cache,
     ) -> tuple[jax.Array, Cache]:
         """See `Drafter`."""
-        return self.go_on(model, replace(batch, token_ids=after), hidden, cache)
+        states, cache = self._read(model, replace(batch, token_ids=after), hidden, cache)
+        return states[lasts], cache
 
-    def go_on(self, model: "CausalLM", batch: Batch, states: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        """See `Drafter`: what the output layer predicts from, [T, D]."""
+    def go_on(
+        self, model: "CausalLM", ahead: Ahead, number: int, states: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """See `Drafter`: what the output layer predicts from, [R, D]."""
+        return self._read(model, ahead.batch(), states, cache)
+
+    def _read(self, model: "CausalLM", batch: Batch, states: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """What the output layer predicts from, [T, D], after tokens, from the hidden states before them."""
         inputs = [self.embedding_norm(model.embedded(batch)), self.hidden_norm(states)]
         if self.hidden_first:
             inputs.reverse()
@@ -110,6 +125,6 @@ class MtpHead(Decoder):
         x, cache = self.layers(x, self.layer_inputs(batch, cache), cache)
         return constrain(self.norm(x), self.options.mesh, None, "hidden"), cache
 
-    def guess(self, model: "CausalLM", states: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def guess(self, model: "CausalLM", number: int, states: jax.Array, num_rows: jax.Array) -> jax.Array:
         """See `Drafter`."""
         return likeliest(model.logits(states, num_rows))

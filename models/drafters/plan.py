@@ -13,6 +13,7 @@ from flax import nnx
 from jaxllm.models.batch import Batch
 from jaxllm.models.cache import Cache
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.drafters.guessing import Ahead
 from jaxllm.models.options import ForwardOptions
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from jaxllm.models.checkpoint.tensor_source import Source
 
 States = jax.Array
-"""What a drafter goes on from, [T, ...]."""
+"""What a drafter goes on from, [R, ...]."""
 
 
 class Drafter(Protocol):
@@ -32,22 +33,34 @@ class Drafter(Protocol):
 
     begins_with_sampled: bool
     """Whether it has still to read the token after those that it followed; otherwise it has guessed at the next one."""
+    own_guesses: int
+    """How many of its first guesses are made in a way of their own each. All later ones are made alike."""
 
     def follow(
-        self, model: "CausalLM", batch: Batch, after: jax.Array, hidden: jax.Array, tapped: jax.Array, cache: Cache
+        self,
+        model: "CausalLM",
+        batch: Batch,
+        after: jax.Array,
+        lasts: jax.Array,
+        hidden: jax.Array,
+        tapped: jax.Array,
+        cache: Cache,
     ) -> tuple[States, Cache]:
-        """Read the tokens of a step.
+        """Read the tokens of a step; gives the states of the last token of each row that counts.
 
-        `after` int32 [T] are the tokens after them, `hidden` [T, D] the model's hidden states, and `tapped` [T, n * D]
-        those between its layers, see `DrafterPlan.taps`.
+        `after` int32 [T] are the tokens after them, `lasts` int32 [R] the places of those last tokens, `hidden` [T, D]
+        the model's hidden states, and `tapped` [T, n * D] those between its layers, see `DrafterPlan.taps`.
         """
         ...
 
-    def go_on(self, model: "CausalLM", batch: Batch, states: States, cache: Cache) -> tuple[States, Cache]:
-        """Read one token more of each row; `states` are those of the token before it."""
+    def go_on(self, model: "CausalLM", ahead: Ahead, number: int, states: States, cache: Cache) -> tuple[States, Cache]:
+        """Read one token more of each row, which makes the states of guess `number`; `states` are those before it.
+
+        All guesses from `own_guesses` on have that number.
+        """
         ...
 
-    def guess(self, model: "CausalLM", states: States, num_rows: jax.Array) -> jax.Array:
+    def guess(self, model: "CausalLM", number: int, states: States, num_rows: jax.Array) -> jax.Array:
         """The likeliest next tokens, int32 [R]; those from row `num_rows` on mean nothing."""
         ...
 
@@ -69,8 +82,8 @@ class DrafterPlan(Protocol):
         """The drafter of a model, without memory."""
         ...
 
-    def cached_layers(self, config: ModelConfig) -> ModelConfig:
-        """The configuration of the layers of which it keeps something for each token."""
+    def cached_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """The configuration of the layers of which it keeps something for each token; None if it keeps nothing."""
         ...
 
     def forward(self, options: ForwardOptions) -> ForwardOptions:

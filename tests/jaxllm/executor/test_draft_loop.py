@@ -12,7 +12,7 @@ def test_a_loop_without_rounds_multiplies_nothing() -> None:
 
     def run(rounds: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
         def body(index: jax.Array, total: jax.Array) -> jax.Array:
-            (own,) = _only_in(index, x)
+            own = _only_in(index, x)
             return total + own @ w
 
         return lax.fori_loop(0, rounds, body, jnp.zeros((8, 64)))
