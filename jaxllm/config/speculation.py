@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from jaxllm.config.option import Section, option
 from jaxllm.errors import ConfigError, nearest
 
-Method = Literal["ngram", "suffix", "mtp", "eagle3", "draft_model"]
+Method = Literal["ngram", "suffix", "mtp", "eagle3", "mlp_speculator", "draft_model"]
 """Where drafts come from."""
 
 METHODS: tuple[str, ...] = get_args(Method)
@@ -23,8 +23,7 @@ FIRST_MIN, FIRST_MAX = 2, 5
 FIRST_CACHED_TOKENS, MOST_CACHED_TOKENS = 1 << 16, 1 << 24
 
 _NOT_YET = (
-    "eagle", "medusa", "mlp_speculator", "ngram_gpu", "dflash", "dspark",
-    "custom_class",
+    "eagle", "medusa", "ngram_gpu", "dflash", "dspark", "custom_class",
 )  # fmt: skip
 _WITHOUT_EFFECT = (
     "acceptance_method", "disable_logprobs", "disable_padded_drafter_batch", "draft_sample_method",
@@ -40,6 +39,9 @@ _MTP_NAMES = (
     "deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp",
 )  # fmt: skip
 """vLLM's names of the same method for single families."""
+
+_APART = ("eagle3", "mlp_speculator", "draft_model")
+"""Methods whose drafters have a folder of their own."""
 
 _CHOICE = f"{', '.join(METHODS[:-1])} or {METHODS[-1]}"
 
@@ -74,23 +76,23 @@ class SpeculationOptions(Section):
 
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram, suffix, mtp, eagle3 or "
-        "draft_model), model, "
-        "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, suffix_decoding_max_cached_tokens, "
-        "disable_by_batch_size. Outputs are the same with and without it.",
+        "Speculative decoding, as JSON or as --speculative-config.KEY VALUE: method (ngram, suffix, mtp, eagle3, "
+        "mlp_speculator or draft_model), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, "
+        "suffix_decoding_max_cached_tokens, disable_by_batch_size. Outputs are the same with and without it.",
         aliases=("-sc",),
     )
-    spec_method: Literal["ngram", "suffix", "mtp", "eagle3", "draft_model"] | None = option(
+    spec_method: Literal["ngram", "suffix", "mtp", "eagle3", "mlp_speculator", "draft_model"] | None = option(
         None,
         "Where guesses at the next tokens come from; ngram: what followed the last tokens earlier in the prompt or "
         "output; suffix: also what followed them in earlier outputs of the same owner; mtp: the layer for it that "
-        "checkpoints of DeepSeek V3, GLM-4.5, ERNIE 4.5, Qwen3-Next and their like have; eagle3 and draft_model: the "
-        "drafter in the folder --spec-model. Default: no guesses.",
+        "checkpoints of DeepSeek V3, GLM-4.5, ERNIE 4.5, Qwen3-Next and their like have; eagle3, mlp_speculator and "
+        "draft_model: the drafter in the folder --spec-model. Default: no guesses.",
     )
     speculative_model: str | None = option(
         None,
-        "Folder or Hub ID of what makes the guesses: an EAGLE-3 drafter of this model, or a small model with the same "
-        "tokens. demo-eagle3 ships with jaxllm, for demo. [ngram] is the same as --spec-method ngram.",
+        "Folder or Hub ID of what makes the guesses: an EAGLE-3 drafter or an MLP speculator of this model, or a "
+        "small model with the same tokens. demo-eagle3 ships with jaxllm, for demo. [ngram] is the same as "
+        "--spec-method ngram.",
         aliases=("spec-model",),
     )
     num_speculative_tokens: int | None = option(
@@ -136,7 +138,7 @@ class SpeculationOptions(Section):
             raise ConfigError(
                 "speculative_config: method is missing; give one of " + ", ".join(METHODS) + ", or --spec-method"
             )
-        if (method in ("eagle3", "draft_model")) != ("model" in given):
+        if (method in _APART) != ("model" in given):
             lacking = "give the folder or Hub ID of the drafter" if "model" not in given else "omit it"
             raise ConfigError(f"speculative_config: method={method!r}: model={given.get('model')!r}: {lacking}")
         if method in _NOT_YET:

@@ -12,6 +12,7 @@ from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.drafters.draft_model import DraftModelPlan, read_draft_model
 from jaxllm.models.drafters.eagle3 import Eagle3Plan, is_eagle3, read_eagle3
+from jaxllm.models.drafters.mlp_speculator import MlpSpeculatorPlan, is_mlp_speculator, read_mlp_speculator
 from jaxllm.models.drafters.mtp import MtpPlan
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
@@ -36,6 +37,9 @@ def plan_drafter(config: EngineConfig, workload: Workload, dtype: str) -> "tuple
         options = config.model
         folder = find_model(drafting.model, drafting.revision, options.download_dir, options.hf_token)
         plan = _read(folder, drafting.method, model, dtype)
+        if isinstance(plan, MlpSpeculatorPlan):
+            _check_stages(plan, folder, drafting.num_tokens)
+            return plan, folder
     except ModelError as error:
         raise ConfigError(f"speculative_config: {error}") from error
     _check_inner_states(model, plan)
@@ -44,12 +48,23 @@ def plan_drafter(config: EngineConfig, workload: Workload, dtype: str) -> "tuple
     return replace(plan, attention=kernels["attention"].name), folder
 
 
-def _read(folder: Path, method: str, model: ModelConfig, dtype: str) -> Eagle3Plan | DraftModelPlan:
+def _read(folder: Path, method: str, model: ModelConfig, dtype: str) -> Eagle3Plan | MlpSpeculatorPlan | DraftModelPlan:
+    """Heads say what they are, whatever the method."""
     if is_eagle3(folder):
         return read_eagle3(folder, model)
-    if method == "eagle3":
-        raise ModelError(f"{folder}: this is not an EAGLE-3 drafter")
+    if is_mlp_speculator(folder):
+        return read_mlp_speculator(folder, model, dtype)
+    if method != "draft_model":
+        raise ModelError(f"{folder}: this is not {'an EAGLE-3 drafter' if method == 'eagle3' else 'an MLP speculator'}")
     return read_draft_model(folder, model, dtype)
+
+
+def _check_stages(plan: MlpSpeculatorPlan, folder: Path, num_tokens: int) -> None:
+    if num_tokens > plan.stages:
+        raise ModelError(
+            f"{folder}: this MLP speculator guesses {plan.stages} tokens; give num_speculative_tokens of at most "
+            f"{plan.stages} in place of {num_tokens}"
+        )
 
 
 def _check_mtp(model: ModelConfig) -> None:

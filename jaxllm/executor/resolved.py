@@ -254,9 +254,10 @@ class ResolvedConfig:
     @property
     def drafter_cache(self) -> CacheShape | None:
         """Shape of what the drafter keeps in pages of its own, which have the numbers of the model's."""
-        if self.drafter is None:
+        model = None if self.drafter is None else self.drafter.cached_layers(self.model)
+        if self.drafter is None or model is None:
             return None
-        model, forward = self.drafter.cached_layers(self.model), self.drafter.forward(self.forward)
+        forward = self.drafter.forward(self.forward)
         layout = CacheLayout.of(model, forward, self.dtype)
         return self._cache_of(model, layout.plan(model, by_window=False).depth, forward.attention)
 

@@ -16,22 +16,23 @@ from jaxllm.requests.request import Request
 from jaxllm.speculation import device_drafts
 from tests.e2e.driving import Answer, make_engine, request, run
 from tests.e2e.test_speculation import NUM_REQUESTS, all_of_them, answers, requests, said, tokens  # noqa: F401
-from tests.models.drafters.checkpoints import save_eagle3
+from tests.models.drafters.checkpoints import save_eagle3, save_mlp_speculator
 
+HEADS = {"eagle3": save_eagle3, "mlp_speculator": save_mlp_speculator}
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "drafting" in metafunc.fixturenames:
-        metafunc.parametrize("drafting", ["draft_model", "eagle3"], indirect=True)
+        metafunc.parametrize("drafting", ["draft_model", *HEADS], indirect=True)
 
 
 @pytest.fixture(scope="module")
 def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine like `engine`: `demo` drafts for itself, or a head with random weights does."""
     model = "demo"
-    if request.param == "eagle3":
-        model = str(save_eagle3(tmp_path_factory.mktemp("eagle3")))
+    if request.param in HEADS:
+        model = str(HEADS[request.param](tmp_path_factory.mktemp(request.param)))
     drafter = {"method": request.param, "model": model, "num_speculative_tokens": 4}
     made = make_engine(max_num_seqs=64, speculative_config=drafter, enforce_eager=False)
     yield made

@@ -161,16 +161,18 @@ def media_pool(resolved: ResolvedConfig) -> Any:
 
 def _drafter_cache(resolved: ResolvedConfig, pages: int) -> Cache | None:
     """What the drafter keeps in so many pages, if there is one."""
+    if resolved.drafter is None:
+        return None
     shape = resolved.drafter_cache
     if shape is None:
-        return None
+        return Cache(())
     array = partial(_array, resolved.mesh)
     return Cache((array(shape.array(pages), jnp.dtype(shape.dtype), *shape.axes),))
 
 
 def _drafts(resolved: ResolvedConfig, slots: int) -> DraftState | None:
     """What is known of the drafts of so many slots, if the devices make any."""
-    if resolved.drafter_cache is None:
+    if resolved.drafter is None:
         return None
     array = partial(_array, resolved.mesh)
     return DraftState(array((slots, resolved.max_drafts), jnp.int32, "shards"), array((slots,), jnp.int32, "shards"))

@@ -9,7 +9,7 @@ import pytest
 from jaxllm.engine.features import speculation
 from tests.e2e.driving import Answer, make_engine, run
 from tests.e2e.test_speculation import KINDS, all_of_them, requests, script, tokens
-from tests.models.drafters.checkpoints import save_eagle3
+from tests.models.drafters.checkpoints import save_eagle3, save_mlp_speculator
 
 pytestmark = pytest.mark.slow
 WAYS: dict[str, dict[str, Any]] = {"model": {"tensor_parallel_size": 2}, "data": {"mesh": "data=2"}}
@@ -35,7 +35,9 @@ def wanted(request: pytest.FixtureRequest, prompts: list[list[int]]) -> Iterator
         ("model", "draft_model"),
         pytest.param("model", "eagle3", marks=exhaustive),
         pytest.param("model", "ngram", marks=exhaustive),
+        ("model", "mlp_speculator"),
         ("data", "eagle3"),
+        pytest.param("data", "mlp_speculator", marks=exhaustive),
         pytest.param("data", "draft_model", marks=exhaustive),
         ("data", "ngram"),
     ],
@@ -49,7 +51,8 @@ def test_the_same_tokens(
     if method == "ngram":
         drafter["num_speculative_tokens"] = 5
     else:
-        drafter["model"] = "demo" if method == "draft_model" else str(save_eagle3(tmp_path))
+        heads = {"eagle3": save_eagle3, "mlp_speculator": save_mlp_speculator}
+        drafter["model"] = "demo" if method == "draft_model" else str(heads[method](tmp_path))
     way = WAYS[request.node.callspec.params["wanted"]]
     engine = make_engine(**FEW, **way, speculative_config=drafter)
     try:

@@ -34,6 +34,10 @@ def drafting(**options: Any) -> Drafting | None:
         ({"speculative_model": "org/small"}, Drafting("draft_model", 3, model="org/small")),
         ({"spec_method": "eagle3", "speculative_model": "org/head"}, Drafting("eagle3", 3, model="org/head")),
         (
+            {"speculative_config": {"method": "mlp_speculator", "model": "org/head", "num_speculative_tokens": 4}},
+            Drafting("mlp_speculator", 4, model="org/head"),
+        ),
+        (
             {"speculative_config": {"method": "eagle3", "model": "org/head", "revision": "main"}},
             Drafting("eagle3", 3, model="org/head", revision="main"),
         ),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -53,6 +54,40 @@ def save_eagle3(
             "draft_vocab_size": draft_vocab,
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": True},
         }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def save_mlp_speculator(
+    folder: Path, *, stages: int = 4, inner: int = 64, is_tied: bool = False, scales: bool = False, **values: Any
+) -> Path:
+    """An MLP speculator with random weights, for `demo`, as its authors save it; `values` change its configuration.
+
+    An `inner` size of 0 stands for that of the model.
+    """
+    rng = np.random.default_rng(0)
+    tokens, size, own = 1536, 128, inner or 128
+
+    def draw(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    tensors: dict[str, np.ndarray] = {}
+    for stage in range(stages):
+        # What stages share is there once, but for the projection.
+        if stage == 0 or not is_tied:
+            tensors[f"speculator.emb.{stage}.weight"] = draw(tokens, own)
+            tensors[f"speculator.head.{stage}.weight"] = draw(tokens, own)
+            tensors[f"speculator.ln.{stage}.weight"] = 1 + draw(own)
+            tensors[f"speculator.ln.{stage}.bias"] = draw(own)
+        if stage <= 1 or not is_tied:
+            tensors[f"speculator.proj.{stage}.weight"] = draw(own, own if stage else size)
+    config = {
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "vocab_size": tokens,
+        "emb_dim": size, "inner_dim": inner, "n_predict": stages, "n_candidates": 5, "scale_input": scales,
+        "tie_weights": is_tied, "top_k_tokens_per_head": [5, 4, 3, 2][:stages], "torch_dtype": "float16",
+        "transformers_version": "4.41.2", **values,
+    }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     return folder
