@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.requests.request import Request
 from jaxllm.speculation import device_drafts
 from tests.e2e.driving import Answer, make_engine, request, run
+from tests.e2e.test_drawn_drafts import MOST_DRAFTS, Drawing, check_same
+from tests.e2e.test_drawn_drafts import said as said_of
 from tests.e2e.test_speculation import NUM_REQUESTS, all_of_them, answers, requests, said, tokens  # noqa: F401
 from tests.models.drafters.checkpoints import save_eagle3, save_mlp_speculator
+from tests.thinned import EVERY_CASE
 
-HEADS = {"eagle3": save_eagle3, "mlp_speculator": save_mlp_speculator}
+HEADS = {"eagle3": save_eagle3, "mlp_speculator": partial(save_mlp_speculator, stages=MOST_DRAFTS)}
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
@@ -33,7 +37,7 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     model = "demo"
     if request.param in HEADS:
         model = str(HEADS[request.param](tmp_path_factory.mktemp(request.param)))
-    drafter = {"method": request.param, "model": model, "num_speculative_tokens": 4}
+    drafter = {"method": request.param, "model": model, "num_speculative_tokens": MOST_DRAFTS}
     made = make_engine(max_num_seqs=64, speculative_config=drafter, enforce_eager=False)
     yield made
     made.close()
@@ -52,6 +56,32 @@ def test_all_that_requests_get_is_the_same(
     assert drafting.stats().drafts.since(before).num_draft_tokens > 300
     drafting.reset_prefix_cache()
     assert said(run(drafting, requests(prompts, [4]))) == said({"4": answers["4"]})
+
+
+def test_requests_with_every_parameter_drawn(
+    drafting: Engine,
+    engine: Engine,
+    prompts: list[list[int]],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    drawing = Drawing(prompts, tokenizer("a", add_special_tokens=False)["input_ids"])
+    rng = np.random.default_rng(7)
+    before = drafting.stats().drafts
+    for _ in range(100 if EVERY_CASE else 4):
+        numbers = rng.integers(2**32, size=rng.integers(1, 9)).tolist()
+        asked = [(number, int(rng.integers(MOST_DRAFTS + 1)) or None) for number in numbers]
+        # Requests join a batch when their grammar is compiled, and last bits may follow the batch, with drafts and
+        # without. What drafts change, they change again.
+        for is_last in (False, True):
+            try:
+                check_same(said_of(drafting, drawing.requests(asked)), said_of(engine, drawing.requests(asked)))
+                break
+            except AssertionError:
+                if is_last:
+                    raise
+    assert drafting.stats().drafts.since(before).num_draft_tokens > 30
 
 
 def test_a_model_accepts_all_that_it_drafts_for_itself(
