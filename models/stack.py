@@ -102,6 +102,10 @@ class _Layers(nnx.Module):
         return LayerPaging(cache.tables[layer], plan.chunk, cache.shares[layer], cache.parts[layer], *heads)
 
 
+_Traced = dict[Any, Callable[..., Any]]
+"""Functions of layers, by their graphs."""
+
+
 class LoopStack(_Layers):
     """Layers with parameters of their own, unrolled in Python."""
 
@@ -114,32 +118,38 @@ class LoopStack(_Layers):
     def run(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Carry:
         """See `_Layers`."""
         inputs: dict[int, jax.Array] = {}
-        ragged = told.ragged
-        rotations = _computed_once(told.rotations, ragged[self.view(0)])
-        traced: dict[Any, Callable[..., Any]] = {}
-        ropes = ropes_of(self.plans)
-        for index, (layer, plan) in enumerate(zip(self.each, self.plans, strict=True)):
-            graph, parameters = nnx.split(layer)
-            # Layers that are alike are traced and lowered once: a kernel takes half a second each time.
-            run = traced.setdefault(graph, jax.jit(partial(_run_layer, graph)))
-            group, place = self.cache.groups[index], jnp.int32(self.cache.places[index])
-            rotation = _layer_rotation(plan, ropes, rotations)
-            context = LayerContext(rotation, ragged[self.view(index)], place, per_token=told.per_token)
-            if group is not None:
-                context = context._replace(states=told.states)
-            if told.token_inputs is not None:
-                context = context._replace(token_input=told.token_inputs[index])
-            if plan.shared_block is not None:
-                context = context._replace(shared=told.shared)
-            if plan.cross is not None:
-                context = context._replace(cross=told.cross)
+        rotations = _computed_once(told.rotations, told.ragged[self.view(0)])
+        told, traced = told._replace(rotations=rotations), _Traced()
+        for index in range(len(self.plans)):
             inputs[index] = x
-            x, own = run(parameters, x, cache.of(group), context)
-            if plan.adds_images and told.added is not None:
-                x = x + told.added[index]
-            cache = cache.updated(group, own)
+            x, cache = self._run_one(index, x, told, cache, traced)
         inputs[len(self.plans)] = x
         return x, cache, tuple(inputs[tap] for tap in self.taps)
+
+    def run_one(self, index: int, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
+        """Run one layer alone on `x` [T, D]."""
+        return self._run_one(index, x, told, cache, _Traced())
+
+    def _run_one(self, index: int, x: jax.Array, told: LayerInputs, cache: Cache, traced: _Traced) -> Hidden:
+        layer, plan, ragged = self.each[index], self.plans[index], told.ragged
+        graph, parameters = nnx.split(layer)
+        # Layers that are alike are traced and lowered once: a kernel takes half a second each time.
+        run = traced.setdefault(graph, jax.jit(partial(_run_layer, graph)))
+        group, place = self.cache.groups[index], jnp.int32(self.cache.places[index])
+        rotation = _layer_rotation(plan, ropes_of(self.plans), told.rotations)
+        context = LayerContext(rotation, ragged[self.view(index)], place, per_token=told.per_token)
+        if group is not None:
+            context = context._replace(states=told.states)
+        if told.token_inputs is not None:
+            context = context._replace(token_input=told.token_inputs[index])
+        if plan.shared_block is not None:
+            context = context._replace(shared=told.shared)
+        if plan.cross is not None:
+            context = context._replace(cross=told.cross)
+        x, own = run(parameters, x, cache.of(group), context)
+        if plan.adds_images and told.added is not None:
+            x = x + told.added[index]
+        return x, cache.updated(group, own)
 
 
 def _layer_rotation(plan: LayerPlan, ropes: tuple[RopeConfig, ...], rotations: Rotations) -> Rotation | None:

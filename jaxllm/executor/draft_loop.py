@@ -59,7 +59,7 @@ def draft_tokens(
     lasts = jnp.where(accepted.counts >= 0, accepted.places, ends)
 
     def follow(index: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
-        own = Batch(batch.token_ids, ragged, rotary_positions=batch.rotary_positions)
+        own = Batch(batch.token_ids, ragged, inputs["slots"], rotary_positions=batch.rotary_positions)
         read, below, taps = _only_in(index, (after, hidden, between))
         return drafter.follow(model, own, read, lasts, below, taps, carry[1])
 

@@ -31,7 +31,7 @@ def plan_drafter(config: EngineConfig, workload: Workload, dtype: str) -> "tuple
     assert drafting is not None
     if drafting.method == "mtp":
         _check_mtp(model)
-        return MtpPlan(), None
+        return MtpPlan(model.mtp_layers), None
     assert drafting.model is not None
     try:
         options = config.model

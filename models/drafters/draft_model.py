@@ -41,6 +41,7 @@ class DraftModelPlan:
     attention: str = "xla"
     taps: tuple[int, ...] = ()
     is_apart: bool = True
+    num_kept: int = 0
 
     def make(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> nnx.Module:
         """See `DrafterPlan`."""

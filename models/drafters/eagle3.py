@@ -86,6 +86,7 @@ class Eagle3Plan:
     """Whether it has an embedding of its own, in place of the model's."""
     attention: str = "xla"
     is_apart: bool = True
+    num_kept: int = 0
 
     def make(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> nnx.Module:
         """See `DrafterPlan`."""

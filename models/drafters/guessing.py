@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxllm.models.batch import Batch
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
@@ -31,27 +32,29 @@ class Ahead(NamedTuple):
     turned: jax.Array | None = None
     """int32 [R] or [3, R]: guesses are text, which turns by its place and as much as the token before it more."""
 
-    def batch(self) -> Batch:
-        """The last token of each row, at the position after the one before it."""
-        token_ids = jax.lax.dynamic_index_in_dim(self.tokens, self.known - 1, axis=1, keepdims=False)
-        single = _single_tokens(self.ragged, self.starts + self.known, self.max_model_len)
-        rotary = None if self.turned is None else single.positions + self.turned
-        return Batch(token_ids, single, rotary_positions=rotary)
+    def batch(self, size: int = 1, back: int = 0) -> Batch:
+        """The last `size` tokens of each row, the last one `back` places before the position of its own."""
+        first = self.known - size
+        token_ids = lax.dynamic_slice_in_dim(self.tokens, first, size, axis=1).reshape(-1)
+        ragged = _last_tokens(self.ragged, self.starts + self.known - back, size, self.max_model_len)
+        rotary = None if self.turned is None else ragged.positions + jnp.repeat(self.turned, size, axis=-1)
+        return Batch(token_ids, ragged, rotary_positions=rotary)
 
 
-def _single_tokens(ragged: RaggedBatch, positions: jax.Array, length: int) -> RaggedBatch:
-    """A batch of one token for each row of another, at `positions` (int32 [R])."""
-    rows = jnp.arange(len(positions), dtype=jnp.int32)
+def _last_tokens(ragged: RaggedBatch, lasts: jax.Array, size: int, length: int) -> RaggedBatch:
+    """A batch of `size` tokens for each row of another, the last ones at the positions `lasts` (int32 [R])."""
+    rows = jnp.arange(len(lasts), dtype=jnp.int32)
     is_row = rows < ragged.num_requests
     # What lies outside of a request's length is a guess that nobody will use.
-    positions = jnp.where(is_row, jnp.minimum(positions, length - 1), 0)
+    lasts = jnp.where(is_row, jnp.clip(lasts, size - 1, length - 1), 0)
+    places = jnp.arange(1 - size, 1, dtype=jnp.int32)
     return RaggedBatch(
-        positions=positions,
-        token_rows=jnp.where(is_row, rows, 0),
-        query_start=jnp.minimum(jnp.arange(len(positions) + 1, dtype=jnp.int32), ragged.num_requests),
-        kv_lens=jnp.where(is_row, positions + 1, 0),
+        positions=jnp.maximum(lasts[:, None] + places, 0).reshape(-1),
+        token_rows=jnp.repeat(jnp.where(is_row, rows, 0), size),
+        query_start=jnp.minimum(jnp.arange(len(lasts) + 1, dtype=jnp.int32), ragged.num_requests) * size,
+        kv_lens=jnp.where(is_row, lasts + 1, 0),
         page_table=ragged.page_table,
-        num_tokens=ragged.num_requests,
-        num_decodes=ragged.num_requests,
+        num_tokens=ragged.num_requests * size,
+        num_decodes=ragged.num_requests if size == 1 else jnp.zeros_like(ragged.num_requests),
         num_requests=ragged.num_requests,
     )

@@ -69,6 +69,7 @@ class MlpSpeculatorPlan:
     scales_input: bool = False
     taps: tuple[int, ...] = ()
     is_apart: bool = True
+    num_kept: int = 0
 
     def make(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> nnx.Module:
         """See `DrafterPlan`."""

@@ -25,6 +25,11 @@ States = jax.Array
 """What a drafter goes on from, [R, ...]."""
 
 
+KEPT = 0
+"""The group of a drafter's `Cache.states` with what it keeps in slots: hidden states [S, n, D], and the positions after
+the tokens that they are of, int32 [S]; 0 before any."""
+
+
 class Drafter(Protocol):
     """Guesses at the tokens after those that a model has computed, on the device; `model` is that one.
 
@@ -84,6 +89,11 @@ class DrafterPlan(Protocol):
 
     def cached_layers(self, config: ModelConfig) -> ModelConfig | None:
         """The configuration of the layers of which it keeps something for each token; None if it keeps nothing."""
+        ...
+
+    @property
+    def num_kept(self) -> int:
+        """How many hidden states of the model's size it keeps of each request's last token, see `KEPT`."""
         ...
 
     def forward(self, options: ForwardOptions) -> ForwardOptions:

@@ -74,10 +74,10 @@ NAMES: Names = {
 
 FAMILY = Family(read_config)
 MTP = MtpNames(
-    embedding_norm="model.mtp_emb_norm.0",
-    hidden_norm="model.mtp_hidden_norm.0",
-    joint="model.mtp_linear_proj.0",
-    layer="model.mtp_block.0",
+    embedding_norm="model.mtp_emb_norm.{number}",
+    hidden_norm="model.mtp_hidden_norm.{number}",
+    joint="model.mtp_linear_proj.{number}",
+    layer="model.mtp_block.{number}",
     norm=None,
     like_first=True,
 )

@@ -78,7 +78,7 @@ def expert_names(block: str, gate: str = "gate_proj", up: str = "up_proj", down:
 
 
 MOST_FURTHER_LAYERS = 8
-"""Layers that predict further tokens, of which known models have one."""
+"""Layers that predict further tokens, of which most models have one, and some three."""
 
 
 def further_layers(config: ModelConfig) -> tuple[str, ...]:
@@ -101,10 +101,10 @@ def read_mtp_layers(file: ConfigFile, default: int = 0) -> int:
 class MtpNames:
     """What checkpoints call the layer that predicts a further token, and the parts around it.
 
-    `{layer}` stands for the number of layers of the model. The norms and the product that join a token's embedding with
-    the hidden state before it, the layer itself, in place of "model.layers.*", and the norm after it, if there is one.
-    The product takes the embedding first, unless `hidden_first`. The layer is like the last one of the model that has
-    attention, or like its first.
+    `{layer}` stands for its number after the layers of the model, and `{number}` for its own, from 0 on. The norms and
+    the product that join a token's embedding with the hidden state before it, the layer itself, in place of
+    "model.layers.*", and the norm after it, if there is one. The product takes the embedding first, unless
+    `hidden_first`. The layer is like the last one of the model that has attention, or like its first.
     """
 
     embedding_norm: str

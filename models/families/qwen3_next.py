@@ -202,7 +202,7 @@ MTP = MtpNames(
     embedding_norm="mtp.pre_fc_norm_embedding",
     hidden_norm="mtp.pre_fc_norm_hidden",
     joint="mtp.fc",
-    layer="mtp.layers.0",
+    layer="mtp.layers.{number}",
     norm="mtp.norm",
 )
 

@@ -145,7 +145,7 @@ def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepSh
         last_tokens=array((slots,), jnp.int32, "shards"),
         hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
         media_pool=media_pool(resolved),
-        drafter_cache=_drafter_cache(resolved, shards * pages),
+        drafter_cache=_drafter_cache(resolved, shards * pages, slots),
         drafts=_drafts(resolved, slots),
     )
 
@@ -159,15 +159,17 @@ def media_pool(resolved: ResolvedConfig) -> Any:
     return _array(resolved.mesh, (resolved.media_rows, size), jnp.dtype(resolved.dtype))
 
 
-def _drafter_cache(resolved: ResolvedConfig, pages: int) -> Cache | None:
-    """What the drafter keeps in so many pages, if there is one."""
+def _drafter_cache(resolved: ResolvedConfig, pages: int, slots: int) -> Cache | None:
+    """What the drafter keeps in so many pages and slots, if there is one."""
     if resolved.drafter is None:
         return None
-    shape = resolved.drafter_cache
-    if shape is None:
-        return Cache(())
-    array = partial(_array, resolved.mesh)
-    return Cache((array(shape.array(pages), jnp.dtype(shape.dtype), *shape.axes),))
+    array, shape = partial(_array, resolved.mesh), resolved.drafter_cache
+    made = () if shape is None else (array(shape.array(pages), jnp.dtype(shape.dtype), *shape.axes),)
+    if not resolved.drafter.num_kept:
+        return Cache(made)
+    hidden = (slots, resolved.drafter.num_kept, resolved.model.hidden_size)
+    kept = array(hidden, jnp.dtype(resolved.dtype), "shards"), array((slots,), jnp.int32, "shards")
+    return Cache(made, (kept,))
 
 
 def _drafts(resolved: ResolvedConfig, slots: int) -> DraftState | None:

@@ -39,49 +39,68 @@ LAYERS, SIZE = 3, 64
 PROMPT = list(range(5, 25))
 
 
-def save_mtp(folder: Path, kind: str) -> Any:
-    """A checkpoint whose layer after the last predicts a further token; returns transformers' model of it."""
+def save_mtp(folder: Path, kind: str, further: int = 1, tokens: int = 512) -> Any:
+    """A checkpoint whose layers after the last predict further tokens; returns transformers' model of it."""
     torch.manual_seed(0)
     make_config, make_model, own = KINDS[kind]
     options = {
-        "vocab_size": 512, "hidden_size": SIZE, "intermediate_size": 96, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "n_shared_experts": 1, "max_position_embeddings": 512, "num_mtp_layers": 1,
+        "vocab_size": tokens, "hidden_size": SIZE, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "n_shared_experts": 1, "max_position_embeddings": 512, "num_mtp_layers": further,
         "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False, **own,
     }  # fmt: skip
-    # The further layer is made as one layer more of the same model.
-    longer = make_model(make_config(num_hidden_layers=LAYERS + 1, **options)).float()
+    # The further layers are made as more layers of the same model.
+    longer = make_model(make_config(num_hidden_layers=LAYERS + further, **options)).float()
     with torch.no_grad():
         for parameter in longer.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)
     longer.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    prefix = f"model.layers.{LAYERS}."
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        tensors[f"{prefix}{name}.weight"] = torch.rand(SIZE) + 0.5
-    tensors[f"{prefix}eh_proj.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.1
+    numbers = range(LAYERS, LAYERS + further)
+    for prefix in (f"model.layers.{number}." for number in numbers):
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{prefix}{name}.weight"] = torch.rand(SIZE) + 0.5
+        tensors[f"{prefix}eh_proj.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.1
     config = make_config(num_hidden_layers=LAYERS, architectures=[make_model.__name__], **options)
     config.save_pretrained(folder)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     model = make_model.from_pretrained(folder, dtype=torch.float32)
     # Which layers those are it tells by the number that the published checkpoint has.
-    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}\..*"]
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}\..*" for number in numbers]
     return model
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_drafts_and_tokens_of_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = save_mtp(tmp_path, kind)
+exhaustive = pytest.mark.exhaustive
+
+
+# Of few tokens some guesses are right.
+@pytest.mark.parametrize(
+    ("kind", "further", "count", "tokens"),
+    [
+        ("glm4_moe", 1, 3, 512),
+        ("deepseek_v3", 3, 3, 8),
+        pytest.param("deepseek_v3", 1, 1, 16, marks=exhaustive),
+        pytest.param("deepseek_v3", 3, 5, 512, marks=exhaustive),
+        pytest.param("glm4_moe", 2, 2, 9, marks=exhaustive),
+        pytest.param("deepseek_v3", 3, 3, 7, marks=exhaustive),
+        pytest.param("glm4_moe", 2, 1, 512, marks=exhaustive),
+    ],
+)
+def test_drafts_and_tokens_of_transformers(
+    kind: str, further: int, count: int, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_mtp(tmp_path, kind, further, tokens)
     wanted: dict[int, torch.Tensor] = {}
     forward = transformers.modeling_layers.MtpModel.forward
 
     def noting(self: Any, *args: Any, **options: Any) -> Any:
         found = forward(self, *args, **options)
-        wanted[options["full_input_ids"].shape[1]] = found[1][0, 0]
+        wanted[options["full_input_ids"].shape[1]] = found[1][0]
         return found
 
     monkeypatch.setattr(transformers.modeling_layers.MtpModel, "forward", noting)
-    output = model.generate(torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, use_mtp=True, eos_token_id=-1)
+    prompt = [token % tokens for token in PROMPT]
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, use_mtp=True, eos_token_id=-1)
 
     made: dict[int, list[int]] = {}
     take = device_drafts.DeviceDrafts.take
@@ -94,17 +113,34 @@ def test_drafts_and_tokens_of_transformers(kind: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
     engine = make_engine(
         model=str(tmp_path), dtype="float32", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=16,
-        speculative_config={"method": "mtp", "num_speculative_tokens": 3},
+        speculative_config={"method": "mtp", "num_speculative_tokens": count},
     )  # fmt: skip
     try:
-        answer = run(engine, [request("a", PROMPT, temperature=0, max_tokens=24, ignore_eos=True)])["a"]
-        assert answer.token_ids == output[0, len(PROMPT) :].tolist()
-        # With one layer transformers makes one draft; both may have made none where the last one was right.
+        asked = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+        assert run(engine, [request("a", prompt, **asked)])["a"].token_ids == output[0, len(prompt) :].tolist()
+        # transformers makes a draft with each layer; both may have made none where the last one was right.
         both = sorted(set(made) & set(wanted))
-        assert len(both) > 15
-        missing = [float(wanted[place].max() - wanted[place][made[place][0]]) for place in both]
-        assert missing == [0] * len(missing)
-        assert engine.stats().drafts.num_draft_tokens > 40
+        assert len(both) > 10
+        missing = [
+            float(logits.max() - logits[draft])
+            for place in both
+            for logits, draft in zip(wanted[place], made[place], strict=False)
+        ]
+        assert missing == [0] * (min(further, count) * len(both))
+        drafts = engine.stats().drafts
+        assert drafts.num_draft_tokens > 20
+        if count == further:
+            # The same drafts at the same places: as many are accepted. At the end of the text fewer are allowed.
+            end = len(output[0]) - further
+            assert [place for place in both if place < end] == sorted(place for place in made if place < end)
+            assert [place for place in both if place < end] == sorted(place for place in wanted if place < end)
+            assert drafts.num_accepted_tokens > 2
+        # Again, with a part of the prompt from the prefix cache, and neighbours.
+        first, others = dict(made), [request(i, prompt[i:], **asked) for i in (1, 19)]
+        run(engine, [request("b", prompt, **asked)])
+        assert made == first
+        answers = run(engine, [*others, request("c", prompt, **asked)])
+        assert answers["c"].token_ids == output[0, len(prompt) :].tolist()
     finally:
         engine.close()
 
