@@ -1,7 +1,7 @@
 """Drafts that the devices make: they change no token, and are those of the model that makes them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from tests.e2e.test_speculation import NUM_REQUESTS, all_of_them, answers, reque
 from tests.models.drafters.checkpoints import save_eagle3, save_mlp_speculator
 from tests.thinned import EVERY_CASE
 
-HEADS = {"eagle3": save_eagle3, "mlp_speculator": partial(save_mlp_speculator, stages=MOST_DRAFTS)}
+HEADS: dict[str, Callable[[Path], Path]] = {
+    "eagle3": save_eagle3,
+    "mlp_speculator": partial(save_mlp_speculator, stages=MOST_DRAFTS),
+}
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 

@@ -145,6 +145,35 @@ def test_drafts_and_tokens_of_transformers(
         engine.close()
 
 
+@exhaustive
+@pytest.mark.parametrize("way", [{"tensor_parallel_size": 2}, {"mesh": "data=2"}], ids=["model", "data"])
+def test_several_layers_on_several_devices(
+    way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    save_mtp(tmp_path, "glm4_moe", 2, 9)
+    options: dict[str, Any] = {
+        "model": str(tmp_path), "dtype": "float32", "max_model_len": 128, "max_num_seqs": 4, "block_size": 4,
+        "max_num_batched_tokens": 16, "num_gpu_blocks_override": 40,
+    }  # fmt: skip
+    drafter = {"method": "mtp", "num_speculative_tokens": 4}
+    found, accepted = [], []
+    for own in ({}, {"speculative_config": drafter}, {"speculative_config": drafter, **way}):
+        engine = make_engine(**options, **own)
+        try:
+            asked = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+            prompts = [[token % 9 for token in range(start, start + 6 * start)] for start in range(1, 7)]
+            answers = run(engine, [request(i, prompt, **asked) for i, prompt in enumerate(prompts)])
+            found.append({name: answer.token_ids for name, answer in answers.items()})
+            drafts = engine.stats().drafts
+            accepted.append(drafts.num_accepted_tokens / max(drafts.num_draft_tokens, 1))
+        finally:
+            engine.close()
+    assert found[0] == found[1] == found[2]
+    assert accepted[2] == pytest.approx(accepted[1], abs=0.05)
+    assert accepted[1] > 0.03
+
+
 def test_a_checkpoint_without_such_a_layer() -> None:
     with pytest.raises(ConfigError, match="LlamaForCausalLM has no layer that predicts further tokens"):
         make_engine(spec_method="mtp")
