@@ -108,7 +108,9 @@ def _guesses(
     tokens = ahead.tokens
     if not first:
         # A loop of no rounds where nobody wants any: then the output layer is not read.
-        tokens = lax.fori_loop(0, jnp.minimum(steps, 1), lambda index, tokens: put(tokens, 0, 0, _only_in(index, states)), tokens)
+        tokens = lax.fori_loop(
+            0, jnp.minimum(steps, 1), lambda index, tokens: put(tokens, 0, 0, _only_in(index, states)), tokens
+        )
     carry, begin = (tokens, states, cache), 1 - first
     for number in range(begin, min(drafter.own_guesses, most)):
         end = jnp.where(steps > number, number + 1, number)
