@@ -1,6 +1,6 @@
 """Latent attention: queries of many heads over one compressed key and value for every token."""
 
-from jaxllm.pallas_kernels.latent_attention.api import latent_attention, latent_cache_shape
+from jaxllm.pallas_kernels.latent_attention.api import latent_attention, latent_cache_shape, prepare_latent
 from jaxllm.pallas_kernels.latent_attention.backend import (
     LATENT_BACKENDS,
     KeyIndex,
@@ -19,4 +19,5 @@ __all__ = [
     "get_latent_backend",
     "latent_attention",
     "latent_cache_shape",
+    "prepare_latent",
 ]

@@ -62,3 +62,8 @@ def latent_attention(
 def latent_cache_shape(implementation: str, geometry: LatentGeometry) -> tuple[int, ...]:
     """Shape of the cache that `implementation` reads and writes, see `LatentBackend.cache_shape`."""
     return get_latent_backend(implementation).cache_shape(geometry)
+
+
+def prepare_latent(implementation: str, batch: RaggedBatch, num_heads: int, most_short: int) -> RaggedBatch:
+    """A batch for all layers of a step, in place of `batch` in `latent_attention`: see `LatentBackend.prepare`."""
+    return get_latent_backend(implementation).prepare(batch, num_heads, most_short)

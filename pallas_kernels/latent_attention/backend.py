@@ -123,6 +123,11 @@ class LatentBackend:
     """A cache of `canonical_shape` as `call` has it, for tests and tools; a running engine never converts."""
     to_canonical: Callable[[jax.Array, LatentSizes], jax.Array] = lambda cache, sizes: cache
     """A cache from the result of `from_canonical`: its inverse."""
+    prepare: Callable[[RaggedBatch, int, int], RaggedBatch] = lambda batch, num_heads, most_short: batch
+    """Adds to a batch what would otherwise be made in every layer; `call` also takes a batch without.
+
+    `prepare(batch, num_heads, most_short)`, for the query heads of one device; see `most_short` of paged attention.
+    """
     call_indexed: IndexedLatentAttention | None = None
     """Attention to the keys that an index chooses; None where it is not implemented."""
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxllm.pallas_kernels.latent_attention.api import latent_attention
+from jaxllm.pallas_kernels.latent_attention.api import latent_attention, prepare_latent
 from jaxllm.pallas_kernels.latent_attention.backend import (
     KeyIndex,
     LatentGeometry,
@@ -46,6 +46,8 @@ class Case:
     dtype: str = "float32"
     """Data type of queries, new latents, the cache and the result."""
     layers: int = 2
+    most_short: int = 1
+    """See `paged_attention`'s."""
     seed: int = 0
 
     @property
@@ -128,7 +130,12 @@ class Inputs:
         """`latent_attention` on these arrays: [T, N, Z] and the updated cache."""
         arrays = self.q_latent, self.q_rope, self.latent, self.k_rope, self.kv_cache
         options = LatentOptions(self.case.scale)
-        return latent_attention(*arrays, layer, self.batch, options, index=self.index, implementation=implementation)
+        batch = self.prepared(implementation)
+        return latent_attention(*arrays, layer, batch, options, index=self.index, implementation=implementation)
+
+    def prepared(self, implementation: str) -> RaggedBatch:
+        """The batch as a model prepares it."""
+        return prepare_latent(implementation, self.batch, self.case.num_heads, self.case.most_short)
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -196,6 +203,8 @@ _MIXED = ((1, 5), (1, 0), (1, 33), (7, 0), (70, 3), (3, 29))
 _SHARED_PREFIX = ((1, 260), (1, 300), (1, 20), (1, 256), (1, 389), (1, 257), (20, 256), (3, 31))
 _FEW = ((1, 20), (1, 47), (17, 9), (20, 0))
 
+_DRAFTS = ((1, 5), (1, 256), (4, 33), (3, 126), (4, 254), (4, 0), (2, 511), (70, 3), (2, 20))
+
 CASES: tuple[Case, ...] = (
     Case("one_decode", ((1, 9),)),
     Case("decodes", ((1, 0), (1, 1), (1, 15), (1, 16), (1, 130), (1, 17))),
@@ -215,6 +224,7 @@ CASES: tuple[Case, ...] = (
     Case("odd_sizes", _FEW, num_heads=3, latent_size=48, rope_size=16),
     Case("page_64", _MIXED, page_size=64),
     Case("page_128", ((1, 300), (40, 100)), page_size=128, dtype="bfloat16"),
+    Case("short", _DRAFTS, num_heads=5, padding_tokens=3, padding_rows=2, most_short=4),
     Case("long", ((1, 4000), (1, 20), (9, 2990)), page_size=64, dtype="bfloat16"),
 )
 """Every feature and the combinations that matter, at sizes that an interpreter of kernels can bear."""

@@ -25,7 +25,7 @@ def run_case(implementation: str, inputs: Inputs, *, checks: bool = False) -> Re
     def attend(inputs: Inputs) -> Result:
         arrays = inputs.q_latent, inputs.q_rope, inputs.latent, inputs.k_rope, backend.from_canonical(inputs.kv_cache)
         options = LatentOptions(inputs.case.scale, checks=checks)
-        out, cache = backend.call(*arrays, jnp.int32(LAYER), inputs.batch, options)
+        out, cache = backend.call(*arrays, jnp.int32(LAYER), inputs.prepared(implementation), options)
         return out, backend.to_canonical(cache, inputs.case.sizes)
 
     return jax.jit(attend)(inputs)

@@ -18,8 +18,10 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
 from jaxllm.pallas_kernels.latent_attention.xla_indexed import attend_to_chosen
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import with_short
 from jaxllm.pallas_kernels.tpu_common.constants import LANES
-from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, attend_by_platform
+from jaxllm.pallas_kernels.xla_common.attend import attend_by_platform
+from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part
 from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 SMALL_ROWS, LARGE_ROWS = 1024, 8192
@@ -106,5 +108,9 @@ def _without_padding(cache: jax.Array, sizes: LatentSizes) -> jax.Array:
 
 
 BACKEND = LatentBackend(
-    xla_latent_attention, cache_shape, to_canonical=_without_padding, call_indexed=xla_indexed_latent_attention
+    xla_latent_attention,
+    cache_shape,
+    to_canonical=_without_padding,
+    prepare=lambda batch, num_heads, most_short: with_short(batch, most_short),
+    call_indexed=xla_indexed_latent_attention,
 )

@@ -136,9 +136,28 @@ _SPANS: tuple[Case, ...] = (
     Case("spans_e4m3", ((80, 16),), spans=((0, 20, 70),), dtype="bfloat16", kv_dtype="float8_e4m3fn", page_size=32),
 )
 
+_DRAFTS = ((1, 5), (1, 0), (1, 256), (4, 33), (3, 126), (4, 254), (2, 15), (4, 0), (2, 511), (70, 3), (2, 20))
+"""Tokens on both sides of the ends of pages, and of blocks of keys; those after the long row are not short."""
+
+_SHORT: tuple[Case, ...] = (
+    Case("short", _DRAFTS, padding_tokens=3, padding_rows=2, most_short=4),
+    Case("short_window", _DRAFTS, window=24, dtype="bfloat16", unseen_are_null=True, most_short=4),
+    Case(
+        "short_every_score",
+        _DRAFTS,
+        window=130,
+        soft_cap=5.0,
+        sinks=True,
+        alibi=True,
+        dtype="bfloat16",
+        most_short=4,
+    ),
+    Case("short_spans", ((1, 5), (4, 33), (3, 12), (20, 0)), spans=((2, 12, 15), (3, 2, 19)), most_short=4),
+)
+
 _LONG = Case("long", ((1, 4000), (1, 20), (9, 2990)), num_kv_heads=1, head_size=128, page_size=64, dtype="bfloat16")
 
-CASES: tuple[Case, ...] = (*_BATCHES, *_SHAPES, *_SCORES, *_SPANS, *_TYPES, _LONG)
+CASES: tuple[Case, ...] = (*_BATCHES, *_SHAPES, *_SCORES, *_SPANS, *_TYPES, *_SHORT, _LONG)
 """Every feature and the combinations that matter, at sizes that an interpreter of kernels can bear."""
 
 LONG_CASES: tuple[Case, ...] = (
@@ -158,8 +177,11 @@ MODEL_HEADS: dict[str, tuple[int, int, int]] = {
 
 _BENCHMARKS: dict[str, tuple[tuple[int, int], ...]] = {
     "decode_1x8k": ((1, 8191),),
+    "decode_8x8k": ((1, 8191),) * 8,
     "decode_64x1k": ((1, 1023),) * 64,
     "decode_64x4k": ((1, 4095),) * 64,
+    "drafts_8x8k": ((4, 8188),) * 8,
+    "drafts_64x1k": ((4, 1020),) * 64,
     "prefill_2k": ((2048, 0),),
     "prefill_chunk": ((2048, 6144),),
     "mixed": (*((1, 2047),) * 32, (1000, 0), (1016, 3000)),
@@ -175,6 +197,7 @@ BENCHMARK_CASES: tuple[Case, ...] = tuple(
         page_size=64,
         dtype="bfloat16",
         layers=2,
+        most_short=4 if name.startswith("drafts") else 1,
     )
     for model, (num_heads, num_kv_heads, head_size) in MODEL_HEADS.items()
     for name, rows in _BENCHMARKS.items()

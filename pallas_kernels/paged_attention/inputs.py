@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxllm.pallas_kernels.paged_attention.api import paged_attention
+from jaxllm.pallas_kernels.paged_attention.api import paged_attention, prepare
+from jaxllm.pallas_kernels.paged_attention.backend import Heads
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import join_scales, quantise_heads
 from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
@@ -56,6 +57,8 @@ class Case:
     layers: int = 2
     writes: bool = True
     """See `AttentionOptions.writes`."""
+    most_short: int = 1
+    """See `Heads.most_short`. If it is not 1, the batch is prepared as a model does, since only then is it known."""
     seed: int = 0
 
     @property
@@ -131,13 +134,24 @@ class Inputs:
 
     @property
     def step(self) -> RaggedBatch:
-        """The batch as attention takes it."""
+        """The batch as attention takes it, not prepared."""
         return chunked_batch(self.batch, self.case.chunk, self.case.page_size) if self.case.chunk else self.batch
 
     def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
         """`paged_attention` on these arrays: [T, N, H] and the updated cache."""
         arrays = self.q, self.k, self.v, self.kv_cache
-        return paged_attention(*arrays, layer, self.step, self.options, implementation=implementation)
+        return paged_attention(
+            *arrays, layer, self.prepared(implementation), self.options, implementation=implementation
+        )
+
+    def prepared(self, implementation: str) -> RaggedBatch:
+        """The batch as attention takes it, prepared where rows may be short."""
+        case = self.case
+        if case.most_short == 1:
+            return self.step
+        shape = case.num_heads, case.num_kv_heads, case.head_size, case.cache_dtype.name
+        windows = frozenset({case.window or 0})
+        return prepare(implementation, self.step, Heads(*shape, windows, case.most_short))
 
 
 def make_inputs(case: Case) -> Inputs:

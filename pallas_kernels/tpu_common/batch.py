@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, fields
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import count_short, next_seeing
 
 
 @jax.tree_util.register_dataclass
@@ -23,7 +23,7 @@ class TpuBatch(RaggedBatch):
     most_short: int = field(metadata={"static": True})
     """Tokens of a short row at most. With 1, these are the decodes."""
     next_seeing: jax.Array | None = field(default=None, kw_only=True)
-    """int32 [T]: the first token from each on that sees later ones, T if there is none. None where none ever does."""
+    """int32 [T], or None: what the function of that name gives."""
 
 
 def tpu_prepare(batch: RaggedBatch, most_short: int = 1) -> TpuBatch:
@@ -33,29 +33,13 @@ def tpu_prepare(batch: RaggedBatch, most_short: int = 1) -> TpuBatch:
     """
     if isinstance(batch, TpuBatch):
         return batch
-    short, seeing = batch.num_decodes, _next_seeing(batch)
-    if most_short > 1:
-        lengths = batch.query_start[1:] - batch.query_start[:-1]
-        is_short = (lengths > 0) & (lengths <= most_short)
-        if seeing is not None:
-            first = jnp.minimum(batch.query_start[:-1], len(seeing) - 1)
-            is_short &= seeing[first] >= batch.query_start[1:]
-        short = jnp.sum(jnp.cumprod(is_short, dtype=jnp.int32), dtype=jnp.int32)
+    seeing = next_seeing(batch)
+    short = count_short(batch, most_short, seeing) if most_short > 1 else batch.num_decodes
     order, others = _others(batch, short)
     given = {field.name: getattr(batch, field.name) for field in fields(batch)}
     counts = jnp.stack([short, others])
     table = batch.page_table[:, None]
     return TpuBatch(**given, table=table, order=order, counts=counts, most_short=most_short, next_seeing=seeing)
-
-
-def _next_seeing(batch: RaggedBatch) -> jax.Array | None:
-    """See `TpuBatch`."""
-    until = batch.visible_until
-    if until is None:
-        return None
-    token = jnp.arange(len(until), dtype=jnp.int32)
-    sees = (token < batch.num_tokens) & (until > batch.positions + 1)
-    return lax.cummin(jnp.where(sees, token, len(until)), reverse=True)
 
 
 def _others(batch: RaggedBatch, short: jax.Array) -> tuple[jax.Array, jax.Array]:

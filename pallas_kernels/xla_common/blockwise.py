@@ -6,7 +6,6 @@ contexts cost little, whatever the width of the page table.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,7 +35,7 @@ LARGE = Blocks(decode_rows=64, decode_keys=512, prefill_queries=512, prefill_key
 the work of a small one."""
 
 
-def _slice(array: jax.Array, start: jax.Array, size: int, axis: int = 0) -> jax.Array:
+def slice_of(array: jax.Array, start: jax.Array, size: int, axis: int = 0) -> jax.Array:
     """`size` entries along `axis`. Unlike `lax.dynamic_slice_in_dim` it spends no operations on negative starts."""
     starts = [jnp.int32(0)] * array.ndim
     starts[axis] = start
@@ -51,7 +50,7 @@ def _update(array: jax.Array, block: jax.Array, start: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(array, block, starts, allow_negative_indices=False)
 
 
-def _blocks(total: jax.Array, size: int) -> jax.Array:
+def count_blocks(total: jax.Array, size: int) -> jax.Array:
     """Number of blocks of `size` that hold `total`, which is not negative (`//` would spend operations on that)."""
     return lax.div(total + (size - 1), jnp.int32(size))
 
@@ -90,27 +89,6 @@ class Pages(ABC):
         return jnp.pad(self.page_table, ((0, 0), (0, -self.page_table.shape[1] % block_pages)))
 
 
-def attend_by_blocks(
-    q: jax.Array, pages: Pages, batch: RaggedBatch, starts: jax.Array, heads: Heads, blocks: Blocks
-) -> jax.Array:
-    """Every token's attention, [T, N, V] in the type of `q` [T, N, H]; `starts` [T] is the first key each may see."""
-    out = decode_by_blocks(q, pages, batch, starts, heads, blocks)
-    return out if q.shape[0] == 1 else _prefill(q, out, pages, batch, starts, heads, blocks)
-
-
-def attend_by_platform(
-    q: jax.Array, pages: Pages, batch: RaggedBatch, starts: jax.Array, heads: Heads, *, small: Blocks, large: Blocks
-) -> jax.Array:
-    """`attend_by_blocks`, in large blocks on GPUs."""
-
-    def attend(blocks: Blocks) -> Callable[[jax.Array], jax.Array]:
-        return lambda q: attend_by_blocks(q, pages, batch, starts, heads, blocks)
-
-    gpu = attend(large)
-    attended: jax.Array = lax.platform_dependent(q, cuda=gpu, rocm=gpu, default=attend(small))
-    return attended
-
-
 def decode_by_blocks(
     q: jax.Array, pages: Pages, batch: RaggedBatch, starts: jax.Array, heads: Heads, blocks: Blocks
 ) -> jax.Array:
@@ -128,10 +106,10 @@ def decode_by_blocks(
     def block(index: jax.Array, out: jax.Array) -> jax.Array:
         first = index * block_rows
         attended = _decode_block(
-            _slice(queries, first, block_rows),
-            _slice(table, first, block_rows),
-            _slice(kv_lens, first, block_rows),
-            _slice(starts, first, block_rows),
+            slice_of(queries, first, block_rows),
+            slice_of(table, first, block_rows),
+            slice_of(kv_lens, first, block_rows),
+            slice_of(starts, first, block_rows),
             pages,
             block_pages,
             heads,
@@ -139,7 +117,7 @@ def decode_by_blocks(
         return _update(out, attended.astype(out.dtype), first)
 
     out = jnp.zeros((max(rows + padding, q.shape[0]), q.shape[1], heads.value_size), q.dtype)
-    return lax.fori_loop(0, _blocks(batch.num_decodes, block_rows), block, out)[: q.shape[0]]
+    return lax.fori_loop(0, count_blocks(batch.num_decodes, block_rows), block, out)[: q.shape[0]]
 
 
 def _decode_block(
@@ -158,19 +136,19 @@ def _decode_block(
     slopes = None if heads.alibi_slopes is None else heads.repeat_per_query(heads.alibi_slopes, 1)[..., None]
 
     def visit(index: jax.Array, run: SoftmaxState) -> SoftmaxState:
-        tables = _slice(table, index * block_pages, block_pages, axis=1)
+        tables = slice_of(table, index * block_pages, block_pages, axis=1)
         positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
         distances = (positions - (kv_lens - 1)[:, None])[:, None, None]
         visible = (positions < kv_lens[:, None]) & (positions >= starts[:, None])
-        return _attend_block(grouped, tables, visible[:, None, None], distances, slopes, run, pages, heads)
+        return attend_block(grouped, tables, visible[:, None, None], distances, slopes, run, pages, heads)
 
     run = heads.start(sinks, (size, heads.num_kv_heads, heads.group))
     first = jnp.min(jnp.where(kv_lens > 0, starts, jnp.iinfo(jnp.int32).max))
-    run = lax.fori_loop(lax.div(first, jnp.int32(keys)), _blocks(kv_lens.max(), keys), visit, run)
+    run = lax.fori_loop(lax.div(first, jnp.int32(keys)), count_blocks(kv_lens.max(), keys), visit, run)
     return heads.finish(run).reshape(size, heads.num_heads, heads.value_size)
 
 
-def _attend_block(
+def attend_block(
     queries: jax.Array,
     tables: jax.Array,
     visible: jax.Array,
@@ -201,16 +179,17 @@ def _attend_block(
     return SoftmaxState(maximum, run.total * decay + weights.sum(axis=-1), run.weighted * decay[..., None] + weighted)
 
 
-def _prefill(
+def prefill_by_blocks(
     q: jax.Array,
     out: jax.Array,
     pages: Pages,
     batch: RaggedBatch,
+    first_row: jax.Array,
     starts: jax.Array,
     heads: Heads,
     blocks: Blocks,
 ) -> jax.Array:
-    """Fill in the rows after the decodes, block by block of queries."""
+    """Fill in the rows from `first_row` on, block by block of queries."""
     tokens = q.shape[0]
     size = min(blocks.prefill_queries, tokens)
     block_pages = pages.block_pages(blocks.prefill_keys)
@@ -222,20 +201,20 @@ def _prefill(
     until = None if batch.visible_until is None else jnp.pad(batch.visible_until, (0, size))
 
     def row(index: jax.Array, out: jax.Array) -> jax.Array:
-        begin, end = _slice(batch.query_start, index, 2)
-        row_table = _slice(table, index, 1)
+        begin, end = slice_of(batch.query_start, index, 2)
+        row_table = slice_of(table, index, 1)
 
         def block(number: jax.Array, out: jax.Array) -> jax.Array:
             first = begin + number * size
             last = jnp.minimum(first + size, end) - 1
-            ends = None if until is None else _slice(until, first, size)
+            ends = None if until is None else slice_of(until, first, size)
             attended = _prefill_block(
-                _slice(queries, first, size),
-                _slice(positions, first, size),
-                _slice(starts, first, size),
+                slice_of(queries, first, size),
+                slice_of(positions, first, size),
+                slice_of(starts, first, size),
                 ends,
-                _slice(starts, first, 1)[0],
-                _slice(positions, last, 1)[0] + 1 if ends is None else _furthest(ends, last + 1 - first),
+                slice_of(starts, first, 1)[0],
+                slice_of(positions, last, 1)[0] + 1 if ends is None else _furthest(ends, last + 1 - first),
                 row_table,
                 pages,
                 block_pages,
@@ -243,10 +222,10 @@ def _prefill(
             )
             return _update(out, attended.astype(out.dtype), first)
 
-        return lax.fori_loop(0, _blocks(end - begin, size), block, out)
+        return lax.fori_loop(0, count_blocks(end - begin, size), block, out)
 
     out = jnp.pad(out, ((0, size), (0, 0), (0, 0)))
-    return lax.fori_loop(batch.num_decodes, batch.num_requests, row, out)[:tokens]
+    return lax.fori_loop(first_row, batch.num_requests, row, out)[:tokens]
 
 
 def _furthest(ends: jax.Array, count: jax.Array) -> jax.Array:
@@ -277,15 +256,15 @@ def _prefill_block(
     slopes = None if heads.alibi_slopes is None else heads.repeat_per_query(heads.alibi_slopes, size)[..., None]
 
     def visit(index: jax.Array, run: SoftmaxState) -> SoftmaxState:
-        tables = _slice(table, index * block_pages, block_pages, axis=1)
+        tables = slice_of(table, index * block_pages, block_pages, axis=1)
         key_positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
         distances = jnp.tile(key_positions - positions[:, None], (heads.group, 1))
         seen = key_positions <= positions[:, None] if ends is None else key_positions < ends[:, None]
         visible = seen & (key_positions >= starts[:, None])
         visible = jnp.tile(visible, (heads.group, 1))
-        return _attend_block(grouped, tables, visible, distances, slopes, run, pages, heads)
+        return attend_block(grouped, tables, visible, distances, slopes, run, pages, heads)
 
     run = heads.start(sinks, (1, heads.num_kv_heads, heads.group * size))
-    run = lax.fori_loop(lax.div(first_key, jnp.int32(keys)), _blocks(end_key, keys), visit, run)
+    run = lax.fori_loop(lax.div(first_key, jnp.int32(keys)), count_blocks(end_key, keys), visit, run)
     attended = heads.finish(run).reshape(heads.num_kv_heads, heads.group, size, heads.value_size)
     return attended.transpose(2, 0, 1, 3).reshape(size, heads.num_heads, heads.value_size)

@@ -26,6 +26,7 @@ from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import short_rows
 
 SHARED_MEMORY = 227 * 1024
 """Bytes a block may use on Hopper and Blackwell."""
@@ -70,6 +71,7 @@ def gpu_paged_attention(
     soft_cap, sinks, window = options.soft_cap, options.sinks, options.window
     factor = jnp.float32(options.scale if options.k_scale is None else options.scale * options.k_scale)
     factor = factor * LOG2E if soft_cap is None else factor / soft_cap
+    short = short_rows(batch)
     slopes = _row_slopes(options.alibi_slopes, heads // 2, group)
 
     def run(plan: Plan, *, decode: bool) -> tuple[jax.Array, jax.Array]:
@@ -90,6 +92,7 @@ def gpu_paged_attention(
             dtype=dtype,
             kv_dtype=kv_dtype,
             interpret=interpret,
+            most_short=short.most,
         )
         out, sums = launch(
             kernel,
@@ -107,11 +110,11 @@ def gpu_paged_attention(
     shape = Heads(num_heads, heads // 2, head_size, kv_dtype, frozenset())
     decodes, others = plans_of(batch, window, shape, blocks)
     parts = max_splits(batch, shape, blocks)
-    attended = combine_decode(decodes, *run(decodes, decode=True), sinks, tokens, group, parts)
+    attended = combine_decode(decodes, batch, short, *run(decodes, decode=True), sinks, group, parts)
     if tokens > 1:
-        prefilled = combine_prefill(others, batch, *run(others, decode=False), sinks, group)
-        is_decode = jnp.arange(tokens, dtype=jnp.int32) < batch.num_decodes
-        attended = jnp.where(is_decode[:, None, None], attended, prefilled)
+        prefilled = combine_prefill(others, batch, short, *run(others, decode=False), sinks, group)
+        is_short = jnp.arange(tokens, dtype=jnp.int32) < short.tokens
+        attended = jnp.where(is_short[:, None, None], attended, prefilled)
     if options.v_scale is not None:
         attended = attended * options.v_scale
     return attended.astype(q.dtype), kv_cache

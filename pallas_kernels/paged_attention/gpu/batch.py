@@ -10,6 +10,7 @@ from jaxllm.pallas_kernels.paged_attention.backend import Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import MOST_SHORT, ShortBatch, ShortRows, short_rows
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 MULTIPROCESSORS = 132
@@ -24,11 +25,11 @@ DECODE_SPLITS = 4
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class GpuBatch(RaggedBatch):
+class GpuBatch(ShortBatch):
     """A batch with its plans."""
 
     plans: dict[int, tuple[Plan, Plan]]
-    """By window, 0 for none: of the decodes, and of the other rows."""
+    """By window, 0 for none: of the short rows, and of the others."""
 
 
 def multiprocessors() -> int:
@@ -41,13 +42,16 @@ def multiprocessors() -> int:
 def gpu_prepare(batch: RaggedBatch, heads: Heads) -> GpuBatch:
     """`batch` with the plans for all windows of `heads`."""
     blocks = multiprocessors()
-    return with_plans(batch, heads, lambda window: make_plans(batch, window, heads, blocks))
+    return with_plans(batch, heads, lambda window, short: make_plans(batch, window, short, heads, blocks))
 
 
-def with_plans(batch: RaggedBatch, heads: Heads, make: Callable[[int], tuple[Plan, Plan]]) -> GpuBatch:
+def with_plans(batch: RaggedBatch, heads: Heads, make: Callable[[int, ShortRows], tuple[Plan, Plan]]) -> GpuBatch:
     """`batch` with what `make` plans for each window of `heads`."""
     given = {field.name: getattr(batch, field.name) for field in fields(RaggedBatch)}
-    return GpuBatch(**given, plans={window: make(window) for window in sorted(heads.windows)})
+    # The query heads of a KV head, of all tokens of a row, are rows of one product.
+    most = min(heads.most_short, MOST_SHORT, max(ROWS * heads.num_kv_heads // heads.num_heads, 1))
+    short = ShortRows.of(batch, most)
+    return GpuBatch(**given, short=short, plans={window: make(window, short) for window in sorted(heads.windows)})
 
 
 def prepared_plans(batch: RaggedBatch, window: int | jax.Array | None) -> tuple[Plan, Plan] | None:
@@ -60,14 +64,17 @@ def prepared_plans(batch: RaggedBatch, window: int | jax.Array | None) -> tuple[
 def plans_of(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads, blocks: int) -> tuple[Plan, Plan]:
     """The plans for a layer's window (see `paged_attention`): prepared ones, where there are any."""
     found = prepared_plans(batch, window) if blocks == multiprocessors() else None
-    return found or make_plans(batch, window, heads, blocks)
+    return found or make_plans(batch, window, short_rows(batch), heads, blocks)
 
 
-def make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads, blocks: int) -> tuple[Plan, Plan]:
+def make_plans(
+    batch: RaggedBatch, window: int | jax.Array | None, short: ShortRows, heads: Heads, blocks: int
+) -> tuple[Plan, Plan]:
     """Plans for so many persistent blocks."""
     decode = plan_decode(
         batch,
         window,
+        short,
         tile=choose_tile(heads.head_size, heads.kv_dtype, decode=True),
         splits=max_splits(batch, heads, blocks),
         items=DECODE_ITEMS * blocks,
@@ -76,7 +83,7 @@ def make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads,
     # Groups that are too large are rejected by the kernel.
     tokens = WARPGROUPS * max(ROWS // (heads.num_heads // heads.num_kv_heads), 1)
     tile = choose_tile(heads.head_size, heads.kv_dtype, decode=False)
-    return decode, plan_prefill(batch, window, tile=tile, tokens=tokens)
+    return decode, plan_prefill(batch, window, short, tile=tile, tokens=tokens)
 
 
 def max_splits(batch: RaggedBatch, heads: Heads, blocks: int) -> int:

@@ -65,6 +65,8 @@ class KernelOptions:
     """Data type of the cache. If it differs, tiles are converted in shared memory."""
     interpret: bool
     """Run in JAX's interpreter, on CPU."""
+    most_short: int = 1
+    """Tokens of a row at most that are computed as a decode."""
 
     @property
     def converts(self) -> bool:
@@ -100,9 +102,9 @@ class KernelOptions:
     @property
     def tokens(self) -> int:
         """Tokens in the rows of a warpgroup."""
-        return 1 if self.decode else ROWS // self.group
+        return self.most_short if self.decode else ROWS // self.group
 
     @property
     def out_rows(self) -> int:
         """Rows that a warpgroup writes; shared memory is tiled by 8 rows."""
-        return -(-self.group // 8) * 8 if self.decode else ROWS
+        return -(-self.most_short * self.group // 8) * 8 if self.decode else ROWS

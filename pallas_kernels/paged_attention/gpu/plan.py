@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import ShortRows
 
 EVERYTHING = 1 << 30
 """A window that hides nothing."""
@@ -27,22 +28,33 @@ class Plan(NamedTuple):
 
 
 def plan_decode(
-    batch: RaggedBatch, window: int | jax.Array | None, *, tile: int, splits: int, items: int, num_kv_heads: int
+    batch: RaggedBatch,
+    window: int | jax.Array | None,
+    short: ShortRows,
+    *,
+    tile: int,
+    splits: int,
+    items: int,
+    num_kv_heads: int,
 ) -> Plan:
-    """Units of the rows with one token: `splits` places for each row, more than one used where the context is long.
+    """Units of the short rows: `splits` places for each row, more than one used where the context is long.
 
     Args:
         batch: R rows.
         window: as in `paged_attention`.
+        short: which rows these are.
         tile: keys of a tile.
         splits: most units of a row.
         items: how many units times KV heads suffice to fill the machine; a row is not split beyond that.
         num_kv_heads: KV heads.
     """
     rows = min(batch.kv_lens.shape[0], batch.positions.shape[0])
-    lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < batch.num_decodes, batch.kv_lens[:rows], 0)
+    lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < short.rows, batch.kv_lens[:rows], 0)
+    # Positions of a row's first token, which sees the first keys of all.
+    begins = batch.query_start[:rows]
+    position = lens - 1 if short.most == 1 else lens - (batch.query_start[1 : rows + 1] - begins)
     reach = _reach(window)
-    start = _divide(jnp.maximum(lens - reach, 0), tile)
+    start = _divide(jnp.maximum(position + 1 - reach, 0), tile)
     end = _divide(lens + (tile - 1), tile)
     tiles = end - start
     least = _divide(tiles.sum() * num_kv_heads + (items - 1), items)
@@ -52,31 +64,33 @@ def plan_decode(
     begin = jnp.minimum(start[row] + split * share[row], end[row])
     fields = (
         row * batch.page_table.shape[1],
-        row,
-        lens[row] - 1,
+        row if short.most == 1 else begins[row],
+        position[row],
         begin,
         jnp.minimum(begin + share[row], end[row]),
         reach,
-        batch.num_decodes * splits,
+        short.rows * splits,
     )
     first = jnp.arange(rows, dtype=jnp.int32) * splits
     return Plan(_stack(fields), first, jax.lax.div(tiles + (share - 1), share))
 
 
-def plan_prefill(batch: RaggedBatch, window: int | jax.Array | None, *, tile: int, tokens: int) -> Plan:
-    """Units of the rows with several tokens: blocks of `tokens` queries with all the keys they see.
+def plan_prefill(
+    batch: RaggedBatch, window: int | jax.Array | None, short: ShortRows, *, tile: int, tokens: int
+) -> Plan:
+    """Units of the rows that are not `short`: blocks of `tokens` queries with all the keys they see.
 
-    A row's first place is the number of whole blocks of tokens before it plus the number of rows before it (decodes not
-    counted), which leaves room enough for what each row rounds up.
+    A row's first place is the number of whole blocks of tokens before it plus the number of rows before it (short ones
+    not counted), which leaves room enough for what each row rounds up.
     """
     rows = batch.kv_lens.shape[0]
     numbers = jnp.arange(rows, dtype=jnp.int32)
-    is_prefill = (numbers >= batch.num_decodes) & (numbers < batch.num_requests)
+    is_prefill = (numbers >= short.rows) & (numbers < batch.num_requests)
     begins = batch.query_start[:-1]
     lengths = jnp.where(is_prefill, batch.query_start[1:] - begins, 0)
-    first = _divide(jnp.maximum(begins - batch.num_decodes, 0), tokens) + (numbers - batch.num_decodes)
+    first = _divide(jnp.maximum(begins - short.tokens, 0), tokens) + (numbers - short.rows)
     place = jnp.arange(batch.positions.shape[0] // tokens + rows, dtype=jnp.int32)
-    row = (is_prefill & (first <= place[:, None])).sum(axis=1, dtype=jnp.int32) - 1 + batch.num_decodes
+    row = (is_prefill & (first <= place[:, None])).sum(axis=1, dtype=jnp.int32) - 1 + short.rows
     row = jnp.clip(row, 0, rows - 1)
     ahead = (place - first[row]) * tokens
     here = jnp.clip(lengths[row] - ahead, 0, tokens)
@@ -86,7 +100,7 @@ def plan_prefill(batch: RaggedBatch, window: int | jax.Array | None, *, tile: in
     if batch.visible_until is not None:
         # The later a token of a row, the further it sees.
         seen = batch.visible_until[jnp.maximum(begins[row] + ahead + here - 1, 0)]
-    used = _divide(batch.num_tokens - batch.num_decodes, tokens) + (batch.num_requests - batch.num_decodes)
+    used = _divide(batch.num_tokens - short.tokens, tokens) + (batch.num_requests - short.rows)
     fields = (
         row * batch.page_table.shape[1],
         begins[row] + ahead,

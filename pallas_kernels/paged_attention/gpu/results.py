@@ -9,39 +9,69 @@ from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E, MASKED
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import ShortRows
 
 FEW_PARTS = 16
 """Up to so many are joined one by one, in one launch."""
 
 
 def combine_decode(
-    plan: Plan, out: jax.Array, sums: jax.Array, sinks: jax.Array | None, tokens: int, group: int, splits: int
+    plan: Plan,
+    batch: RaggedBatch,
+    short: ShortRows,
+    out: jax.Array,
+    sums: jax.Array,
+    sinks: jax.Array | None,
+    group: int,
+    splits: int,
 ) -> jax.Array:
     """Join the parts of each row's context.
 
-    Letters: U units, K KV heads, G heads of a group, R rows, S splits.
+    Letters: U units, K KV heads, G heads of a group, R rows, M tokens of a short row at most, S splits.
 
     Args:
         plan: of `plan_decode`.
-        out: [U, K, 2, G or more, H].
+        batch: T tokens.
+        short: the rows that the plan is for.
+        out: [U, K, 2, M * G or more, H].
         sums: float32 [U, K, 2, ROWS], base-2 logarithms.
         sinks: float32 [K * G] or None.
-        tokens: length of the token axis.
         group: G.
         splits: most units of a row.
 
     Returns:
-        float32 [T, K * G, H]; zero from token R on, and for rows without units.
+        float32 [T, K * G, H]; zero for tokens that belong to no unit.
     """
-    rows, head_size = plan.counts.shape[0], out.shape[-1]
-    used = (jnp.arange(splits, dtype=jnp.int32) < plan.counts[:, None])[:, :, None, None, None]
-    logs = jnp.where(used, sums.reshape(rows, splits, *sums.shape[1:])[..., :group], MASKED)
+    rows, heads, tokens = plan.counts.shape[0], short.most * group, batch.positions.shape[0]
+    logs, parts = sums.reshape(rows, splits, *sums.shape[1:]), out.reshape(rows, splits, *out.shape[1:])
+    logs, parts, counts = logs[..., :heads], parts[..., :heads, :], plan.counts
+    if short.most > 1:
+        logs, parts, counts = _of_tokens(logs, parts, counts, batch, short)
+    used = (jnp.arange(splits, dtype=jnp.int32) < counts[:, None])[:, :, None, None, None]
+    logs = jnp.where(used, logs, MASKED)
     # Empty places were never written and may hold anything, also NaN.
-    parts = jnp.where(used[..., None], out.reshape(rows, splits, *out.shape[1:])[..., :group, :], 0)
+    parts = jnp.where(used[..., None], parts, 0)
     sink = None if sinks is None else (sinks.astype(jnp.float32) * LOG2E).reshape(-1, group)
     join = _join_few if 2 * splits <= FEW_PARTS else _join
-    joined = join(logs, parts, sink).reshape(rows, -1, head_size)
-    return jnp.pad(joined, ((0, tokens - rows), (0, 0), (0, 0)))
+    joined = join(logs, parts, sink).reshape(len(counts), -1, out.shape[-1])
+    return jnp.pad(joined, ((0, tokens - len(counts)), (0, 0), (0, 0)))
+
+
+def _of_tokens(
+    logs: jax.Array, parts: jax.Array, counts: jax.Array, batch: RaggedBatch, short: ShortRows
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What belongs to the first tokens, as many as short rows may have: [T, S, K, 2, G] and so on, from [R, ... M * G].
+
+    A token that is in no short row has a count of 0.
+    """
+    rows = len(counts)
+    token = jnp.arange(min(batch.positions.shape[0], rows * short.most), dtype=jnp.int32)
+    row = jnp.minimum(batch.token_rows[: len(token)], rows - 1)
+    place = jnp.clip(token - batch.query_start[row], 0, short.most - 1)
+    each = *logs.shape[:4], short.most, logs.shape[4] // short.most
+    logs, parts = logs.reshape(each), parts.reshape(*each, parts.shape[-1])
+    counts = jnp.where(token < short.tokens, counts[row], 0)
+    return logs[row, :, :, :, place], parts[row, :, :, :, place], counts
 
 
 def _join(logs: jax.Array, parts: jax.Array, sink: jax.Array | None) -> jax.Array:
@@ -71,11 +101,18 @@ def _join_few(logs: jax.Array, parts: jax.Array, sink: jax.Array | None) -> jax.
 
 
 def combine_prefill(
-    plan: Plan, batch: RaggedBatch, out: jax.Array, sums: jax.Array, sinks: jax.Array | None, group: int
+    plan: Plan,
+    batch: RaggedBatch,
+    short: ShortRows,
+    out: jax.Array,
+    sums: jax.Array,
+    sinks: jax.Array | None,
+    group: int,
 ) -> jax.Array:
     """Pick each token's attention from the units of its row.
 
-    Arguments as in `combine_decode`; `plan` is of `plan_prefill`, `out` is [U, K, 2, ROWS, H].
+    Arguments as in `combine_decode`; `plan` is of `plan_prefill`, and not for the rows of `short`; `out` is
+    [U, K, 2, ROWS, H].
 
     Returns:
         float32 [T, K * G, H]; zero for tokens that belong to no unit.
@@ -86,7 +123,7 @@ def combine_prefill(
     unit = plan.first[batch.token_rows] + jax.lax.div(place, jnp.int32(2 * each))
     within = jax.lax.rem(place, jnp.int32(2 * each))
     warpgroup, slot = jax.lax.div(within, jnp.int32(each)), jax.lax.rem(within, jnp.int32(each))
-    is_prefill = (jnp.arange(place.shape[0], dtype=jnp.int32) >= batch.num_decodes) & (
+    is_prefill = (jnp.arange(place.shape[0], dtype=jnp.int32) >= short.tokens) & (
         jnp.arange(place.shape[0], dtype=jnp.int32) < batch.num_tokens
     )
     unit = jnp.clip(unit, 0, units - 1)

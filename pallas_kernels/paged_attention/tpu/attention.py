@@ -25,12 +25,10 @@ from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
+from jaxllm.pallas_kernels.short_rows import MOST_SHORT
 from jaxllm.pallas_kernels.tpu_common.batch import TpuBatch, tpu_prepare
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E
 from jaxllm.pallas_kernels.tpu_common.target import target
-
-MOST_SHORT = 8
-"""Tokens of a row at most that the decode kernel computes together."""
 
 
 def tpu_paged_attention(

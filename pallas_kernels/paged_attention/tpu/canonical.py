@@ -18,7 +18,7 @@ def attend_on_tpu(inputs: Inputs, *, checks: bool = False) -> tuple[jax.Array, j
         raise NotImplementedError("scales per token and head")
     arrays = inputs.q, inputs.k, inputs.v, from_canonical(inputs.kv_cache, inputs.case)
     options = replace(inputs.options, checks=checks)
-    out, cache = tpu_paged_attention(*arrays, jnp.int32(LAYER), inputs.step, options)
+    out, cache = tpu_paged_attention(*arrays, jnp.int32(LAYER), inputs.prepared("tpu"), options)
     return out, to_canonical(cache, inputs.case)
 
 

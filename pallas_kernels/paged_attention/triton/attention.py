@@ -28,6 +28,7 @@ from jaxllm.pallas_kernels.paged_attention.triton.options import (
     tokens_of_unit,
 )
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import ShortRows, short_rows
 
 
 def triton_paged_attention(
@@ -67,6 +68,8 @@ def triton_paged_attention(
     if options.alibi_slopes is not None:
         shared["slopes"] = options.alibi_slopes.astype(jnp.float32) * LOG2E
 
+    short = short_rows(batch)
+
     def static(*, decode: bool) -> KernelOptions:
         return KernelOptions(
             decode=decode,
@@ -77,14 +80,18 @@ def triton_paged_attention(
             windowed=options.window is not None,
             soft_cap=options.soft_cap,
             dtype=kv_dtype if q.dtype == kv_cache.dtype else "float32",
+            most_short=short.most,
         )
 
     shape = Heads(num_heads, heads // 2, head_size, kv_dtype, frozenset())
-    decodes, prompts = prepared_plans(batch, options.window) or _make_plans(batch, options.window, shape)
+    decodes, prompts = prepared_plans(batch, options.window) or _make_plans(batch, options.window, short, shape)
     parts = attend_decodes(static(decode=True), shared | {"units": decodes.units.reshape(-1)}, interpret=interpret)
     sinks = None if options.sinks is None else options.sinks.astype(jnp.float32) * LOG2E
     result = jax.ShapeDtypeStruct(q.shape, q.dtype)
-    attended = join_decodes(parts, decodes.counts, sinks, result, interpret=interpret)
+    joined = {"counts": decodes.counts} | ({} if sinks is None else {"sinks": sinks})
+    if short.most > 1:
+        joined |= {"rows": batch.token_rows, "query_start": batch.query_start, "short": short.tokens[None]}
+    attended = join_decodes(parts, joined, result, group, interpret=interpret)
     if tokens > 1:
         own = {"units": prompts.units.reshape(-1)} | ({} if sinks is None else {"sinks": sinks})
         own |= {} if batch.visible_until is None else {"until": batch.visible_until}
@@ -94,20 +101,24 @@ def triton_paged_attention(
 
 def triton_prepare(batch: RaggedBatch, heads: Heads) -> GpuBatch:
     """`batch` with the plans for all windows of `heads`."""
-    return with_plans(batch, heads, lambda window: _make_plans(batch, window, heads))
+    return with_plans(batch, heads, lambda window, short: _make_plans(batch, window, short, heads))
 
 
-def _make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads) -> tuple[Plan, Plan]:
+def _make_plans(
+    batch: RaggedBatch, window: int | jax.Array | None, short: ShortRows, heads: Heads
+) -> tuple[Plan, Plan]:
     blocks, tile = multiprocessors(), choose_tile(heads.head_size, heads.kv_dtype)
     decode = plan_decode(
         batch,
         window,
+        short,
         tile=tile,
         splits=max_splits(batch, heads, blocks),
         items=DECODE_ITEMS * blocks,
         num_kv_heads=heads.num_kv_heads,
     )
-    return decode, plan_prefill(batch, window, tile=tile, tokens=tokens_of_unit(heads.num_heads // heads.num_kv_heads))
+    tokens = tokens_of_unit(heads.num_heads // heads.num_kv_heads)
+    return decode, plan_prefill(batch, window, short, tile=tile, tokens=tokens)
 
 
 def _check(q: jax.Array, kv_cache: jax.Array, options: AttentionOptions, *, interpret: bool) -> None:

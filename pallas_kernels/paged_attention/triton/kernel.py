@@ -34,14 +34,14 @@ Operands = dict[str, jax.Array]
 
 
 def attend_decodes(options: KernelOptions, operands: Operands, *, interpret: bool) -> tuple[jax.Array, jax.Array]:
-    """Attention of units with one token each.
+    """Attention of units with the tokens of a short row each, M of them at most.
 
     Returns:
-        [U, K, G, H] normalised outputs in the type that is multiplied, and float32 [U, K, G] base-2 logarithms of the
-        softmax denominators. What belongs to empty units is unspecified. Sinks have no part in it yet.
+        [U, K, M * G, H] normalised outputs in the type that is multiplied, and float32 [U, K, M * G] base-2 logarithms
+        of the softmax denominators. What belongs to empty units or no token is unspecified. Sinks have no part in it.
     """
     units, heads = len(operands["units"]) // 8, operands["kv"].shape[1] // 2
-    shape = (units, heads, options.group)
+    shape = (units, heads, options.tokens * options.group)
     out_shape = (
         jax.ShapeDtypeStruct((*shape, options.head_size), jnp.dtype(options.dtype)),
         jax.ShapeDtypeStruct(shape, jnp.float32),
@@ -59,9 +59,9 @@ def attend_prompts(options: KernelOptions, operands: Operands, out: jax.Array, *
 
 def join_decodes(
     parts: tuple[jax.Array, jax.Array],
-    counts: jax.Array,
-    sinks: jax.Array | None,
+    operands: Operands,
     shape: jax.ShapeDtypeStruct,
+    group: int,
     *,
     interpret: bool,
 ) -> jax.Array:
@@ -69,17 +69,19 @@ def join_decodes(
 
     Args:
         parts: what `attend_decodes` gives, as many units for each row.
-        counts: int32 [R], how many of them each row has.
-        sinks: float32 [N] in base 2.
-        shape: [T, N, H], of the result. Token i of a decode is row i.
+        operands: `counts`, int32 [R], how many of them each row has; `sinks` where there are any. Where rows may have
+            several tokens `rows`, int32 [T], the row of each, `query_start`, and `short`, int32 [1], their tokens.
+            Otherwise token i is row i.
+        shape: [T, N, H], of the result.
+        group: G.
         interpret: see `attend_decodes`.
 
     Returns:
-        The attention of tokens that are decodes; zero for all others.
+        The attention of tokens of short rows; zero for all others.
     """
-    operands = {"out": parts[0], "sums": parts[1], "counts": counts} | ({} if sinks is None else {"sinks": sinks})
+    operands = {"out": parts[0], "sums": parts[1]} | operands
     call = pl.pallas_call(
-        functools.partial(_join, tuple(operands)),
+        functools.partial(_join, tuple(operands), group),
         out_shape=shape,
         grid=(shape.shape[0], parts[0].shape[1]),
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
@@ -90,28 +92,33 @@ def join_decodes(
     return joined
 
 
-def _join(names: tuple[str, ...], *refs: Any) -> None:
+def _join(names: tuple[str, ...], group: int, *refs: Any) -> None:
     """The work of one program: a token and a KV head."""
     inputs, result = dict(zip(names, refs, strict=False)), refs[-1]
     token, head = pl.program_id(0), pl.program_id(1)
-    units, _, group, head_size = inputs["out"].shape
+    units, _, _, head_size = inputs["out"].shape
     rows = inputs["counts"].shape[0]
     splits = units // rows
     row, column = (jnp.arange(power_of_two(size), dtype=jnp.int32) for size in (group, head_size))
+    # The row that the token is of, whether it is short, and where the token's heads are among those of the row.
+    of, is_short, place = token, token < rows, row
+    if "rows" in inputs:
+        of, is_short = jnp.minimum(inputs["rows"][token], rows - 1), token < inputs["short"][0]
+        place = jnp.where(is_short, token - inputs["query_start"][of], 0) * group + row
     is_row = row < group
     inside = is_row[:, None] & (column < head_size)[None, :]
 
     def visit(part: jax.Array, state: Any) -> Any:
         acc, maximum, total = state
-        unit = token * splits + part
-        logarithm = plgpu.load(inputs["sums"].at[unit, head, row], mask=is_row, other=MASKED)
-        out = plgpu.load(inputs["out"].at[unit, head, row[:, None], column[None, :]], mask=inside, other=0.0)
+        unit = of * splits + part
+        logarithm = plgpu.load(inputs["sums"].at[unit, head, place], mask=is_row, other=MASKED)
+        out = plgpu.load(inputs["out"].at[unit, head, place[:, None], column[None, :]], mask=inside, other=0.0)
         new_maximum = jnp.maximum(maximum, logarithm)
         decay, weight = jnp.exp2(maximum - new_maximum), jnp.exp2(logarithm - new_maximum)
         acc = acc * decay[:, None] + out.astype(jnp.float32) * weight[:, None]
         return acc, new_maximum, total * decay + weight
 
-    count = jnp.where(token < rows, inputs["counts"][jnp.minimum(token, rows - 1)], 0)
+    count = jnp.where(is_short, inputs["counts"][jnp.minimum(of, rows - 1)], 0)
     state = jnp.zeros(inside.shape, jnp.float32), jnp.full(row.shape, LOWEST), jnp.zeros(row.shape, jnp.float32)
     acc, maximum, total = lax.fori_loop(0, count, visit, state)
     query_head = head * group + row
@@ -202,7 +209,7 @@ def _attend(
 
 def _tokens(options: KernelOptions, inputs: dict[str, Any], unit: Unit) -> jax.Array | int:
     """How many tokens a unit has."""
-    if options.decode:
+    if options.tokens == 1:
         return 1
     end = inputs["query_start"][lax.div(unit.table, inputs["width"][0]) + 1]
     return jnp.minimum(end - unit.token, options.tokens)
@@ -226,7 +233,7 @@ def _store_part(
     part = (acc * (value_factor / divisor)[:, None]).astype(out.dtype)
     plgpu.store(out.at[(*program, row[:, None], column[None, :])], part, mask=inside)
     logarithm = jnp.where(empty, MASKED, maximum + jnp.log2(divisor))
-    plgpu.store(sums.at[(*program, row)], logarithm, mask=row < options.group)
+    plgpu.store(sums.at[(*program, row)], logarithm, mask=row < options.tokens * options.group)
 
 
 def _tile(

@@ -50,11 +50,13 @@ class KernelOptions:
     soft_cap: float | None
     dtype: str
     """Data type of products."""
+    most_short: int = 1
+    """Tokens of a row at most that are computed as a decode."""
 
     @property
     def tokens(self) -> int:
         """Most tokens of a unit."""
-        return 1 if self.decode else tokens_of_unit(self.group)
+        return self.most_short if self.decode else tokens_of_unit(self.group)
 
     @property
     def rows(self) -> int:

@@ -17,7 +17,9 @@ from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major, head_major_shape
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, window_start
-from jaxllm.pallas_kernels.xla_common.blockwise import LARGE, SMALL, Pages, Part, attend_by_platform
+from jaxllm.pallas_kernels.short_rows import with_short
+from jaxllm.pallas_kernels.xla_common.attend import attend_by_platform
+from jaxllm.pallas_kernels.xla_common.blockwise import LARGE, SMALL, Pages, Part
 from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 
@@ -103,6 +105,7 @@ def xla_paged_attention(
 BACKEND = Backend(
     partial(attend_shared_rows, xla_paged_attention),
     head_major_shape,
+    lambda batch, heads: with_short(batch, heads.most_short),
     from_canonical=lambda cache, scale_bytes=0: head_major(cache),
     to_canonical=lambda cache, page_size, scale_bytes=0: canonical(cache),
     page_size=lambda shape, head_size: shape[4],

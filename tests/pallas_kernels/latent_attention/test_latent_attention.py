@@ -36,7 +36,7 @@ DEEPSEEK = LatentSizes(512, 64)
 
 FAST = {
     "reference": ("mixed", "deepseek_bfloat16"),
-    "xla": ("many_decodes", "prefill_chunk", "shared_prefix", "empty_rows", "deepseek", "long"),
+    "xla": ("many_decodes", "prefill_chunk", "shared_prefix", "empty_rows", "deepseek", "short", "long"),
     "cpu": ("many_decodes", "mixed", "shared_prefix", "empty_rows", "one_head", "odd_sizes", "page_128"),
 }
 """Cases that cover every path of an implementation; compiling takes nearly all the time of these tests."""

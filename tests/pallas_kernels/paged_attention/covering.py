@@ -57,7 +57,7 @@ _BELONG_TOGETHER = (
     # Kernels support some sizes of heads for some types only.
     ("dtype", "kv_dtype", "k_scale", "v_scale", "scale_bytes", "head_size"),
     *((name,) for name in ("page_size", "padding_tokens", "padding_rows", "soft_cap", "sinks", "alibi")),
-    ("traced",),
+    ("traced",), ("most_short",),
 )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def _choices(case: Case) -> set[tuple[str, object]]:
         ("padding of rows", case.padding_rows > 0),
         ("scales", (case.k_scale is not None, case.cache_dtype.name)),
         ("shared prefix", case.prefix > 0),
+        *([("short rows", case.window is not None)] if case.most_short > 1 else []),
         ("spans", "none" if not case.spans else "whole" if case.window is None else "in windows"),
         ("rows", min(len(case.rows), 2) + (len(case.rows) > 32)),
         *(("row", _kind(*row)) for row in case.rows),

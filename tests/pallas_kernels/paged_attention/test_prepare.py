@@ -10,6 +10,7 @@ import pytest
 from jaxllm.pallas_kernels.paged_attention import Heads, prepare
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import MULTIPROCESSORS, GpuBatch, make_plans, plans_of
 from jaxllm.pallas_kernels.paged_attention.inputs import Case, make_inputs
+from jaxllm.pallas_kernels.short_rows import short_rows
 from jaxllm.pallas_kernels.tpu_common.batch import TpuBatch, tpu_prepare
 
 CASE = Case("prepare", ((1, 3), (1, 70), (5, 0), (7, 200)), padding_rows=2, padding_tokens=3)
@@ -31,7 +32,9 @@ def test_gpu_plans(window: int | None) -> None:
     plans = plans_of(prepared, window, HEADS, MULTIPROCESSORS)
     assert plans is prepared.plans[window or 0]
     for ours, expected in zip(
-        jax.tree.leaves(plans), jax.tree.leaves(make_plans(batch, window, HEADS, MULTIPROCESSORS)), strict=True
+        jax.tree.leaves(plans),
+        jax.tree.leaves(make_plans(batch, window, short_rows(batch), HEADS, MULTIPROCESSORS)),
+        strict=True,
     ):
         np.testing.assert_array_equal(ours, expected)
 
@@ -41,7 +44,9 @@ def test_gpu_plans_that_are_not_prepared() -> None:
     for window, blocks in ((jnp.int32(70), MULTIPROCESSORS), (8, MULTIPROCESSORS), (70, 3)):
         plans = plans_of(batch, window, HEADS, blocks)
         for ours, expected in zip(
-            jax.tree.leaves(plans), jax.tree.leaves(make_plans(batch, window, HEADS, blocks)), strict=True
+            jax.tree.leaves(plans),
+            jax.tree.leaves(make_plans(batch, window, short_rows(batch), HEADS, blocks)),
+            strict=True,
         ):
             np.testing.assert_array_equal(ours, expected)
 

@@ -49,7 +49,7 @@ def bfloat16(case: Case) -> Case:
 def interpret(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, blocks: int = 2) -> tuple[jax.Array, jax.Array]:
     """Result and cache of a case; fails where a race was found."""
     function = partial(attention.gpu_paged_attention, interpret=True, blocks=blocks)
-    monkeypatch.setattr(attention, "BACKEND", Backend(function))
+    monkeypatch.setattr(attention, "BACKEND", Backend(function, prepare=attention.gpu_prepare))
     interpreter.reset_gpu_interpret_mode_state()
     _compile_once(monkeypatch)
     run = jax.jit(lambda inputs: inputs.call("gpu", jnp.int32(LAYER)), compiler_options=QUICK)

@@ -14,7 +14,16 @@ from tests.pallas_kernels.paged_attention.gpu.interpreter import bfloat16, inter
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 from tests.thinned import thinned
 
-_SMALL = Case("small", ((1, 70), (1, 0), (9, 60)), num_heads=2, num_kv_heads=1, dtype="bfloat16", padding_rows=1)
+_SMALL = Case(
+    "small",
+    ((1, 70), (1, 0), (3, 126), (2, 30), (9, 60)),
+    num_heads=2,
+    num_kv_heads=1,
+    window=40,
+    dtype="bfloat16",
+    padding_rows=1,
+    most_short=3,
+)
 
 EVERY_PAIR = tuple(product(TILES["decode"], TILES["prefill"]))
 PAIRS = tuple(zip(TILES["decode"], cycle(TILES["prefill"])))

@@ -7,6 +7,8 @@ import pytest
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import FEW_PARTS, combine_decode
+from jaxllm.pallas_kernels.paged_attention.inputs import Case, make_inputs
+from jaxllm.pallas_kernels.short_rows import ShortRows
 
 KV_HEADS, GROUP, HEAD = 2, 3, 8
 
@@ -35,6 +37,8 @@ def test_parts_are_weighed_by_their_sums(splits: int, *, with_sinks: bool) -> No
     first = jnp.arange(rows, dtype=jnp.int32) * splits
     plan = Plan(jnp.zeros((rows * splits, 8), jnp.int32), first, jnp.asarray(counts, jnp.int32))
     given = None if sinks is None else jnp.asarray(sinks)
-    found = combine_decode(plan, jnp.asarray(out), jnp.asarray(logs), given, rows + 2, GROUP, splits)
+    batch = make_inputs(Case("", ((1, 5),) * rows, padding_tokens=2)).batch
+    short = ShortRows.of(batch, 1)
+    found = combine_decode(plan, batch, short, jnp.asarray(out), jnp.asarray(logs), given, GROUP, splits)
     np.testing.assert_allclose(found[:rows], wanted.reshape(rows, -1, HEAD), atol=1e-5)
     assert not found[rows:].any()

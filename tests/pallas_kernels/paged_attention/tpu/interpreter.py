@@ -28,7 +28,6 @@ def interpret(
     monkeypatch: pytest.MonkeyPatch,
     decode: Blocks = DECODE,
     prefill: Blocks = PREFILL,
-    most_short: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Result and canonical cache of a case; fails where a race was found."""
     prefill = replace(prefill, queries=whole_queries(prefill.queries, dims_of(inputs.case)))
@@ -44,8 +43,8 @@ def interpret(
         packed = replace(
             inputs,
             kv_cache=from_canonical(inputs.kv_cache, inputs.case),
-            batch=tpu_prepare(inputs.step, most_short),
-            case=replace(inputs.case, chunk=0),
+            batch=tpu_prepare(inputs.step, inputs.case.most_short),
+            case=replace(inputs.case, chunk=0, most_short=1),
         )
         out, cache = packed.call("tpu", layer)
         return out, to_canonical(cache, inputs.case)

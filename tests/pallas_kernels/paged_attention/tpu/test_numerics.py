@@ -14,7 +14,9 @@ from tests.thinned import thinned
 FAST = ("decodes", "every_score", "int8_traced")
 """The cases that run with every test run; the others that run are slow tests."""
 
-OTHERS = tuple(case for case in joined(READ_BY_CHIPS) if case.name not in FAST)
+OTHERS = tuple(
+    case for case in joined([case for case in READ_BY_CHIPS if case.most_short == 1]) if case.name not in FAST
+)
 
 
 @pytest.mark.parametrize(
