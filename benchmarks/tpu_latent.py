@@ -29,10 +29,19 @@ ROWS: dict[str, tuple[tuple[int, int], ...]] = {
     "decode-64x1024": ((1, 1023),) * 64,
     "decode-16x8192": ((1, 8191),) * 16,
     "decode-256-ragged": tuple((1, int(n)) for n in np.random.default_rng(1).integers(0, 2047, 256)),
+    "decode-8x1024": ((1, 1023),) * 8,
+    "drafts-8x1of4": ((1, 1023),) * 8,
+    "drafts-8x4of4": ((4, 1020),) * 8,
+    "drafts-8x4of1": ((4, 1020),) * 8,
+    "drafts-64x1of4": ((1, 1023),) * 64,
+    "drafts-64x4of4": ((4, 1020),) * 64,
+    "drafts-64x4of1": ((4, 1020),) * 64,
     "prefill-1x2048": ((2048, 0),),
     "prefill-1x1024-over-7168": ((1024, 7168),),
     "mixed-48+768": (*((1, 1023),) * 48, (512, 2048), (256, 0)),
 }
+
+"""New and computed tokens. Of "4of4" each row has 4, and the decode kernel takes rows of up to 4."""
 
 TUNED: dict[str, dict[str, tuple[int, ...]]] = {
     "decode": {"keys": (512, 1024), "chunk": (256, 512), "slots": (4, 8), "queries": (1,)},
@@ -49,6 +58,11 @@ class Question:
     heads: int
     blocks: dict[str, int] = field(default_factory=dict)
     """Of both kernels; by default their own choice."""
+
+    @property
+    def most_short(self) -> int:
+        """Tokens of a row at most that the decode kernel takes."""
+        return int(self.name.partition("of")[2] or 1)
 
     @property
     def case(self) -> "Case":
@@ -74,7 +88,7 @@ def build(question: Question) -> "Call":
     inputs = make_inputs(case)
     pages = max(inputs.kv_cache.shape[1], 2**30 // (case.page_size * 640 * 2))
     geometry = LatentGeometry(2, pages, case.page_size, case.sizes, case.dtype, for_tpu=True)
-    fields, structure = jax.tree.flatten(jax.tree.map(np.asarray, tpu_prepare(inputs.batch)))
+    fields, structure = jax.tree.flatten(jax.tree.map(np.asarray, tpu_prepare(inputs.batch, question.most_short)))
     blocks = Blocks(**question.blocks) if question.blocks else None
 
     def call(q_latent: Any, q_rope: Any, latent: Any, k_rope: Any, cache: Any, layer: Any, *fields: Any) -> Any:

@@ -18,6 +18,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.sharding import model_parallel, split_kv_heads
 from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
+from jaxllm.pallas_kernels.latent_attention import prepare_latent
 from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, get_backend, prepare, prepare_chunked
 
 if TYPE_CHECKING:
@@ -77,8 +78,13 @@ class Decoder(nnx.Module):
         tables, views = by_table(ragged, self.cache.num_tables), {}
         for view in dict.fromkeys(self.layers.view(layer) for layer in range(self.config.num_layers)):
             views[view] = view.of(tables[view.table])
-            if cache.pages and self.config.latent is None:
-                implementation, heads = self.options.attention, self._heads(view, cache.pages[0])
+            implementation = self.options.attention
+            if cache.pages and self.config.latent is not None:
+                num_heads = self.config.num_heads // model_parallel(self.options.mesh)
+                most_short = 1 + self.options.most_drafts
+                views[view] = prepare_latent(implementation, views[view], num_heads, most_short)
+            elif cache.pages:
+                heads = self._heads(view, cache.pages[0])
                 if view.chunk:
                     size = self.layout.stored_size(self.layout.widest(self.config)[1])
                     views[view] = prepare_chunked(implementation, views[view], view.chunk, cache.pages[0], size)

@@ -11,6 +11,7 @@ from jaxllm.pallas_kernels.latent_attention.tpu.sizes import (
     Blocks,
     Sizes,
     choose_blocks,
+    most_together,
     padded_heads,
     refusal,
     vmem_bytes,
@@ -18,6 +19,7 @@ from jaxllm.pallas_kernels.latent_attention.tpu.sizes import (
 )
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.short_rows import MOST_SHORT
 from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
 from jaxllm.pallas_kernels.tpu_common.constants import LOG2_E
 from jaxllm.pallas_kernels.tpu_common.target import target
@@ -59,7 +61,7 @@ def tpu_latent_attention(
     kinds = [("decode", decode_blocks, every, 0), ("prefill", prefill_blocks, prepared.order, 1)]
     for name, asked, order, which in kinds[: 1 if tokens == 1 else 2]:
         scalars = Scalars(layers, prepared.counts[which : which + 1], order, batch.kv_lens, batch.query_start)
-        blocks = asked or choose_blocks(name, sizes, tokens)
+        blocks = asked or choose_blocks(name, sizes, tokens, prepared.most_short)
         out = attend_rows(
             scalars,
             prepared.table,
@@ -76,6 +78,13 @@ def tpu_latent_attention(
     return out[:, :num_heads, :size].astype(q_latent.dtype), kv_cache
 
 
+def tpu_latent_prepare(batch: RaggedBatch, num_heads: int, most_short: int) -> RaggedBatch:
+    """See `LatentBackend.prepare`."""
+    if most_short == 1:
+        return batch
+    return tpu_prepare(batch, most_together(num_heads, min(most_short, len(batch.positions), MOST_SHORT)))
+
+
 def cache_shape(geometry: LatentGeometry) -> tuple[int, ...]:
     """[L, P, C, S]: S is Z + Y rounded up to whole rows of 128 lanes, as TPUs would pad it themselves."""
     return (geometry.layers, geometry.pages, geometry.page_size, whole_rows(geometry.sizes.token))
@@ -90,4 +99,4 @@ def _without_padding(cache: jax.Array, sizes: LatentSizes) -> jax.Array:
     return cache[..., : sizes.token]
 
 
-BACKEND = LatentBackend(tpu_latent_attention, cache_shape, _padded, _without_padding)
+BACKEND = LatentBackend(tpu_latent_attention, cache_shape, _padded, _without_padding, prepare=tpu_latent_prepare)

@@ -69,15 +69,21 @@ def padded_heads(heads: int) -> int:
     return -(-heads // PAGE_MULTIPLE) * PAGE_MULTIPLE
 
 
-def choose_blocks(kernel: str, sizes: Sizes, tokens: int) -> Blocks:
-    """Block sizes of "decode" or "prefill". Both have the same chunks, so that a token's result is the same in either.
+def most_together(num_heads: int, tokens: int) -> int:
+    """How many of so many tokens are computed together: those whose heads are about 512 rows of a product."""
+    return max(1, min(512 // padded_heads(num_heads), tokens))
 
-    A decode's blocks are large enough to hide what a DMA takes; a prompt's queries are about 512 rows of a product.
+
+def choose_blocks(kernel: str, sizes: Sizes, tokens: int, most_short: int) -> Blocks:
+    """Block sizes of "decode", of rows of up to `most_short` tokens, or "prefill".
+
+    Both have the same chunks, so that a token's result is the same in either. A decode's blocks are large enough to
+    hide what a DMA takes.
     """
     chunk = 256
     if kernel == "decode":
-        return Blocks(math.lcm(1024, sizes.page_size), chunk, slots=4)
-    return Blocks(math.lcm(512, sizes.page_size), chunk, slots=2, queries=max(1, min(512 // sizes.heads, tokens)))
+        return Blocks(math.lcm(1024, sizes.page_size), chunk, slots=4, queries=most_short)
+    return Blocks(math.lcm(512, sizes.page_size), chunk, slots=2, queries=most_together(sizes.heads, tokens))
 
 
 def vmem_bytes(blocks: Blocks, sizes: Sizes, limit: int) -> int:

@@ -13,11 +13,11 @@ from jaxllm.pallas_kernels.paged_attention import check
 from jaxllm.pallas_kernels.paged_attention.check import Result
 from jaxllm.pallas_kernels.paged_attention.inputs import Case, Inputs
 
-_ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
+_DECODES, _CHUNKS = ((1, 0), (1, 15), (1, 300)), ((40, 0), (70, 130))
 """New and computed tokens: decodes of one page and of several tiles, a prompt, and a chunk of a longer one."""
 
-_SPANS = ((3, 5, 37), (4, 140, 190))
-"""Tokens of the last two that see one another, where models have such."""
+_SPANS = ((5, 37), (140, 190))
+"""Tokens of these two that see one another, where models have such."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,16 @@ def attention_cases(resolved: ResolvedConfig) -> Sequence[AttentionCase]:
 def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
     """Batches for layers with and without a window, and for each number and size of heads."""
     model, devices = resolved.model, resolved.num_devices
+    rows, most_short = _rows(resolved)
     case = Case(
         "self_test",
-        _ROWS,
+        rows,
         num_heads=model.num_heads // devices,
         page_size=resolved.page_size,
         padding_tokens=3,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
+        most_short=most_short,
     )
     plans = [layer.attention for layer in model.attention_layers]
     seeing = {plan.window > 0 for plan in plans if plan.sees_spans and resolved.sees_spans}
@@ -54,7 +56,8 @@ def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
         )
         for heads, size in kinds:
             own = replace(case, num_kv_heads=max(heads // devices, 1), head_size=size)
-            spans = _SPANS if is_windowed in seeing else ()
+            prompts = range(len(rows) - 2, len(rows))
+            spans = tuple((row, *span) for row, span in zip(prompts, _SPANS, strict=True) if is_windowed in seeing)
             yield replace(own, window=100 if is_windowed else None, spans=spans)
 
 
@@ -62,16 +65,24 @@ def latent_case(resolved: ResolvedConfig) -> LatentCase:
     """The batch for latent attention, of which a model has one kind."""
     latent = resolved.model.latent
     assert latent is not None
+    rows, most_short = _rows(resolved)
     return LatentCase(
         "self_test",
-        _ROWS,
+        rows,
         num_heads=resolved.model.num_heads // resolved.num_devices,
         latent_size=latent.rank,
         rope_size=latent.rope_size,
         page_size=resolved.page_size,
         padding_tokens=3,
         dtype=resolved.dtype,
+        most_short=most_short,
     )
+
+
+def _rows(resolved: ResolvedConfig) -> tuple[tuple[tuple[int, int], ...], int]:
+    """The rows of a batch, one of them with drafts if there may be such, and how many tokens these have."""
+    most = 1 + resolved.max_drafts
+    return (*_DECODES, *(((most, 200),) if most > 1 else ()), *_CHUNKS), most
 
 
 def _run(name: str, inputs: Inputs | LatentInputs, **options: bool) -> Result:
