@@ -29,11 +29,18 @@ SLICES = {
     "tpu7x-8": ("tpu7x", "2x2x1", 8),
 }
 """Chip, topology and devices; a TPU7x has two devices per chip."""
-STEPS = {"64x64": (64, 64), "8192x256": (8192, 256), "4096x64": (4096, 64), "8x8": (8, 8), "32x32": (32, 32)}
+STEPS = {
+    "64x64": (64, 64),
+    "8192x256": (8192, 256),
+    "4096x64": (4096, 64),
+    "8x8": (8, 8),
+    "32x32": (32, 32),
+    "256x64": (256, 64),
+}
 """Tokens and rows: 64 requests decode, and a prompt of 8,192 tokens where 256 requests may run. With 4,096 tokens they
 go around the ring of devices, too, and the step is compiled in half the time.
 
-8 requests decode, and do so with 3 drafts each (`--drafts 3`).
+8 requests decode, and do so with 3 drafts each (`--drafts 3` and 32x32), as 64 do in 256x64.
 """
 USUAL = ("64x64", "8192x256")
 LLAMA: dict[str, Any] = {

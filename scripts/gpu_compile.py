@@ -44,6 +44,8 @@ def _case(name: str, heads: tuple[int, int, int] = (32, 8, 128), **fields: Any) 
 
 CASES = (
     *(_case(name, heads) for heads, name in {heads: name for name, heads in reversed(MODEL_HEADS.items())}.items()),
+    _case("drafts", most_short=4),
+    _case("drafts_7_group_7", (28, 4, 128), most_short=8),
     _case("page_16", page_size=16),
     _case("page_256", page_size=256),
     _case("window_soft_cap", window=1024, soft_cap=50.0),

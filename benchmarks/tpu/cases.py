@@ -153,6 +153,7 @@ CASES = {
         drafts_case("llama-3-8b", 8, 4, 8192, 64),
         drafts_case("llama-3-8b", 8, 1, 8192, 64),
         drafts_case("llama-3-8b", 64, 1, 1024, 64),
+        drafts_case("llama-3-8b", 64, 4, 1024, 64),
         prefill_case("llama-3-8b", 8, 4, 1024, 64),
         prefill_case("llama-3-8b", 8, 4, 8192, 64),
         _ragged("llama-3-8b", 64),
