@@ -82,8 +82,8 @@ class Asked:
 
     def buckets(self) -> list[Bucket]:
         """Of a step of decodes, with their drafts, and of a prompt."""
-        tokens = Bucket(1 << (ROWS * (1 + self.drafts) - 1).bit_length(), ROWS)
-        return [tokens, Bucket(2048, ROWS)]
+        decodes = Bucket(1 << (ROWS * (1 + self.drafts) - 1).bit_length(), ROWS)
+        return [decodes, Bucket(2048, ROWS)]
 
     def options(self, folder: Path) -> dict[str, Any]:
         """The engine's, for a model in `folder`."""

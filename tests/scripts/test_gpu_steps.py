@@ -1,6 +1,7 @@
 """Counting what the host does in XLA's list of thunks."""
 
-from scripts.gpu_steps import count_thunks
+from jaxllm.executor.compile.buckets import Bucket
+from scripts.gpu_steps import Asked, count_thunks
 
 IN_A_GRAPH = """
 000: kCommandBuffer      [source       | next=148 (1)]
@@ -36,3 +37,9 @@ def test_the_host_waits_for_what_is_outside() -> None:
     from_host, waits, kernels, in_loops = count_thunks(OUTSIDE)
     assert (from_host, waits) == (4, 2)
     assert (kernels, in_loops) == (2, 1)
+
+
+def test_tokens_of_decodes_with_drafts() -> None:
+    assert Asked().buckets()[0] == Bucket(64, 64)
+    assert Asked(drafts=3).buckets() == [Bucket(256, 64), Bucket(2048, 64)]
+    assert Asked(drafts=4).buckets()[0] == Bucket(512, 64)
