@@ -1,10 +1,12 @@
 """Recurrences on a TPU that is not there: what XLA estimates that they take, and whether they copy states.
 
     scripts/bench tpu_recurrent [--chip v6e] [--kernel gated_delta ...] [--tokens 64 512]
+    scripts/bench tpu_recurrent --kernel gated_delta --tokens 8 --drafts 3
 
 Each operation is compiled by libtpu for one layer of a published model: 64 requests that decode, in a step of theirs
 alone, and a prompt of 512 tokens. XLA notes its estimate of cycles alongside its operations, which are counted as
-often as they run. The fewest bytes are those of the states, read and written once, and of a token's inputs and output.
+often as they run. With drafts, each row has so many, after a step in which all of so many were right. The fewest bytes
+are those of the states, read and written once, and of a token's inputs and output.
 """
 
 import argparse
@@ -33,6 +35,8 @@ class Kernel:
     of_layer: tuple[tuple[int, ...], ...]
     state: tuple[int, ...]
     state_dtype: str = "float32"
+    kept: tuple[int, ...] = ()
+    """Which of `of_tokens` are kept of drafts; nothing where steps with drafts are not compiled."""
 
 
 def _gated_delta(inputs: Sequence[Any], states: Any) -> Any:
@@ -75,6 +79,7 @@ KERNELS = {
         (((16, 128), WIDE), ((16, 128), WIDE), ((32, 128), NARROW), ((32,), WIDE), ((32,), WIDE)),
         (),
         (32, 128, 128),
+        kept=(1, 2, 3, 4),
     ),
     "state_space": Kernel(
         "Mamba-2, 8 groups",
@@ -101,31 +106,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--chip", choices=tpus, default="v6e", help="chip to compile for (v6e)")
     parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS), help="operations (all)")
     parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512], help="decodes, or tokens of a prompt")
+    parser.add_argument("--drafts", type=int, default=0, help="drafts of each row that decodes (0)")
     options = parser.parse_args(arguments)
+    if options.drafts and not all(KERNELS[name].kept for name in options.kernel):
+        parser.error("--drafts: only with --kernel gated_delta")
     prepare(options.chip)
     print("| operation | step | us | fewest bytes, us | copies of states |\n|---|---|---|---|---|")
     for name in options.kernel:
         for tokens in options.tokens:
-            print(line(CHIPS[options.chip], name, tokens, is_prompt=tokens > SLOTS), flush=True)
+            print(line(CHIPS[options.chip], name, tokens, is_prompt=tokens > SLOTS, drafts=options.drafts), flush=True)
 
 
-def line(chip: Chip, name: str, tokens: int, *, is_prompt: bool) -> str:
+def line(chip: Chip, name: str, tokens: int, *, is_prompt: bool, drafts: int = 0) -> str:
     """The figures of one step."""
-    from jaxllm.pallas_kernels.recurrence.run import CHUNK, CHUNKS, DECODES, USUAL_BLOCK
-
     kernel = KERNELS[name]
-    text = compiled_text(chip, kernel, tokens, is_prompt=is_prompt)
-    trips = {DECODES: 0 if is_prompt else -(-tokens // USUAL_BLOCK), CHUNKS: -(-tokens // CHUNK) if is_prompt else 0}
-
-    def of_loop(scope: str) -> int:
-        return next((count for loop, count in trips.items() if f"/{loop}/" in f"{scope}/"), 0)
-
-    cycles = sum(each.cycles * each.times for each in operations(text, Choices(of_loop, lambda scope: 1)))
+    text = compiled_text(chip, kernel, tokens, is_prompt=is_prompt, drafts=drafts)
+    trips = _trips(tokens, is_prompt=is_prompt, drafts=drafts)
+    cycles = sum(each.cycles * each.times for each in operations(text, Choices(trips, lambda scope: 1)))
     step = f"a prompt of {tokens}" if is_prompt else f"{tokens} decodes"
+    step += f" with {drafts} drafts" if drafts else ""
     rows = 1 if is_prompt else tokens
-    least = least_bytes(kernel, tokens, rows) / chip.hbm_bandwidth * 1e6
+    least = least_bytes(kernel, tokens * (1 + drafts), rows) / chip.hbm_bandwidth * 1e6
     copies = copies_of_states(text, kernel)
     return f"| {name}, {kernel.model} | {step} | {cycles / chip.clock_hz * 1e6:.0f} | {least:.0f} | {copies} |"
+
+
+def _trips(tokens: int, *, is_prompt: bool, drafts: int) -> Callable[[str], int]:
+    """How often each loop runs. There are two over rows, in this order: of those with drafts, and of others."""
+    from jaxllm.pallas_kernels.recurrence.run import CHUNK, CHUNKS, DECODES, USUAL_BLOCK
+
+    blocks, loops = -(-tokens // USUAL_BLOCK), list[str]()
+
+    def of_loop(scope: str) -> int:
+        if f"/{CHUNKS}/" in scope:
+            return -(-tokens // CHUNK) if is_prompt else 0
+        _, found, inside = scope.partition(f"/{DECODES}/")
+        if is_prompt or not found:
+            return 0
+        if inside.count("while") > 1:
+            return drafts
+        loops.append(scope)
+        return blocks if len(loops) == 1 else 0
+
+    return of_loop
 
 
 def least_bytes(kernel: Kernel, tokens: int, rows: int) -> int:
@@ -147,17 +170,19 @@ def copies_of_states(text: str, kernel: Kernel) -> int:
     return sum(line.startswith(shape) and " copy(" in line for line in lines)
 
 
-def compiled_text(chip: Chip, kernel: Kernel, tokens: int, *, is_prompt: bool) -> str:
-    """The program for a step, with the states donated."""
+def compiled_text(chip: Chip, kernel: Kernel, tokens: int, *, is_prompt: bool, drafts: int = 0) -> str:
+    """The program for a step, with the states donated, and with what is kept of drafts."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
     from jaxllm.pallas_kernels.recurrence import LayerStates, StateRows
     from jaxllm.pallas_kernels.recurrence.cases import make_batch
+    from jaxllm.pallas_kernels.recurrence.rows import DraftRows
 
     rows = 8 if is_prompt else tokens
-    lengths = (tokens,) if is_prompt else (1,) * tokens
+    lengths = (tokens,) if is_prompt else (1 + drafts,) * tokens
+    tokens = sum(lengths)
     place = SingleDeviceSharding(absent_devices(chip.name)[0])
 
     def shape(dims: Sequence[int], dtype: Any) -> Any:
@@ -169,12 +194,16 @@ def compiled_text(chip: Chip, kernel: Kernel, tokens: int, *, is_prompt: bool) -
     inputs = [shape((tokens, *dims), dtype) for dims, dtype in kernel.of_tokens]
     inputs += [shape(dims, kernel.state_dtype) for dims in kernel.of_layer]
     states = shape((LAYERS, SLOTS, *kernel.state), kernel.state_dtype)
-    state_rows = StateRows(shape((rows,), "int32"), shape((rows,), "bool"))
+    counts, kept = shape((rows,), "int32"), [kernel.of_tokens[place] for place in kernel.kept if drafts]
+    held = tuple(shape((LAYERS, SLOTS, drafts, *dims), dtype) for dims, dtype in kept)
+    own = DraftRows(counts, counts, counts, shape((), "int32")) if drafts else None
+    state_rows = StateRows(counts, shape((rows,), "bool"), own)
 
-    def run(states: Any, layer: Any, rows: Any, batch: Any, *inputs: Any) -> Any:
-        return kernel.call(inputs, LayerStates(states, layer, rows, batch))
+    def run(states: Any, held: Any, layer: Any, rows: Any, batch: Any, *inputs: Any) -> Any:
+        return kernel.call(inputs, LayerStates(states, layer, rows, batch, held))
 
-    lowered = jax.jit(run, donate_argnums=0).trace(states, shape((), "int32"), state_rows, batch, *inputs).lower()
+    arguments = states, held, shape((), "int32"), state_rows, batch, *inputs
+    lowered = jax.jit(run, donate_argnums=(0, 1)).trace(*arguments).lower()
     return lowered.compile().as_text() or ""
 
 

@@ -50,11 +50,11 @@ def plan_decode(
     """
     rows = min(batch.kv_lens.shape[0], batch.positions.shape[0])
     lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < short.rows, batch.kv_lens[:rows], 0)
-    # Positions of a row's first token, which sees the first keys of all.
+    # How many keys the first token of a row sees: no other sees earlier ones.
     begins = batch.query_start[:rows]
-    position = lens - 1 if short.most == 1 else lens - (batch.query_start[1 : rows + 1] - begins)
+    seen = lens if short.most == 1 else lens + 1 - (batch.query_start[1 : rows + 1] - begins)
     reach = _reach(window)
-    start = _divide(jnp.maximum(position + 1 - reach, 0), tile)
+    start = _divide(jnp.maximum(seen - reach, 0), tile)
     end = _divide(lens + (tile - 1), tile)
     tiles = end - start
     least = _divide(tiles.sum() * num_kv_heads + (items - 1), items)
@@ -65,7 +65,7 @@ def plan_decode(
     fields = (
         row * batch.page_table.shape[1],
         row if short.most == 1 else begins[row],
-        position[row],
+        seen[row] - 1,
         begin,
         jnp.minimum(begin + share[row], end[row]),
         reach,
