@@ -228,6 +228,7 @@ def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> Checkpoint
         ignored_beginnings=family.other_parts_of(config),
         renamed=family.renamed,
         synonyms=family.synonyms,
+        omitted=family.omitted,
         known_format=config.weight_format,
         first_layer=0 if stage is None else stage.start,
         elsewhere=None if stage is None else stage.elsewhere(names),

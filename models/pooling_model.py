@@ -224,6 +224,7 @@ def checkpoint_names(family: Family, config: ModelConfig, outputs: Outputs) -> C
     return CheckpointNames(
         names=weight_names(family, config),
         renamed=family.renamed,
+        omitted=family.omitted,
         ignored=family.ignored_tensors,
         ignored_beginnings=(*family.other_heads, *heads, *generating, *family.other_parts_of(config)),
         optional_prefix=family.prefix,

@@ -21,6 +21,8 @@ class CheckpointNames:
     """Beginnings of names that are read as others."""
     synonyms: Mapping[str, str] = field(default_factory=dict)
     """Parts of modules' names in transformers, between dots, where checkpoints have others."""
+    omitted: str = ""
+    """What may stand before the end of a name and is left out."""
     ignored: Sequence[str] = ()
     """Endings of names of tensors that may be there without being used."""
     ignored_beginnings: Sequence[str] = ()
@@ -38,6 +40,9 @@ class CheckpointNames:
 
     def new_name(self, name: str) -> str:
         """A tensor's name with another beginning, if it has one that is `renamed`; the longest counts."""
+        if self.omitted:
+            module, dot, end = name.rpartition(".")
+            name = f"{module.removesuffix(self.omitted)}{dot}{end}"
         for old in sorted(self.renamed, key=len, reverse=True):
             if name.startswith(old):
                 return self.renamed[old] + name.removeprefix(old)

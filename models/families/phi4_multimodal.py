@@ -1,6 +1,7 @@
 """Phi-4 multimodal (arXiv 2503.01743): Phi-4-mini that sees through SigLIP, crops of an image and the whole of it.
 
-Its audio model is not there: sound is refused.
+In transformers' format, and in that of microsoft/Phi-4-multimodal-instruct. Its audio model is not there: sound is
+refused.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from jaxllm.models.families import phi3
 from jaxllm.models.families.family import Family, Names
 from jaxllm.models.families.vision import clip_names, read_siglip, taken_layers
 from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
-from jaxllm.models.towers.pooled_projector import PooledTwoLayerPlan
+from jaxllm.models.towers.pooled_projector import LearnedTwoLayerPlan
 
 WHITE = 255
 
@@ -21,6 +22,28 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """The language model's configuration, and the tower's."""
     tower = _read_tower(file)
     file.ignore("vision_config", "audio_config", "embd_pdrop", "resid_pdrop")
+    return replace(phi3.read_config(file, architecture), tower=tower)
+
+
+def read_published(file: ConfigFile, architecture: str) -> ModelConfig:
+    """The same of the authors' own code, `modeling_phi4mm.py`, whose vision model has one size."""
+    layer = file.section("embd_layer") or ConfigFile({}, file.source)
+    layer.expect(embedding_cls="image_audio")
+    image = layer.section("image_embd_layer") or ConfigFile({}, file.source)
+    for key in ("use_hd_transform", "with_learnable_separator"):
+        if not image.boolean(key, False):
+            raise image.wrong(key, "true")
+    image.expect(
+        embedding_cls="tune_image", projection_cls="mlp", hd_transform_order="sub_glb",
+        image_token_compression_cls="avg_pool_2d",
+    )  # fmt: skip
+    tower = _read_tower(file)
+    vision = file.section("vision_config") or ConfigFile({}, file.source)
+    image.expect(crop_size=vision.integer("image_size", 448))
+    image.ignore("enable_gradient_checkpointing")
+    layer.ignore("audio_embd_layer")
+    # Sizes of its adapters, which are in files of their own.
+    file.ignore("vision_lora", "speech_lora", "audio_processor", "img_processor", "embd_pdrop", "resid_pdrop")
     return replace(phi3.read_config(file, architecture), tower=tower)
 
 
@@ -38,7 +61,7 @@ def _read_tower(file: ConfigFile) -> TowerPlan:
     vision.expect(crop_size=vision.integer("image_size"))
     return TowerPlan(
         vision=plan,
-        projector=PooledTwoLayerPlan("gelu"),
+        projector=LearnedTwoLayerPlan("gelu"),
         merge=2,
         class_rows=2,
         token_id=vision.integer("image_token_id", minimum=0),
@@ -64,4 +87,26 @@ def weight_names(config: ModelConfig) -> Names:
     }
 
 
+def published_names(config: ModelConfig) -> Names:
+    """The same as the authors call them."""
+    itself = {"weight": ""}
+    return {
+        **weight_names(config),
+        "tower.projector.line_end": Source(f"{IMAGES}.sub_GN", OfOne(2), itself),
+        "tower.projector.between": Source(f"{IMAGES}.glb_GN", OfOne(), itself),
+        "tower.projector.first": f"{IMAGES}.img_projection.0",
+        "tower.projector.second": f"{IMAGES}.img_projection.2",
+    }
+
+
+_ADAPTERS = tuple(f".lora_{part}.{name}.weight" for name in ("vision", "speech") for part in "AB")
+
 FAMILY = Family(read_config, weight_names=weight_names, other_parts=("model.embed_tokens_extend.",))
+PUBLISHED = Family(
+    read_published,
+    weight_names=published_names,
+    other_parts=("model.embed_tokens_extend.",),
+    omitted=".base_layer",
+    ignored_tensors=_ADAPTERS,
+    like="Phi4Multimodal",
+)

@@ -259,6 +259,8 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "ModernBertForTokenClassification": _Known("modernbert", "token_classify"),
     "PaddleOCRVLForConditionalGeneration": _Known("paddleocr_vl"),
     "PaliGemmaForConditionalGeneration": _Known("gemma_images.PALIGEMMA"),
+    "Phi3VForCausalLM": _Known("phi3_vision"),
+    "Phi4MMForCausalLM": _Known("phi4_multimodal.PUBLISHED"),
     "Phi4MultimodalForCausalLM": _Known("phi4_multimodal"),
     "Qwen2ForProcessRewardModel": _Known("qwen2.PROCESS_REWARD"),
     "Qwen2ForRewardModel": _Known("qwen2.REWARD"),

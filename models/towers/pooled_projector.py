@@ -1,4 +1,4 @@
-"""Projectors of the mean of a square's patches: Gemma 3's, normalised, times a matrix, and Phi-4's.
+"""Projectors of the mean of a square's patches, such as Gemma 3's, and those of learned states, as Phi's.
 
 Axis letters: P patches, V hidden size of the transformer, D hidden size of the language model.
 """
@@ -18,6 +18,7 @@ from jaxllm.models.layers.norm import AnyNorm, make_norm
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.plan import VisionPlan
+from jaxllm.models.towers.projectors import side_by_side
 
 
 @dataclass(frozen=True)
@@ -48,28 +49,30 @@ class PooledProjector(nnx.Module):
 
 
 @dataclass(frozen=True)
-class PooledTwoLayerPlan:
-    """An activation between two products of the mean of a square's hidden states.
+class LearnedTwoLayerPlan:
+    """An activation between two products of the mean of a square's hidden states, or of all of them if it `joins`.
 
     Likewise of two learned states, that of the end of a line and that between two images. Their rows come first: they
     are class rows of the `TowerPlan`.
     """
 
     activation: str
+    joins: bool = False
 
     def make(
         self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
-    ) -> "PooledTwoLayer":
+    ) -> "LearnedTwoLayer":
         """The module."""
-        return PooledTwoLayer(self, vision.hidden_size, patches_per_row, hidden_size, options, dtype)
+        size = vision.hidden_size * (patches_per_row if self.joins else 1)
+        return LearnedTwoLayer(self, size, patches_per_row, hidden_size, options, dtype)
 
 
-class PooledTwoLayer(nnx.Module):
-    """See `PooledTwoLayerPlan`."""
+class LearnedTwoLayer(nnx.Module):
+    """See `LearnedTwoLayerPlan`."""
 
     def __init__(
         self,
-        plan: PooledTwoLayerPlan,
+        plan: LearnedTwoLayerPlan,
         size: int,
         patches_per_row: int,
         hidden_size: int,
@@ -79,14 +82,15 @@ class PooledTwoLayer(nnx.Module):
         linear = partial(Linear, bias=True, dtype=dtype, axes=(None, None), options=options)
         self.line_end, self.between = (Table(1, size, dtype, options) for _ in range(2))
         self.first, self.second = linear(size, hidden_size), linear(hidden_size, hidden_size)
-        self.activation, self.patches_per_row = plan.activation, patches_per_row
+        self.plan, self.patches_per_row = plan, patches_per_row
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [2 + P / patches_per_row, D] of [P, V]."""
         context = ForwardContext(num_rows)
         learned = self.line_end.weight[...], self.between.weight[...]
-        states = jnp.concatenate([*learned, _means(hidden, self.patches_per_row)])
-        return self.second(ACTIVATIONS[self.activation](self.first(states, context)), context)
+        squares = (side_by_side if self.plan.joins else _means)(hidden, self.patches_per_row)
+        states = jnp.concatenate([*learned, squares])
+        return self.second(ACTIVATIONS[self.plan.activation](self.first(states, context)), context)
 
 
 def _means(hidden: jax.Array, patches_per_row: int) -> jax.Array:

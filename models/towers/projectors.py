@@ -49,7 +49,7 @@ class JoinedProjector(nnx.Module):
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [P / patches_per_row, D] of [P, V]."""
-        return self.linear(_joined(hidden, self.patches_per_row), ForwardContext(num_rows))
+        return self.linear(side_by_side(hidden, self.patches_per_row), ForwardContext(num_rows))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class TwoLayerProjector(nnx.Module):
         """Rows [P / patches_per_row, D] of [P, V]."""
         context = ForwardContext(num_rows)
         activation = ACTIVATIONS[self.plan.activation]
-        inner = self.first(self.norm(_joined(hidden, self.patches_per_row)), context)
+        inner = self.first(self.norm(side_by_side(hidden, self.patches_per_row)), context)
         if not self.plan.is_gated:
             return self.second(activation(inner), context)
         up, gate = jnp.split(inner, 2, axis=1)
@@ -135,7 +135,7 @@ class ChainProjector(nnx.Module):
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [P / patches_per_row, D] of [P, V]."""
         context = ForwardContext(num_rows)
-        x = _joined(hidden, self.patches_per_row)
+        x = side_by_side(hidden, self.patches_per_row)
         for linear in self.inner:
             x = ACTIVATIONS[self.activation](linear(x, context))
         return self.last(x, context)
@@ -167,10 +167,10 @@ class MergedProjector(nnx.Module):
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [P / patches_per_row, D] of [P, V]."""
         patches_per_row = self.merge.layout.shape[1] // hidden.shape[1]
-        merged = self.merge(_joined(self.norm(hidden), patches_per_row), ForwardContext(num_rows))
+        merged = self.merge(side_by_side(self.norm(hidden), patches_per_row), ForwardContext(num_rows))
         return self.projector(merged, num_rows)
 
 
-def _joined(hidden: jax.Array, patches_per_row: int) -> jax.Array:
+def side_by_side(hidden: jax.Array, patches_per_row: int) -> jax.Array:
     """The hidden states [P, V] of each square's patches together. They lie one after the other: nothing moves."""
     return hidden.reshape(len(hidden) // patches_per_row, -1)

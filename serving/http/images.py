@@ -1,7 +1,7 @@
 """The images and videos of requests, made ready for the engine: a bounded number at a time."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxllm.errors import RequestError
@@ -62,8 +62,9 @@ class RequestImages:
         return frozenset({IMAGE, VIDEO})
 
     @property
-    def written(self) -> None:
-        """See `ChatMedium`: a chat template must have a place for images and videos."""
+    def written(self) -> Callable[[int], str] | None:
+        """See `ChatMedium`: of most models, a chat template must have a place for images and videos."""
+        return self._images.written
 
     def write(self, prompt: str, images: Sequence[PreparedImage]) -> str:
         """The prompt with what stands for its images, in place of their markers. Raises `RequestError`."""

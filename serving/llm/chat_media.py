@@ -41,8 +41,10 @@ class ChatMedia:
     @property
     def written(self) -> Written:
         """What is written where a chat template has no place, see `StandIns`."""
-        sound = self._inputs.sound
-        return {} if sound is None or sound.marker is None else {AUDIO: sound.written}
+        sound, images = self._inputs.sound, self._inputs.images
+        of_sound = None if sound is None or sound.marker is None else sound.written
+        given = {AUDIO: of_sound, IMAGE: None if images is None else images.written}
+        return {medium: written for medium, written in given.items() if written is not None}
 
     def take(
         self, messages: Conversation, kwargs: Mapping[str, Any] | None

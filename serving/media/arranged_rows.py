@@ -106,8 +106,8 @@ class LLaVANextRows:
 
 
 @dataclass(frozen=True)
-class Phi4Rows:
-    """Rows of Phi-4 multimodal: the lines of all crops together, then those of the whole image, the first crop.
+class PhiRows:
+    """Rows of Phi-3-Vision and Phi-4 multimodal: the lines of all crops together, then those of the first, the whole.
 
     The first of two learned rows ends each line, the second stands between. They come first among the rows of a crop.
     """

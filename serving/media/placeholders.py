@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from jaxllm.errors import quoted
-from jaxllm.serving.media.arranged_rows import ArrangedRows, LLaVANextRows, Phi4Rows
+from jaxllm.serving.media.arranged_rows import LLaVANextRows, PhiRows
 from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
 from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext
+from jaxllm.serving.media.image_processors.phi3_vision import PATCH, Phi3Vision
 from jaxllm.serving.media.image_processors.phi4_multimodal import Phi4Multimodal
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
 from jaxllm.serving.media.image_processors.settings import Settings
+from jaxllm.serving.media.prompt_forms import NumberedImages, PaliGemmaPrompt, TokenPerFeature
 from jaxllm.serving.media.text_runs import TextRun
 from jaxllm.serving.media.tile_texts import (
     AyaTiles,
@@ -46,41 +48,6 @@ class Placeholder(Protocol):
     def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
         """What replaces the marker of a processed image."""
         ...
-
-
-@dataclass(frozen=True)
-class TokenPerFeature:
-    """A feature token per row, between two texts that may be empty: most models."""
-
-    marker: str
-    feature: str
-    count: Callable[[ProcessedImage], int]
-    before: str = ""
-    after: str = ""
-    arranged: Callable[[ProcessedImage], ArrangedRows | None] = lambda image: None
-
-    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
-        """What replaces the marker."""
-        around = [TextRun(self.before)] if self.before else []
-        behind = [TextRun(self.after)] if self.after else []
-        return (*around, TextRun(self.feature, self.count(image), True, self.arranged(image)), *behind)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaliGemmaPrompt(TokenPerFeature):
-    """PaliGemma's: the whole prompt has a form, which transformers' processor gives it and the tokenizer does not."""
-
-    bos: str
-
-    def framed(self, text: str, num_images: int) -> str:
-        """A prompt with all that the model was trained with: images, the first token, text, and a new line.
-
-        Images of a prompt that has no marker come first.
-        """
-        if self.marker not in text:
-            text = self.marker * num_images + text
-        end = text.rindex(self.marker) + len(self.marker)
-        return f"{text[:end]}{self.bos}{text[end:]}\n"
 
 
 @dataclass(frozen=True)
@@ -292,9 +259,20 @@ def _gemma4(model: Model) -> Placeholder:
     return TokenPerFeature(token, token, lambda image: image.rows * image.columns // area, start, end)
 
 
+def _phi3_vision(model: Model) -> Placeholder:
+    model.image_processor(Phi3Vision)
+    rows, token = PhiRows(2 * PATCH), model.token("image_token", "<|image|>")
+    return NumberedImages(marker=token, feature=token, count=rows.count, arranged=rows.arranged, apart=True)
+
+
 def _phi4_multimodal(model: Model) -> Placeholder:
-    rows, token = Phi4Rows(2 * model.image_processor(Phi4Multimodal).patch), model.token("image_token")
+    rows, token = PhiRows(2 * model.image_processor(Phi4Multimodal).patch), model.token("image_token")
     return TokenPerFeature(token, token, rows.count, arranged=rows.arranged)
+
+
+def _phi4_published(model: Model) -> Placeholder:
+    rows, token = PhiRows(2 * model.image_processor(Phi4Multimodal).patch), "<|endoftext10|>"
+    return NumberedImages(marker=token, feature=token, count=rows.count, arranged=rows.arranged, apart=False)
 
 
 PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
@@ -321,6 +299,8 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "LlavaProcessor": _llava,
     "PaliGemmaProcessor": _paligemma,
     "PaddleOCRVLProcessor": _merged(None),
+    "Phi3VProcessor": _phi3_vision,
+    "Phi4MMProcessor": _phi4_published,
     "Phi4MultimodalProcessor": _phi4_multimodal,
     "PixtralProcessor": _pixtral,
     "Qwen2VLProcessor": _merged("<|image_pad|>"),

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +22,8 @@ from jaxllm.serving.media.cache import CachedImage, ProcessedCache
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
-from jaxllm.serving.media.placeholders import PaliGemmaPrompt, Placeholder
+from jaxllm.serving.media.placeholders import Placeholder
+from jaxllm.serving.media.prompt_forms import NumberedImages, PaliGemmaPrompt
 from jaxllm.serving.media.text_runs import TextRun, arrangement_of, features_of, text_of
 from jaxllm.serving.media.video.checkpoint import VideoModel
 from jaxllm.serving.media.video.frames import VideoFrames
@@ -99,8 +101,10 @@ class PromptImages:
     def place(self, prompt: ParsedPrompt) -> None:
         """Process the images and videos of a prompt, and write what stands for them. Raises `RequestError`."""
         if self.most is not None:
-            check_count([medium_of(each) for each in prompt.images], self.most)
+            check_count(self.media_of(prompt), self.most)
         prepared = [self.prepare_any(each, prompt.processor_kwargs) for each in prompt.images]
+        if isinstance(self.placeholder, NumberedImages) and prompt.token_ids is None:
+            prepared = self._by_number(self.placeholder, prompt, prepared)
         prompt.items = tuple(item for each in self._in_order(prompt, prepared) for item in each.items)
         if prompt.token_ids is None:
             assert prompt.text is not None
@@ -110,9 +114,34 @@ class PromptImages:
         else:
             prompt.token_ids = self._in_tokens(np.asarray(prompt.token_ids), prepared)
 
+    def _by_number(
+        self, placeholder: NumberedImages, prompt: ParsedPrompt, prepared: list[PreparedImage]
+    ) -> list[PreparedImage]:
+        """The images as a text names them by their numbers, which become markers. Raises `RequestError`."""
+        prompt.has_special_tokens |= placeholder.apart
+        assert prompt.text is not None
+        if isinstance(prompt.text, ChatPrompt):
+            return prepared
+        prompt.text, numbers = placeholder.ordered(prompt.text)
+        if numbers and len(set(numbers)) != len(prepared):
+            raise RequestError(
+                f"the prompt names {len(set(numbers))} images, but {len(prepared)} images were given", FIELD
+            )
+        return [prepared[number] for number in numbers] if numbers else prepared
+
+    @property
+    def written(self) -> Callable[[int], str] | None:
+        """What a prompt has for the first, second, ... image where a chat template has no place; None: it needs one."""
+        marker = self.placeholder.marker
+        return (lambda number: marker) if isinstance(self.placeholder, NumberedImages) else None
+
     def media(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptMedia:
         """The images of a prompt, at their places among its tokens. Raises `RequestError`."""
         return PromptMedia.of(prompt.items, token_ids, self.info.token_ids, self.block_size, self.info.spans)
+
+    def media_of(self, prompt: ParsedPrompt) -> list[str]:
+        """The medium of each of a prompt's images and videos."""
+        return [medium_of(each) for each in prompt.images]
 
     def prepare_any(
         self, given: Pixels | VideoFrames | PreparedImage, kwargs: Mapping[str, Any] | None = None
@@ -181,7 +210,15 @@ class PromptImages:
         parts = re.split("(" + "|".join(map(re.escape, media)) + ")", text)
         ordered = iter(self._ordered([media[part] for part in parts[1::2]], prepared))
         parts[1::2] = [named(next(ordered).text) for _ in parts[1::2]]
+        if isinstance(self.placeholder, NumberedImages) and self.placeholder.apart:
+            parts[::2] = [named(self._beginning) + part for part in parts[::2]]
         return "".join(parts)
+
+    @cached_property
+    def _beginning(self) -> str:
+        """The special tokens that the tokenizer puts before a text, as text."""
+        (ids,) = self.tokenizer.encode([""])
+        return "".join(map(self.tokenizer.token_text, ids))
 
     def _in_order(self, prompt: ParsedPrompt, prepared: Sequence[PreparedImage]) -> Sequence[PreparedImage]:
         """Images and videos as the prompt has them; where it has one kind alone, as they are given."""

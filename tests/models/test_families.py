@@ -658,7 +658,11 @@ OTHER_NAMES = {
 """Architectures that checkpoints have under another name than transformers, with the same family."""
 
 
-SEEING_LIKE = {"KimiVLForConditionalGeneration": "Kimi_K25"}
+SEEING_LIKE = {
+    "KimiVLForConditionalGeneration": "Kimi_K25",
+    "Phi3VForCausalLM": "Phi3",
+    "Phi4MMForCausalLM": "Phi4Multimodal",
+}
 """Models that see, which transformers lacks, and what each is compared with in tests/e2e/images."""
 
 

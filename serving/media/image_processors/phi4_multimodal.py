@@ -43,6 +43,8 @@ class Phi4Multimodal:
         require_rgb_and_resize(settings)
         settings.require("do_center_crop", False, False)
         settings.ignore("do_pad", "crop_size")
+        # Of sound, in the file of the published checkpoint.
+        settings.ignore("audio_compression_rate", "audio_downsample_rate", "audio_feat_stride")
         size = settings.edges("size", {"height": 448, "width": 448}, (SQUARE,))
         if size["height"] != size["width"]:
             raise settings.fail("size must be square")

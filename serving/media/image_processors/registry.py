@@ -17,6 +17,7 @@ from jaxllm.serving.media.image_processors.kimi_k25 import KimiK25, KimiVL
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llama4 import Llama4
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext, LLaVAOneVision
+from jaxllm.serving.media.image_processors.phi3_vision import Phi3Vision
 from jaxllm.serving.media.image_processors.phi4_multimodal import Phi4Multimodal
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import GLM4V, PaddleOCRVL, Qwen2VL
@@ -42,6 +43,8 @@ IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "LlavaNextImageProcessor": LLaVANext,
     "LlavaOnevisionImageProcessor": LLaVAOneVision,
     "PaddleOCRVLImageProcessor": PaddleOCRVL,
+    "Phi3VImageProcessor": Phi3Vision,
+    "Phi4MMImageProcessor": Phi4Multimodal,
     "Phi4MultimodalImageProcessor": Phi4Multimodal,
     "PixtralImageProcessor": Pixtral,
     "Qwen2VLImageProcessor": Qwen2VL,

@@ -12,6 +12,9 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.towers.vision_transformer import TransformerPlan
 
 PIXTRAL = {"model_type": "pixtral", "rope_theta": 10000.0, "is_composition": True}
+CAUSAL = ("Phi3V",)
+"""Names that end otherwise than most."""
+PHI3V = {"use_hd_transform": True, "with_learnable_separator": True, "hd_transform_order": "sub_glb"}
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": ("Llava", {"text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5}}),
     "llava siglip": (
@@ -29,7 +32,8 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def read(folder: Path, name: str, values: dict[str, Any]) -> Any:
-    whole = {"architectures": [f"{name}ForConditionalGeneration"], "dtype": "bfloat16", **values}
+    use = "ForCausalLM" if name in CAUSAL else "ForConditionalGeneration"
+    whole = {"architectures": [f"{name}{use}"], "dtype": "bfloat16", **values}
     (folder / "config.json").write_text(json.dumps(whole))
     return read_config(folder)
 
@@ -89,6 +93,13 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
         ("KimiK25", {"vision_config": {"merge_type": "none"}}, "'merge_type' must be \"sd2_tpool\""),
         ("KimiK25", {"vision_config": {"init_pos_emb_width": 32}}, "'init_pos_emb_width' must be 64, the height"),
         ("Lfm2Vl", {"text_config": {"model_type": "gpt2"}}, "'model_type' must be one of lfm2, lfm2_moe"),
+        ("Phi3V", {"embd_layer": {"with_learnable_separator": True}}, "'use_hd_transform' must be true"),
+        ("Phi3V", {"embd_layer": {**PHI3V, "hd_transform_order": "glb_sub"}}, "must be 'sub_glb'"),
+        (
+            "Phi3V",
+            {"embd_layer": PHI3V, "img_processor": {"image_dim_out": 768}},
+            "'image_dim_out' must be 1024, the hidden size of CLIP",
+        ),
         ("DeepseekVL", {"vision_config": {"model_type": "clip_vision_model"}}, "'model_type' must be siglip"),
         ("InternVL", {"downsample_ratio": 0.3}, "1 / n, for a divisor n of 32"),
         ("InternVL", {"vision_config": {"norm_type": "group"}}, "'norm_type' must be one of layer_norm, rms_norm"),

@@ -39,7 +39,7 @@ class Phi4MultimodalForCausalLM(transformers.Phi4MultimodalForCausalLM):
         rows = embed(ids, torch.zeros(1, count, self.config.hidden_size), **given)
         return SimpleNamespace(pooler_output=[rows[0]])
 
-    def generate(self, num_img_tokens: Any, **given: Any) -> Any:
+    def generate(self, num_img_tokens: Any = None, **given: Any) -> Any:
         """Without what only the prompt needs."""
         return super().generate(**given)
 

@@ -16,10 +16,12 @@ from torch.nn.functional import interpolate
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.models.towers.fine_bytes import fine_bytes
 from jaxllm.models.towers.plan import PixelPlan
-from jaxllm.serving.media.image_processors.arithmetic import normalised
+from jaxllm.serving.media.image_processors.arithmetic import normalised, tiles
 from jaxllm.serving.media.image_processors.phi4_multimodal import shrunk
 from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
+from jaxllm.serving.media.image_processors.settings import CLIP_MEAN, CLIP_STD
 from tests.serving.media.image_processors.oracles import drawn_image
+from tests.serving.media.image_processors.phi3_vision import canvas_of, crops_of
 
 SIDE = 56
 SIZES = [(56, 56), (80, 120), (200, 60), (20, 30), (300, 290), (1, 190), (700, 90), (113, 57)]
@@ -215,3 +217,23 @@ def test_numbers_of_llama_4() -> None:
     wanted = (torch.from_numpy(every).to(torch.bfloat16) * (1 / 255)).sub(torch.tensor(0.5, dtype=torch.bfloat16))
     wanted = wanted.div(torch.tensor(0.5, dtype=torch.bfloat16)).float()
     np.testing.assert_array_equal(normalised(every, processor.normalisation), wanted.numpy())
+
+
+@pytest.mark.parametrize("most", [1, 5, 16])
+def test_phi3_vision_resizes_as_its_own_code(most: int) -> None:
+    """Crops are equal; the whole image is within a rounding of floats."""
+    processor = made("Phi3VImageProcessor", num_crops=most)
+    plan = PixelPlan(CLIP_MEAN, CLIP_STD, is_fine=True)
+    for size in [size for size in SIZES if size != (1, 190)]:
+        image = drawn_image(*size)
+        found, canvas = processor.process(image), canvas_of(image, SIDE, most)
+        assert (found.rows * SIDE, found.columns * SIDE) == canvas.shape[:2]
+        assert len(found.crops) == 1 + found.rows * found.columns <= processor.limits(14).crops == most + 1
+        for crop, wanted in zip(found.crops[1:], tiles(canvas, SIDE, SIDE), strict=True):
+            np.testing.assert_array_equal(crop, wanted)
+        whole = np.asarray(plan.numbers(jnp.asarray(found.crops[0].reshape(SIDE, -1)))).reshape(SIDE, SIDE, 3)
+        np.testing.assert_allclose(whole, crops_of(canvas, SIDE)[0].permute(1, 2, 0), atol=4e-6)
+    with pytest.raises(RequestError, match="too long"):
+        processor.process(drawn_image(1, 2000))
+    with pytest.raises(ConfigError, match="a square of whole tokens"):
+        made("Phi3VImageProcessor", size={"height": 42, "width": 42})

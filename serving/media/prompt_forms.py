@@ -1,0 +1,78 @@
+"""What prompts have in place of an image, of models that take a token for each row of it."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from jaxllm.errors import RequestError
+from jaxllm.requests.media import FIELD
+from jaxllm.serving.media.arranged_rows import ArrangedRows
+from jaxllm.serving.media.image_processors.base import ProcessedImage
+from jaxllm.serving.media.text_runs import TextRun
+
+
+@dataclass(frozen=True)
+class TokenPerFeature:
+    """A feature token per row, between two texts that may be empty: most models."""
+
+    marker: str
+    feature: str
+    count: Callable[[ProcessedImage], int]
+    before: str = ""
+    after: str = ""
+    arranged: Callable[[ProcessedImage], ArrangedRows | None] = lambda image: None
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        around = [TextRun(self.before)] if self.before else []
+        behind = [TextRun(self.after)] if self.after else []
+        return (*around, TextRun(self.feature, self.count(image), True, self.arranged(image)), *behind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaliGemmaPrompt(TokenPerFeature):
+    """PaliGemma's: the whole prompt has a form, which transformers' processor gives it and the tokenizer does not."""
+
+    bos: str
+
+    def framed(self, text: str, num_images: int) -> str:
+        """A prompt with all that the model was trained with: images, the first token, text, and a new line.
+
+        Images of a prompt that has no marker come first.
+        """
+        if self.marker not in text:
+            text = self.marker * num_images + text
+        end = text.rindex(self.marker) + len(self.marker)
+        return f"{text[:end]}{self.bos}{text[end:]}\n"
+
+
+_NUMBERED: Final = re.compile(r"<\|image_([0-9]{1,6})\|>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberedImages(TokenPerFeature):
+    """Phi's own: prompts name images by their numbers, from 1 on, as often as they like.
+
+    If texts are `apart`, each text around images is encoded alone, with the special tokens that the tokenizer adds:
+    that is how Phi-3-Vision's own code does it, and how the model was trained.
+    """
+
+    apart: bool
+
+    def ordered(self, text: str) -> tuple[str, tuple[int, ...]]:
+        """The text with markers in place of names, and the numbers of the images that these stand for, from 0 on.
+
+        A text that has a marker is returned as it is, with no numbers. Raises `RequestError` where numbers are missing.
+        """
+        names = _NUMBERED.findall(text)
+        if not names or self.marker in text:
+            return text, ()
+        numbers = [int(name) for name in names]
+        if sorted(set(numbers)) != list(range(1, len(set(numbers)) + 1)):
+            raise RequestError(
+                f"the prompt names the images {', '.join(map(str, numbers[:8]))}: they are counted from 1, and none "
+                "may be left out",
+                FIELD,
+            )
+        return _NUMBERED.sub(lambda _: self.marker, text), tuple(number - 1 for number in numbers)
