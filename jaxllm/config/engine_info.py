@@ -148,6 +148,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_shapes: int
     max_loras: int = 0
     """Slots for LoRA adapters; 0 where requests may have none."""
+    default_adapters: dict[str, str] = {}
+    """Folders of the adapters for requests that name none, by the medium that these have: image, video, audio."""
     max_drafts: int = 0
     """Most drafts of a request in a step; 0 where none are made."""
     pooling: PoolingInfo | None = None

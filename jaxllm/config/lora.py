@@ -1,7 +1,8 @@
 """Options of LoRA adapters."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxllm.config.option import Section, option
 
@@ -52,6 +53,12 @@ class LoRAOptions(Section):
         "Most labels of a classifier that an adapter brings along (modules_to_save). Default: as many as the model's.",
         minimum=1,
         maximum=1_000_000,
+    )
+    default_mm_loras: Mapping[str, Any] | None = option(
+        None,
+        'Folders of the adapters for requests that name none, by what these have besides text, as JSON: {"image": '
+        '"/models/phi-4-multimodal/vision-lora"}; image, video or audio. With enable_lora.',
+        shown=True,
     )
     merge_lora: str | None = option(
         None,

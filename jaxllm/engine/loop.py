@@ -138,6 +138,7 @@ def describe(
         data_shards=resolved.data_shards,
         num_shapes=num_shapes,
         max_loras=config.lora.max_loras if resolved.adapters is not None else 0,
+        default_adapters=dict(config.lora.default_mm_loras or {}) if resolved.adapters is not None else {},
         max_drafts=0 if pooling is not None else resolved.max_drafts,
         pooling=pooling,
         structured_outputs_backend=config.structured.structured_outputs_backend,

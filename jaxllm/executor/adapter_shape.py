@@ -1,9 +1,14 @@
 """Slots for adapters, as an engine's options have them."""
 
-from jaxllm.config import EngineConfig
-from jaxllm.errors import ConfigError
+from pathlib import Path
+
+from jaxllm.config import EngineConfig, LoRAOptions
+from jaxllm.errors import ConfigError, quoted
 from jaxllm.models.options import AdapterShape
 from jaxllm.pallas_kernels.low_rank import whole_blocks
+
+MEDIA = ("image", "video", "audio")
+"""What requests have besides text."""
 
 EXPERTS = "experts"
 """What `lora_target_modules` calls the routed experts."""
@@ -12,6 +17,7 @@ EXPERTS = "experts"
 def adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
     """The slots of an engine whose activations have type `dtype`; None for none. Raises `ConfigError`."""
     options = config.lora
+    _check_default_adapters(options)
     if options.merge_lora is not None and options.enable_lora:
         raise ConfigError("merge_lora changes the weights that other adapters were trained for; omit enable_lora")
     if not options.enable_lora:
@@ -36,3 +42,17 @@ def adapter_shape(config: EngineConfig, dtype: str) -> AdapterShape | None:
         num_expert_slots=options.max_loras if experts else 0,
         most_labels=options.max_lora_cls_labels or 0,
     )
+
+
+def _check_default_adapters(options: LoRAOptions) -> None:
+    """Raise `ConfigError` for adapters of media that no request could have."""
+    given = options.default_mm_loras or {}
+    if given and not options.enable_lora:
+        raise ConfigError("default_mm_loras needs enable_lora; or give the one adapter as merge_lora, for all requests")
+    for medium, folder in given.items():
+        if medium not in MEDIA or not isinstance(folder, str) or not folder:
+            raise ConfigError(
+                f"default_mm_loras has {quoted(medium)}: {quoted(folder)}: expected {' or '.join(MEDIA)}, and a folder"
+            )
+        if folder.startswith(("/", ".")) and not Path(folder).is_dir():
+            raise ConfigError(f"default_mm_loras: {medium}: there is no folder {folder}")

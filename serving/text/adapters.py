@@ -1,6 +1,6 @@
 """The adapters that `lora_request` names."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import NoneType
 from typing import Protocol
 
@@ -29,3 +29,18 @@ def adapter_of_each(given: object, total: int, limits: AdapterLimits) -> Sequenc
         raise RequestError(f"lora_request: {len(each)} were given for {total} prompts", "lora_request")
     limits.check_adapter(next((one for one in each if one is not None), None))
     return each
+
+
+def default_adapter(folders: Mapping[str, str], media: Collection[str]) -> LoRARequest | None:
+    """The adapter of a prompt with these media, of the `folders` of default_mm_loras, if there is one.
+
+    Raises `RequestError` for media that have different ones.
+    """
+    found = {folder: medium for medium, folder in folders.items() if medium in media}
+    if len(found) > 1:
+        raise RequestError(
+            f"a prompt with {' and '.join(sorted(found.values()))} has no one adapter, since each has its own; send "
+            "them apart, or name an adapter",
+            "lora_request",
+        )
+    return next((LoRARequest(f"default-mm-lora-{medium}", 1, folder) for folder, medium in found.items()), None)

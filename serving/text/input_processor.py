@@ -16,8 +16,9 @@ from jaxllm.requests.media import PromptMedia
 from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.serving.text.adapters import adapter_of_each
+from jaxllm.serving.text.adapters import adapter_of_each, default_adapter
 from jaxllm.serving.text.length import SHORT
+from jaxllm.serving.text.messages import AUDIO
 from jaxllm.serving.text.prompts import (
     IntArray,
     ParsedPrompt,
@@ -170,6 +171,7 @@ class InputProcessor:
             for index, prompt in enumerate(prompts):
                 if prompt.images or prompt.sound:
                     self._check_media(prompt, params[index])
+                    self._choose_adapter(prompt)
                 if prompt.images:
                     assert self.images is not None
                     self.images.place(prompt)
@@ -241,6 +243,15 @@ class InputProcessor:
                 f"truncate_prompt_tokens cannot be combined with {what}, which cannot be cut; omit it",
                 "truncate_prompt_tokens",
             )
+
+    def _choose_adapter(self, prompt: ParsedPrompt) -> None:
+        """Give a prompt that names no adapter that of its media, if they have one. Raises `RequestError`."""
+        engine = self._limits.engine
+        if prompt.lora_request is None and engine is not None and engine.default_adapters:
+            media = [AUDIO] * bool(prompt.sound)
+            if self.images is not None:
+                media += self.images.media_of(prompt)
+            prompt.lora_request = default_adapter(engine.default_adapters, media)
 
     def _sound(self, prompt: ParsedPrompt, token_ids: IntArray) -> tuple[PromptMedia, IntArray]:
         """The sound of a prompt, and its tokens with all that stand for rows of it."""

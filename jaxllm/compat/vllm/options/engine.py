@@ -99,8 +99,8 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **switches(_TEXT, "enable-mm-embeds", "mm-encoder-only", "interleave-mm-strings",
                "skip-mm-profiling", "mm-device-do-normalize", "disable-mm-preprocessor-cache"),
     # Adapters
-    **values("adapters are for the linear layers of models that read text", "default-mm-loras",
-             "lora-extra-vocab-size", "long-lora-scaling-factors"),
+    **values("adapters are for the linear layers of models that read text", "lora-extra-vocab-size",
+             "long-lora-scaling-factors"),
     **switches("adapters are for the linear layers of models that read text", "enable-tower-connector-lora",
                "enable-moe-shared-loras"),
     **switches("adapters of routed experts are read in either form", "enable-mixed-moe-lora-format"),
