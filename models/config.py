@@ -44,6 +44,8 @@ class ModelConfig:
     """Layers after the last that predict further tokens."""
     tower: "TowerPlan | None" = None
     """How it sees images, if it does."""
+    language: str = ""
+    """The type of its language model, where names in the checkpoint depend on that."""
     sound: "SoundPlan | None" = None
     """How it hears, if it does."""
     dtype: str = "float32"

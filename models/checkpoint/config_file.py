@@ -216,7 +216,7 @@ class ConfigFile:
         # One for all who ask, so that it is known what any of them looked at.
         found = self._sections.get(key)
         if found is None or found.values != value:
-            found = self._sections[key] = ConfigFile(value, f"{self.source}: {key}")
+            found = self._sections[key] = ConfigFile(value, f"{self.source}: {self._name(key)}")
         return found
 
     def wrong(self, key: str, expected: str) -> ModelError:

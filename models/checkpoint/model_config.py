@@ -13,7 +13,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.naming import architecture_of
-from jaxllm.models.towers.pixels import read_pixels, with_most_rows
+from jaxllm.models.towers.pixels import read_pixels, with_most_rows, with_token
 
 IRRELEVANT = (
     "*_pdrop",
@@ -121,7 +121,7 @@ def _with_pixels(config: ModelConfig, folder: Path) -> ModelConfig:
     tower = config.tower
     assert tower is not None
     tower = dataclasses.replace(tower, pixels=read_pixels(folder, tower.pixels, tower.vision.channels))
-    return dataclasses.replace(config, tower=with_most_rows(folder, tower))
+    return dataclasses.replace(config, tower=with_most_rows(folder, with_token(folder, tower)))
 
 
 def _dtype(folder: Path, file: ConfigFile) -> str:

@@ -21,11 +21,14 @@ _NORMS: Final = {"layer_norm": NormPlan(kind="layer", bias=True), "rms_norm": No
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of the language model in `text_config`, and the tower's."""
-    return replace(read_text_model(file, architecture, "qwen2"), tower=_read_tower(file))
+    section = file.section("vision_config") or ConfigFile({}, file.source)
+    vision = section.reading(hidden_size=1024, num_attention_heads=16, image_size=448, patch_size=14)
+    return replace(read_text_model(file, architecture, "qwen2"), tower=read_tower(file, vision))
 
 
-def _read_tower(file: ConfigFile) -> TowerPlan:
-    plan = _read_vision(file)
+def read_tower(file: ConfigFile, vision: ConfigFile) -> TowerPlan:
+    """The tower, whose vision model has a section of its own. Raises `ModelError`."""
+    plan = _read_vision(file, vision)
     # A square of features lacks its class token.
     file.expect(vision_feature_select_strategy="default")
     ratio = file.number("downsample_ratio", 0.5)
@@ -44,9 +47,7 @@ def _read_tower(file: ConfigFile) -> TowerPlan:
     )
 
 
-def _read_vision(file: ConfigFile) -> TransformerPlan:
-    section = file.section("vision_config") or ConfigFile({}, file.source)
-    vision = section.reading(hidden_size=1024, num_attention_heads=16, image_size=448, patch_size=14)
+def _read_vision(file: ConfigFile, vision: ConfigFile) -> TransformerPlan:
     vision.ignore("model_type", "*dropout*", "initializer_range", "use_mask_token", "layer_scale_init_value")
     vision.expect(use_absolute_position_embeddings=True)
     check_heads(vision)

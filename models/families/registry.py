@@ -241,6 +241,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "Idefics2ForConditionalGeneration": _Known("idefics2"),
     "Idefics3ForConditionalGeneration": _Known("idefics3"),
     "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
+    "InternVLChatModel": _Known("internvl_chat"),
     "InternVLForConditionalGeneration": _Known("internvl"),
     "JAISLMHeadModel": _Known("jais"),
     "KimiK25ForConditionalGeneration": _Known("kimi_k25"),

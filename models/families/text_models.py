@@ -1,6 +1,6 @@
 """The language models of those that see: any of several families, as `text_config` says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
@@ -43,19 +43,23 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def read_text_model(
-    file: ConfigFile, architecture: str, default: str, sizes: Mapping[str, Any] | None = None
+    file: ConfigFile,
+    architecture: str,
+    default: str,
+    sizes: Mapping[str, Any] | None = None,
+    readers: Mapping[str, Callable[[ConfigFile, str], ModelConfig]] = READERS,
 ) -> ModelConfig:
     """The configuration of the language model in that of a model that sees; `default` is the type of one without.
 
-    `sizes` are those that are left out, in place of the type's own. Raises `ModelError` for a type that is not
-    supported here.
+    `sizes` are those that are left out, in place of the type's own, and `readers` read the types that there may be.
+    Raises `ModelError` for a type that is not supported here.
     """
     text = text_part(file)
     kind = text.text("model_type", default)
-    if kind not in READERS:
-        raise text.wrong("model_type", f"one of {', '.join(READERS)}")
+    if kind not in readers:
+        raise text.wrong("model_type", f"one of {', '.join(readers)}")
     # Files of transformers 4 say it of the language model and false of the whole, those of 5 the other way round.
     parts = [part for part in (file, file.section("text_config")) if part is not None]
     if any(part.boolean("tie_word_embeddings", False) for part in parts):
         text = text.but(tie_word_embeddings=True)
-    return READERS[kind](text.reading(**(_DEFAULTS.get(kind, {}) if sizes is None else sizes)), architecture)
+    return readers[kind](text.reading(**(_DEFAULTS.get(kind, {}) if sizes is None else sizes)), architecture)

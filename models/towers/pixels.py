@@ -1,5 +1,6 @@
 """How a checkpoint's images become numbers, as the file of its image processor says."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
 
 PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
+TOKENIZER, ADDED_TOKENS, WHOLE_TOKENIZER = "tokenizer_config.json", "added_tokens.json", "tokenizer.json"
 
 
 def read_pixels(folder: Path, default: PixelPlan, channels: int) -> PixelPlan:
@@ -25,6 +27,33 @@ def read_pixels(folder: Path, default: PixelPlan, channels: int) -> PixelPlan:
         raise file.wrong("image_mean", f"{channels} numbers, and image_std as many that are not 0")
     rounds = default.rounds and file.boolean("do_rescale", True)
     return PixelPlan(mean, std, rescale, rounds=rounds, is_fine=default.is_fine)
+
+
+def with_token(folder: Path, tower: TowerPlan) -> TowerPlan:
+    """The tower with the number of its token, of which the text is known, where the tokenizer's files say it."""
+    if tower.token is None:
+        return tower
+    number = next((numbers[tower.token] for numbers in _added_tokens(folder) if tower.token in numbers), None)
+    return tower if number is None else replace(tower, token_id=number)
+
+
+def _added_tokens(folder: Path) -> Iterator[dict[str, int]]:
+    """Numbers of added tokens by their texts, of the files that there are, the largest one last."""
+    if (folder / TOKENIZER).is_file():
+        section = ConfigFile.read(folder / TOKENIZER).section("added_tokens_decoder")
+        found = {} if section is None else section.values
+        yield {
+            each["content"]: int(number)
+            for number, each in found.items()
+            if isinstance(each, dict) and "content" in each and number.isdecimal()
+        }
+    if (folder / ADDED_TOKENS).is_file():
+        yield dict(ConfigFile.read(folder / ADDED_TOKENS).values)
+    if (folder / WHOLE_TOKENIZER).is_file():
+        listed = ConfigFile.read(folder / WHOLE_TOKENIZER).values.get("added_tokens") or []
+        yield {
+            each["content"]: each["id"] for each in listed if isinstance(each, dict) and {"content", "id"} <= set(each)
+        }
 
 
 def with_most_rows(folder: Path, tower: TowerPlan) -> TowerPlan:

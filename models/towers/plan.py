@@ -112,7 +112,9 @@ class TowerPlan:
     projector: ProjectorPlan
     merge: int
     token_id: int
-    """The token that stands where a row of an image goes."""
+    """The token that stands where a row of an image goes; -1: not known before a tokenizer is there."""
+    token: str | None = None
+    """Its text, where the tokenizer's files say its number and the configuration does not."""
     sizes: tuple[int, ...] = ()
     """The sizes of crops, in patches, that are computed by a program each, the smallest first.
 

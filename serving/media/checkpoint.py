@@ -18,6 +18,7 @@ MOST_BYTES: Final = 64 << 20
 PROCESSOR: Final = "processor_config.json"
 IMAGES: Final = "preprocessor_config.json"
 TOKENIZER: Final = "tokenizer_config.json"
+MODEL: Final = "config.json"
 
 
 def _pixtral(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,6 +33,33 @@ _OF_PROCESSORS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]
     "PixtralProcessor": _pixtral,
 }
 """What transformers' processors tell their image processors, whatever preprocessor_config.json says."""
+
+
+def _internvl_chat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the authors' own code makes of images, `dynamic_preprocess` of their model cards."""
+    vision = config.get("vision_config")
+    fields = {"image_size": 224, "patch_size": 14, **(vision if isinstance(vision, Mapping) else {})}
+    settings = Settings({**fields, **config}, MODEL)
+    size = settings.integer("force_image_size", settings.integer("image_size", 224))
+    side = size // settings.integer("patch_size", 14, 1, 256)
+    crops = settings.flag("dynamic_image_size", True)
+    if crops and not settings.flag("use_thumbnail", True):
+        raise settings.fail("use_thumbnail=False is not supported: the whole image follows its tiles")
+    images = {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "size": {"height": size, "width": size},
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+        "crop_to_patches": crops,
+        "min_patches": settings.integer("min_dynamic_patch", 1, 1, 256),
+        "max_patches": settings.integer("max_dynamic_patch", 12, 1, 256),
+    }
+    length = int(side * settings.number("downsample_ratio", 0.5, 0.01, 1)) ** 2
+    return {"processor_class": "InternVLChatProcessor", "image_seq_length": length, "image_processor": images}
+
+
+_OF_MODELS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {"internvl_chat": _internvl_chat}
+"""processor_config.json of models that have none, by model_type: their config.json says it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +77,10 @@ class ImageModel:
         Raises `ConfigError` for a missing or malformed file, and whatever `ConfiguredProcessor` does not support.
         """
         files = {name: read_object(folder / name) for name in (PROCESSOR, IMAGES, TOKENIZER)}
+        config = read_object(folder / MODEL)
+        own = _OF_MODELS.get(str(config.get("model_type")))
+        if own is not None:
+            files[PROCESSOR] = own(config)
         # Newer checkpoints have one file; transformers looks there first.
         nested = files[PROCESSOR].get("image_processor")
         source, fields = (PROCESSOR, nested) if isinstance(nested, Mapping) else (IMAGES, files[IMAGES])

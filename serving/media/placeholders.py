@@ -4,6 +4,7 @@ Each class writes what transformers' processor of that name writes.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -20,7 +21,7 @@ from jaxllm.serving.media.image_processors.phi4_multimodal import Phi4Multimodal
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
 from jaxllm.serving.media.image_processors.settings import Settings
-from jaxllm.serving.media.prompt_forms import NumberedImages, PaliGemmaPrompt, TokenPerFeature
+from jaxllm.serving.media.prompt_forms import NUMBERED, NamedImages, PaliGemmaPrompt, TokenPerFeature
 from jaxllm.serving.media.text_runs import TextRun
 from jaxllm.serving.media.tile_texts import (
     AyaTiles,
@@ -33,6 +34,8 @@ from jaxllm.serving.media.tile_texts import (
 )
 
 IMAGE: Final = "<image>"
+INTERNVL_TOKEN: Final = "<IMG_CONTEXT>"
+"""InternVL's, in the format of its authors."""
 
 Kind = TypeVar("Kind")
 
@@ -202,6 +205,18 @@ def _internvl(model: Model) -> Placeholder:
     return TokenPerFeature(token, token, lambda image: length * len(image.crops), start, end)
 
 
+def _internvl_chat(model: Model) -> Placeholder:
+    length, token = model.settings.integer("image_seq_length", 256), INTERNVL_TOKEN
+    return NamedImages(
+        marker=token,
+        feature=token,
+        count=lambda image: length * len(image.crops),
+        before="<img>",
+        after="</img>",
+        names=re.compile(re.escape(IMAGE)),
+    )
+
+
 def _aya(model: Model) -> Placeholder:
     settings = model.settings
     patch = settings.integer("patch_size", 28) * settings.integer("downsample_factor", 1, 1, 16)
@@ -262,7 +277,9 @@ def _gemma4(model: Model) -> Placeholder:
 def _phi3_vision(model: Model) -> Placeholder:
     model.image_processor(Phi3Vision)
     rows, token = PhiRows(2 * PATCH), model.token("image_token", "<|image|>")
-    return NumberedImages(marker=token, feature=token, count=rows.count, arranged=rows.arranged, apart=True)
+    return NamedImages(
+        marker=token, feature=token, count=rows.count, arranged=rows.arranged, names=NUMBERED, apart=True
+    )
 
 
 def _phi4_multimodal(model: Model) -> Placeholder:
@@ -272,7 +289,7 @@ def _phi4_multimodal(model: Model) -> Placeholder:
 
 def _phi4_published(model: Model) -> Placeholder:
     rows, token = PhiRows(2 * model.image_processor(Phi4Multimodal).patch), "<|endoftext10|>"
-    return NumberedImages(marker=token, feature=token, count=rows.count, arranged=rows.arranged, apart=False)
+    return NamedImages(marker=token, feature=token, count=rows.count, arranged=rows.arranged, names=NUMBERED)
 
 
 PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
@@ -288,6 +305,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "GotOcr2Processor": _got_ocr2,
     "Idefics2Processor": _idefics2,
     "Idefics3Processor": _idefics3,
+    "InternVLChatProcessor": _internvl_chat,
     "InternVLProcessor": _internvl,
     "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,

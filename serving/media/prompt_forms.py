@@ -47,32 +47,37 @@ class PaliGemmaPrompt(TokenPerFeature):
         return f"{text[:end]}{self.bos}{text[end:]}\n"
 
 
-_NUMBERED: Final = re.compile(r"<\|image_([0-9]{1,6})\|>")
+NUMBERED: Final = re.compile(r"<\|image_([0-9]{1,6})\|>")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumberedImages(TokenPerFeature):
-    """Phi's own: prompts name images by their numbers, from 1 on, as often as they like.
+class NamedImages(TokenPerFeature):
+    """Of models whose prompts have `names` of images, which are no tokens: markers take their place.
+
+    Where names have numbers, these say which image, from 1 on, as often as they like; otherwise images come in order.
+    Chat templates of these models have no place for images: markers are written before the text.
 
     If texts are `apart`, each text around images is encoded alone, with the special tokens that the tokenizer adds:
     that is how Phi-3-Vision's own code does it, and how the model was trained.
     """
 
-    apart: bool
+    names: re.Pattern[str]
+    apart: bool = False
 
     def ordered(self, text: str) -> tuple[str, tuple[int, ...]]:
         """The text with markers in place of names, and the numbers of the images that these stand for, from 0 on.
 
         A text that has a marker is returned as it is, with no numbers. Raises `RequestError` where numbers are missing.
         """
-        names = _NUMBERED.findall(text)
-        if not names or self.marker in text:
+        found = list(self.names.finditer(text))
+        if not found or self.marker in text:
             return text, ()
-        numbers = [int(name) for name in names]
+        has_numbers = self.names.groups > 0
+        numbers = [int(name[1]) if has_numbers else place for place, name in enumerate(found, 1)]
         if sorted(set(numbers)) != list(range(1, len(set(numbers)) + 1)):
             raise RequestError(
                 f"the prompt names the images {', '.join(map(str, numbers[:8]))}: they are counted from 1, and none "
                 "may be left out",
                 FIELD,
             )
-        return _NUMBERED.sub(lambda _: self.marker, text), tuple(number - 1 for number in numbers)
+        return self.names.sub(lambda _: self.marker, text), tuple(number - 1 for number in numbers)

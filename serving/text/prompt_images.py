@@ -23,7 +23,7 @@ from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
 from jaxllm.serving.media.placeholders import Placeholder
-from jaxllm.serving.media.prompt_forms import NumberedImages, PaliGemmaPrompt
+from jaxllm.serving.media.prompt_forms import NamedImages, PaliGemmaPrompt
 from jaxllm.serving.media.text_runs import TextRun, arrangement_of, features_of, text_of
 from jaxllm.serving.media.video.checkpoint import VideoModel
 from jaxllm.serving.media.video.frames import VideoFrames
@@ -103,8 +103,8 @@ class PromptImages:
         if self.most is not None:
             check_count(self.media_of(prompt), self.most)
         prepared = [self.prepare_any(each, prompt.processor_kwargs) for each in prompt.images]
-        if isinstance(self.placeholder, NumberedImages) and prompt.token_ids is None:
-            prepared = self._by_number(self.placeholder, prompt, prepared)
+        if isinstance(self.placeholder, NamedImages) and prompt.token_ids is None:
+            prepared = self._by_name(self.placeholder, prompt, prepared)
         prompt.items = tuple(item for each in self._in_order(prompt, prepared) for item in each.items)
         if prompt.token_ids is None:
             assert prompt.text is not None
@@ -114,10 +114,10 @@ class PromptImages:
         else:
             prompt.token_ids = self._in_tokens(np.asarray(prompt.token_ids), prepared)
 
-    def _by_number(
-        self, placeholder: NumberedImages, prompt: ParsedPrompt, prepared: list[PreparedImage]
+    def _by_name(
+        self, placeholder: NamedImages, prompt: ParsedPrompt, prepared: list[PreparedImage]
     ) -> list[PreparedImage]:
-        """The images as a text names them by their numbers, which become markers. Raises `RequestError`."""
+        """The images as a text names them; the names become markers. Raises `RequestError`."""
         prompt.has_special_tokens |= placeholder.apart
         assert prompt.text is not None
         if isinstance(prompt.text, ChatPrompt):
@@ -133,7 +133,7 @@ class PromptImages:
     def written(self) -> Callable[[int], str] | None:
         """What a prompt has for the first, second, ... image where a chat template has no place; None: it needs one."""
         marker = self.placeholder.marker
-        return (lambda number: marker) if isinstance(self.placeholder, NumberedImages) else None
+        return (lambda number: marker) if isinstance(self.placeholder, NamedImages) else None
 
     def media(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptMedia:
         """The images of a prompt, at their places among its tokens. Raises `RequestError`."""
@@ -210,7 +210,7 @@ class PromptImages:
         parts = re.split("(" + "|".join(map(re.escape, media)) + ")", text)
         ordered = iter(self._ordered([media[part] for part in parts[1::2]], prepared))
         parts[1::2] = [named(next(ordered).text) for _ in parts[1::2]]
-        if isinstance(self.placeholder, NumberedImages) and self.placeholder.apart:
+        if isinstance(self.placeholder, NamedImages) and self.placeholder.apart:
             parts[::2] = [named(self._beginning) + part for part in parts[::2]]
         return "".join(parts)
 

@@ -659,6 +659,7 @@ OTHER_NAMES = {
 
 
 SEEING_LIKE = {
+    "InternVLChatModel": "InternVL",
     "KimiVLForConditionalGeneration": "Kimi_K25",
     "Phi3VForCausalLM": "Phi3",
     "Phi4MMForCausalLM": "Phi4Multimodal",

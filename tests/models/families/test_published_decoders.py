@@ -27,7 +27,7 @@ def read(folder: Path, values: dict[str, Any]) -> Any:
 def test_published_configurations(tmp_path: Path, name: str) -> None:
     values = PUBLISHED[name]
     config = read(tmp_path, values)
-    text = values.get("text_config", values)
+    text = values.get("text_config") or values.get("llm_config") or values
     hidden = next(text[key] for key in ("hidden_size", "d_model", "n_embd") if text.get(key))
     assert config.hidden_size == hidden
     if not config.architecture.startswith(("NemotronH", "Zamba2", "FalconH1")):

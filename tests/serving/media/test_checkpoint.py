@@ -198,6 +198,25 @@ def test_files_without_support_are_refused(tmp_path: Path, fields: dict[str, Any
         ImageModel.read(tmp_path)
 
 
+def test_internvl_says_in_its_configuration_how_images_are_cut(tmp_path: Path) -> None:
+    """Of its authors' format, whatever the file of an image processor says."""
+    vision = {"image_size": 56, "patch_size": 14}
+    config = {"model_type": "internvl_chat", "vision_config": vision, "max_dynamic_patch": 4, "downsample_ratio": 0.5}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": "CLIPFeatureExtractor"}))
+    counts = {}
+    for name, more in (("cut", {}), ("whole", {"dynamic_image_size": False}), ("large", {"force_image_size": 112})):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
+        model = ImageModel.read(tmp_path)
+        image = model.processor.process(drawn_image(60, 130))
+        runs = model.placeholder().runs(image)
+        assert text_of(runs) == f"<img>{'<IMG_CONTEXT>' * features_of(runs)}</img>"
+        counts[name] = len(image.crops), features_of(runs)
+    assert counts == {"cut": (3, 12), "whole": (1, 4), "large": (3, 48)}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "use_thumbnail": False}))
+    with pytest.raises(ConfigError, match="use_thumbnail=False is not supported"):
+        ImageModel.read(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '{"a": NaN'])
 def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "preprocessor_config.json").write_text(text)

@@ -1,4 +1,4 @@
-"""Prompts that name their images by numbers, as Phi-3-Vision's do."""
+"""Prompts that name their images, by numbers as Phi-3-Vision's do, or without as InternVL's."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from jaxllm.config.engine_info import ImageInfo
 from jaxllm.errors import RequestError
 from jaxllm.serving.media.checkpoint import ImageModel
+from jaxllm.serving.media.prompt_forms import NamedImages
 from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.control_tokens import ChatPrompt
 from jaxllm.serving.text.messages import IMAGE
@@ -88,6 +89,13 @@ def test_images_by_their_numbers(images: PromptImages, text: str, count: int) ->
 def test_numbers_that_do_not_fit(images: PromptImages, text: str, count: int, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         placed(images, text, count)
+
+
+def test_images_without_numbers() -> None:
+    form = NamedImages(marker="<I>", feature="<I>", count=lambda image: 1, names=re.compile("<image>"))
+    assert form.ordered("One: <image>, two: <image>") == ("One: <I>, two: <I>", (0, 1))
+    assert form.ordered("<I> and <image>") == ("<I> and <image>", ())
+    assert form.ordered("None") == ("None", ())
 
 
 @pytest.mark.parametrize("said", ["Which one?", f"Not {TOKEN} nor <|image_1|>?"])
