@@ -72,9 +72,9 @@ class ChatSound:
         return frozenset({AUDIO})
 
     @property
-    def written(self) -> Callable[[int], str]:
+    def written(self) -> Mapping[str, Callable[[int], str]]:
         """See `ChatMedium`."""
-        return self._sound.written
+        return {AUDIO: self._sound.written}
 
     def write(self, prompt: str, prepared: Sequence[PreparedSound]) -> str:
         """The prompt with what stands for its sounds, in place of their markers. Raises `RequestError`."""

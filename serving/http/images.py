@@ -62,7 +62,7 @@ class RequestImages:
         return frozenset({IMAGE, VIDEO})
 
     @property
-    def written(self) -> Callable[[int], str] | None:
+    def written(self) -> Mapping[str, Callable[[int], str]]:
         """See `ChatMedium`: of most models, a chat template must have a place for images and videos."""
         return self._images.written
 

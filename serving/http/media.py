@@ -21,8 +21,8 @@ class ChatMedium(Protocol):
         """The types of parts that it takes, as chat templates see them."""
 
     @property
-    def written(self) -> Callable[[int], str] | None:
-        """What is written for the first, second, ... where a chat template has no place; None: it needs one."""
+    def written(self) -> Mapping[str, Callable[[int], str]]:
+        """What is written for a first, second, ... medium where a chat template has no place; others need one."""
 
     async def prepare(
         self,

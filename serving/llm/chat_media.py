@@ -42,9 +42,8 @@ class ChatMedia:
     def written(self) -> Written:
         """What is written where a chat template has no place, see `StandIns`."""
         sound, images = self._inputs.sound, self._inputs.images
-        of_sound = None if sound is None or sound.marker is None else sound.written
-        given = {AUDIO: of_sound, IMAGE: None if images is None else images.written}
-        return {medium: written for medium, written in given.items() if written is not None}
+        of_sound = {} if sound is None or sound.marker is None else {AUDIO: sound.written}
+        return of_sound if images is None else {**of_sound, **images.written}
 
     def take(
         self, messages: Conversation, kwargs: Mapping[str, Any] | None

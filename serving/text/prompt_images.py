@@ -103,8 +103,8 @@ class PromptImages:
         if self.most is not None:
             check_count(self.media_of(prompt), self.most)
         prepared = [self.prepare_any(each, prompt.processor_kwargs) for each in prompt.images]
-        if isinstance(self.placeholder, NamedImages) and prompt.token_ids is None:
-            prepared = self._by_name(self.placeholder, prompt, prepared)
+        if prompt.token_ids is None:
+            prepared = self._by_name(prompt, prepared)
         prompt.items = tuple(item for each in self._in_order(prompt, prepared) for item in each.items)
         if prompt.token_ids is None:
             assert prompt.text is not None
@@ -114,15 +114,19 @@ class PromptImages:
         else:
             prompt.token_ids = self._in_tokens(np.asarray(prompt.token_ids), prepared)
 
-    def _by_name(
-        self, placeholder: NamedImages, prompt: ParsedPrompt, prepared: list[PreparedImage]
-    ) -> list[PreparedImage]:
-        """The images as a text names them; the names become markers. Raises `RequestError`."""
-        prompt.has_special_tokens |= placeholder.apart
-        assert prompt.text is not None
-        if isinstance(prompt.text, ChatPrompt):
+    def _by_name(self, prompt: ParsedPrompt, prepared: list[PreparedImage]) -> list[PreparedImage]:
+        """The media as a text names them; the names become markers. Raises `RequestError`."""
+        placeholder, text = self.placeholder, prompt.text
+        assert text is not None
+        if isinstance(placeholder, NamedImages):
+            prompt.has_special_tokens |= placeholder.apart
+        if isinstance(text, ChatPrompt):
             return prepared
-        prompt.text, numbers = placeholder.ordered(prompt.text)
+        if self.videos is not None and VIDEO in self.media_of(prompt):
+            prompt.text = self.videos.model.text.with_markers(text)
+        if not isinstance(placeholder, NamedImages):
+            return prepared
+        prompt.text, numbers = placeholder.ordered(text)
         if numbers and len(set(numbers)) != len(prepared):
             raise RequestError(
                 f"the prompt names {len(set(numbers))} images, but {len(prepared)} images were given", FIELD
@@ -130,10 +134,12 @@ class PromptImages:
         return [prepared[number] for number in numbers] if numbers else prepared
 
     @property
-    def written(self) -> Callable[[int], str] | None:
-        """What a prompt has for the first, second, ... image where a chat template has no place; None: it needs one."""
-        marker = self.placeholder.marker
-        return (lambda number: marker) if isinstance(self.placeholder, NamedImages) else None
+    def written(self) -> dict[str, Callable[[int], str]]:
+        """What a prompt has for a first, second, ... medium where a chat template has no place; others need one."""
+        named = {IMAGE} if isinstance(self.placeholder, NamedImages) else set()
+        if self.videos is not None and self.videos.model.text.name is not None:
+            named.add(VIDEO)
+        return {medium: _always(marker) for medium, marker in self._markers().items() if medium in named}
 
     def media(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptMedia:
         """The images of a prompt, at their places among its tokens. Raises `RequestError`."""
@@ -205,6 +211,11 @@ class PromptImages:
         own = {IMAGE: self.placeholder.marker}
         return own if self.videos is None else {**own, VIDEO: self.videos.model.text.marker}
 
+    def _marker_ids(self) -> dict[int, str]:
+        """Media, by the tokens that stand for them, of those that one token stands for."""
+        known = self.tokenizer.token_ids
+        return {known[marker]: medium for medium, marker in self._markers().items() if marker in known}
+
     def _joined(self, text: str, prepared: Sequence[PreparedImage], named: Callable[[str], str]) -> str:
         media = {named(marker): medium for medium, marker in self._markers().items()}
         parts = re.split("(" + "|".join(map(re.escape, media)) + ")", text)
@@ -226,7 +237,7 @@ class PromptImages:
             return prepared
         markers = self._markers()
         if prompt.token_ids is not None:
-            ids = {self.tokenizer.token_ids[marker]: medium for medium, marker in markers.items()}
+            ids = self._marker_ids()
             found = [ids[token] for token in np.asarray(prompt.token_ids).tolist() if token in ids]
         else:
             text = prompt.text or ""
@@ -255,13 +266,17 @@ class PromptImages:
         """The tokens with those that stand for the images, unless they are there already."""
         if np.count_nonzero(np.isin(token_ids, self.info.token_ids)) == sum(each.num_rows for each in prepared):
             return token_ids
-        ids = {self.tokenizer.token_ids[marker]: medium for medium, marker in self._markers().items()}
+        ids = self._marker_ids()
         places = np.flatnonzero(np.isin(token_ids, list(ids)))
         ordered = self._ordered([ids[token] for token in token_ids[places].tolist()], prepared)
         texts = self.tokenizer.encode([each.text for each in ordered], add_special_tokens=False)
         between = np.split(token_ids, np.repeat(places, 2) + np.tile([0, 1], len(places)))
         between[1::2] = [np.array(each, np.int64) for each in texts]
         return np.concatenate(between)
+
+
+def _always(text: str) -> Callable[[int], str]:
+    return lambda number: text
 
 
 def _misfit(processed: ProcessedImage, num_rows: int, num_wanted: int) -> str:

@@ -125,7 +125,7 @@ def _misfit(model: VideoModel, images: ImageModel, info: ImageInfo, tokenizer: T
             return f"the video processor makes frames of {sides} patches, and the model sees {info.side} each way"
     if processor.normalisation != images.processor.normalisation:
         return "videos are normalised otherwise than images"
-    for token in (model.text.marker, model.text.feature):
+    for token in model.text.tokens:
         if token not in tokenizer.token_ids:
             return f"the tokenizer has no token {quoted(token)}"
     if tokenizer.token_ids[model.text.feature] not in info.token_ids:

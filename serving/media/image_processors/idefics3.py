@@ -66,7 +66,7 @@ class Idefics3:
     def _first_size(self, height: int, width: int) -> tuple[int, int]:
         if "longest_edge" not in self.size:
             return self.size["height"], self.size["width"]
-        height, width = _longest_becomes(height, width, self.size["longest_edge"])
+        height, width = longest_becomes(height, width, self.size["longest_edge"])
         return _longest_is_at_most(height, width, LONGEST_SIDE)
 
     def _whole_tiles(self, height: int, width: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ class Idefics3:
         return height, width
 
 
-def _longest_becomes(height: int, width: int, longest: int) -> tuple[int, int]:
+def longest_becomes(height: int, width: int, longest: int) -> tuple[int, int]:
     """Scale so that the longest side has this size, and the other an even one."""
     ratio = width / height
     if width >= height:

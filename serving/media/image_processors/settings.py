@@ -78,6 +78,15 @@ class Settings:
         """An integer within bounds."""
         return self._integer(name, self._take(name, default), low, high)
 
+    def section(self, name: str) -> "Settings | None":
+        """A mapping of fields, of which others may be there; None where it is missing."""
+        value = self._take(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(f"{name}={quoted(value)}: expected a mapping")
+        return Settings(value, f"{self.source}: {name}", self._error)
+
     def number(self, name: str, default: float, low: float, high: float) -> float:
         """A finite number within bounds."""
         return self._number(name, self._take(name, default), low, high)

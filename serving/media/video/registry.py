@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxllm.serving.media.video.processors import GLM4VVideo, Qwen2VLVideo, Qwen3VLVideo
+from jaxllm.serving.media.video.smolvlm import SmolVLMVideo
 from jaxllm.serving.media.video.squares import SquareVideo
 
 VIDEO_PROCESSORS: Final[Mapping[str, Any]] = {
@@ -14,5 +15,6 @@ VIDEO_PROCESSORS: Final[Mapping[str, Any]] = {
     "Qwen2VLVideoProcessor": Qwen2VLVideo,
     "Qwen2_5_VLVideoProcessor": Qwen2VLVideo,
     "Qwen3VLVideoProcessor": Qwen3VLVideo,
+    "SmolVLMVideoProcessor": SmolVLMVideo,
 }
 """By video_processor_type."""

@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 
 from jaxllm.serving.media.arranged_rows import ArrangedRows, reduced
-from jaxllm.serving.media.placeholders import Model
+from jaxllm.serving.media.placeholders import IMAGE, Model
 from jaxllm.serving.media.video.processors import ProcessedVideo
+from jaxllm.serving.media.video.smolvlm import timed_frames
 
 DEFAULT_FPS: Final = 24.0
 """Where nobody knows, in transformers."""
@@ -32,6 +33,19 @@ class VideoText:
     is_whole: bool = False
     arranged: Callable[[ProcessedVideo], ArrangedRows | None] = lambda video: None
     """Which rows of the tower stand there, if not each once, in order."""
+    name: str | None = None
+    """What prompts have for a video where the marker is several tokens, which nobody would write."""
+    marker_tokens: tuple[str, ...] = ()
+    """These tokens."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """All that the tokenizer must have."""
+        return (*(self.marker_tokens or (self.marker,)), self.feature)
+
+    def with_markers(self, text: str) -> str:
+        """The text with markers in place of names, unless it has a marker."""
+        return text if self.name is None or self.marker in text else text.replace(self.name, self.marker)
 
 
 def _qwen2(model: Model) -> VideoText:
@@ -100,6 +114,18 @@ def _one_vision(model: Model) -> VideoText:
     return VideoText(token, token, text, is_whole=True, arranged=arranged)
 
 
+def _smolvlm(model: Model) -> VideoText:
+    token, fake = model.token("image_token", IMAGE), model.token("fake_image_token", "<fake_token_around_image>")
+    whole = model.token("global_image_token", "<global-img>")
+
+    def text(video: ProcessedVideo, rows: int) -> str:
+        """Frames as images that are not split, with their times."""
+        return timed_frames(f"{fake}{whole}{token * rows}{fake}", DEFAULT_FPS)(video)
+
+    # The tokenizer has no token for a video.
+    return VideoText(whole * 2, token, text, name=model.token("video_token", "<video>"), marker_tokens=(whole,))
+
+
 VIDEO_TEXTS: Final[Mapping[str, tuple[str, Callable[[Model], VideoText]]]] = {
     "Glm46VProcessor": ("Glm46VVideoProcessor", _glm(lambda second: f"{second:.1f} seconds")),
     "Glm4vProcessor": ("Glm4vVideoProcessor", _glm(lambda second: str(int(second)))),
@@ -108,5 +134,6 @@ VIDEO_TEXTS: Final[Mapping[str, tuple[str, Callable[[Model], VideoText]]]] = {
     "Qwen2VLProcessor": ("Qwen2VLVideoProcessor", _qwen2),
     "Qwen2_5_VLProcessor": ("Qwen2VLVideoProcessor", _qwen2),
     "Qwen3VLProcessor": ("Qwen3VLVideoProcessor", _qwen3),
+    "SmolVLMProcessor": ("SmolVLMVideoProcessor", _smolvlm),
 }
 """By processor_class: the video processor that it has, unless the checkpoint says otherwise, and the text."""

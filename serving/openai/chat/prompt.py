@@ -52,7 +52,7 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
         chat_template_kwargs=_template_kwargs(body, server.options),
         allow_special_tokens=server.options.allow_special_tokens_in_content,
         media=media,
-        written={name: maker.written for name, maker in server.media.items() if maker.written is not None},
+        written={medium: each for maker in server.media.values() for medium, each in maker.written.items()},
         apply=apply if body.chat_template is None else server.llm.templates.apply,
     )
     return messages, prompt

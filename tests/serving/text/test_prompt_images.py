@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,8 +101,7 @@ def test_images_without_numbers() -> None:
 def test_conversations(images: PromptImages, said: str) -> None:
     """Templates take text alone: images come before it. What a message says of them is text."""
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": said}, {"type": "image"}]}]
-    written: Any = {IMAGE: images.written}
-    text = render_chat(images.tokenizer, messages, chat_template=TEMPLATE, media={IMAGE}, written=written)
+    text = render_chat(images.tokenizer, messages, chat_template=TEMPLATE, media={IMAGE}, written=images.written)
     ids, _ = placed(images, text, 2)
     assert isinstance(text, ChatPrompt) is (TOKEN in said)
     shown = said.replace(TOKEN, "##")
