@@ -24,6 +24,7 @@ from jaxllm.models.families.vision import (
 )
 from jaxllm.models.layers.activation import read_activation
 from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
+from jaxllm.models.towers.pooled_projector import AlsoMeansPlan
 from jaxllm.models.towers.projectors import TwoLayerPlan
 from jaxllm.models.towers.vision_transformer import TransformerPlan
 
@@ -78,6 +79,29 @@ def read_one_vision(file: ConfigFile, architecture: str) -> ModelConfig:
     video_token_id = file.integer(key, 151647, minimum=0)
     tower = replace(read_tower(file, SIGLIP), has_sums=True, video_token_id=video_token_id)
     return _with_lines(replace(read_text_model(file, architecture, "qwen2"), tower=tower), file)
+
+
+def read_next_video(file: ConfigFile, architecture: str) -> ModelConfig:
+    """LLaVA-NeXT-Video: likewise, and rows of videos are of the means of squares of patches."""
+    key = "video_token_id" if file.has("video_token_id") else "video_token_index"
+    video_token_id, size = file.integer(key, 32000, minimum=0), file.integer("spatial_pool_stride", 2)
+    file.expect(spatial_pool_mode="average")
+    config = read_next(file.reading(image_token_index=32001), architecture)
+    tower = config.tower
+    assert tower is not None
+    assert tower.side is not None
+    assert isinstance(tower.projector, TwoLayerPlan)
+    if tower.side % size:
+        raise file.wrong("spatial_pool_stride", f"a divisor of {tower.side}, the patches on a side of a frame")
+    return replace(
+        config,
+        tower=replace(
+            tower,
+            projector=AlsoMeansPlan(tower.projector, tower.side, size),
+            class_rows=(tower.side // size) ** 2,
+            video_token_id=video_token_id,
+        ),
+    )
 
 
 def _with_lines(config: ModelConfig, file: ConfigFile) -> ModelConfig:
@@ -147,4 +171,5 @@ def names(config: ModelConfig) -> Names:
 
 FAMILY = Family(read_config, weight_names=names, renamed=PARTS, other_parts=SEEING_PARTS)
 NEXT = replace(FAMILY, read_config=read_next)
+NEXT_VIDEO = replace(FAMILY, read_config=read_next_video)
 ONE_VISION = replace(FAMILY, read_config=read_one_vision)

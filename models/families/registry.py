@@ -252,6 +252,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "Llama4ForConditionalGeneration": _Known("llama4_images"),
     "LlavaForConditionalGeneration": _Known("llava"),
     "LlavaNextForConditionalGeneration": _Known("llava.NEXT"),
+    "LlavaNextVideoForConditionalGeneration": _Known("llava.NEXT_VIDEO"),
     "LlavaOnevisionForConditionalGeneration": _Known("llava.ONE_VISION"),
     "LlamaBidirectionalForSequenceClassification": _Known("llama.BIDIRECTIONAL", "classify"),
     "LlamaBidirectionalModel": _Known("llama.BIDIRECTIONAL", "embed"),

@@ -1,4 +1,4 @@
-"""Projectors of the mean of a square's patches, such as Gemma 3's, and those of learned states, as Phi's.
+"""Projectors of the mean of a square's patches, such as Gemma 3's, and of other states besides patches'.
 
 Axis letters: P patches, V hidden size of the transformer, D hidden size of the language model.
 """
@@ -18,7 +18,7 @@ from jaxllm.models.layers.norm import AnyNorm, make_norm
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.towers.plan import VisionPlan
-from jaxllm.models.towers.projectors import side_by_side
+from jaxllm.models.towers.projectors import TwoLayerPlan, TwoLayerProjector, side_by_side
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,40 @@ class LearnedTwoLayer(nnx.Module):
         squares = (side_by_side if self.plan.joins else _means)(hidden, self.patches_per_row)
         states = jnp.concatenate([*learned, squares])
         return self.second(ACTIVATIONS[self.plan.activation](self.first(states, context)), context)
+
+
+@dataclass(frozen=True)
+class AlsoMeansPlan:
+    """Another projector, also of the means of squares of `size` patches each way, whose rows come first.
+
+    Crops have `side` patches each way, which lie line by line. Rows of means are class rows of the `TowerPlan`.
+    """
+
+    projector: TwoLayerPlan
+    side: int
+    size: int
+
+    def make(
+        self, vision: VisionPlan, patches_per_row: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype
+    ) -> "AlsoMeans":
+        """The module."""
+        return AlsoMeans(self, self.projector.make(vision, patches_per_row, hidden_size, options, dtype))
+
+
+class AlsoMeans(TwoLayerProjector):
+    """See `AlsoMeansPlan`. Its weights have the names that the other projector's have."""
+
+    def __init__(self, plan: AlsoMeansPlan, projector: TwoLayerProjector) -> None:
+        self.norm, self.first, self.second = projector.norm, projector.first, projector.second
+        self.plan, self.patches_per_row, self.means = projector.plan, projector.patches_per_row, plan
+
+    def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Rows [(side / size) ** 2 + P, D] of [P, V]."""
+        plan = self.means
+        few = plan.side // plan.size
+        squares = hidden[: plan.side**2].reshape(few, plan.size, few, plan.size, -1)
+        means = squares.mean(axis=(1, 3), dtype=jnp.float32).reshape(few * few, -1).astype(hidden.dtype)
+        return super().__call__(jnp.concatenate([means, hidden]), num_rows)
 
 
 def _means(hidden: jax.Array, patches_per_row: int) -> jax.Array:

@@ -27,7 +27,7 @@ class ArrangedRows:
 class LLaVANextRows:
     """Rows of LLaVA-NeXT and OneVision: the whole image, then the lines of its tiles together, without padding.
 
-    A learned row ends each line. It comes first among the rows of a crop.
+    A learned row ends each line. It comes first among the rows of a crop, of which `first` come before its patches'.
     """
 
     processor: LLaVANext
@@ -37,6 +37,7 @@ class LLaVANextRows:
     """To the features of the whole image, such as a class token; may be negative."""
     most_tiles: int | None
     """OneVision's tiles from which on features are reduced."""
+    first: int = 1
 
     def count(self, image: ProcessedImage) -> int:
         """The number of tokens."""
@@ -55,8 +56,9 @@ class LLaVANextRows:
         line, column = np.arange(top, top + lines)[:, None], np.arange(left, left + columns)
         crops = 1 + line // self.side[0] * grid_columns + column // self.side[1]
         inside = line % self.side[0] * self.side[1] + column % self.side[1]
-        tiles = (crops * (1 + crop_rows) + 1 + inside).astype(np.int32)
-        whole, total = np.arange(1, 1 + crop_rows, dtype=np.int32), (1 + grid_rows * grid_columns) * (1 + crop_rows)
+        first, of_crop = self.first, self.first + crop_rows
+        tiles = (crops * of_crop + first + inside).astype(np.int32)
+        whole, total = np.arange(first, of_crop, dtype=np.int32), (1 + grid_rows * grid_columns) * of_crop
         wanted = self._lines(image)
         if wanted == (lines, columns):
             return ArrangedRows(np.concatenate([whole, np.pad(tiles, ((0, 0), (0, 1))).ravel()]), total)

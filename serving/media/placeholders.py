@@ -139,14 +139,26 @@ def _llava(model: Model) -> Placeholder:
     return TokenPerFeature(token, token, count)
 
 
-def _llava_next(model: Model) -> Placeholder:
+def llava_side(model: Model) -> tuple[int, int]:
+    """Rows and columns of patches of a tile of LLaVA-NeXT."""
     size, processor = _patch_size(model), model.image_processor(LLaVANext)
     side = processor.crop or processor.size
     height = side.get("height") or side["shortest_edge"]
-    features = (height // size, (side.get("width") or height) // size)
+    return height // size, (side.get("width") or height) // size
+
+
+def _llava_next(model: Model, before: int = 0) -> Placeholder:
+    """Of each tile, so many rows come before those of patches, besides the learned one."""
     token = model.token("image_token", model.settings.text("image_token", IMAGE))
-    rows = LLaVANextRows(processor, features, _strategy(model), None)
+    processor = model.image_processor(LLaVANext)
+    rows = LLaVANextRows(processor, llava_side(model), _strategy(model), None, 1 + before)
     return TokenPerFeature(token, token, rows.count, arranged=rows.arranged)
+
+
+def _llava_next_video(model: Model) -> Placeholder:
+    """Rows of videos come first: each is of four patches."""
+    height, width = llava_side(model)
+    return _llava_next(model, (height // 2) * (width // 2))
 
 
 def _one_vision(model: Model) -> Placeholder:
@@ -309,6 +321,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "InternVLProcessor": _internvl,
     "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,
+    "LlavaNextVideoProcessor": _llava_next_video,
     "LlavaOnevisionProcessor": _one_vision,
     "KimiVLProcessor": _merged("<|media_pad|>"),
     "Kimi_K25Processor": _merged("<|media_pad|>"),

@@ -61,7 +61,8 @@ class PromptVideos:
         new_height, new_width = processor.sides(count, height, width)
         patches = (new_height // self.info.patch_size) * (new_width // self.info.patch_size)
         steps = -(-count // self.info.frames)
-        rows = steps * self.info.rows_of(patches)
+        own = self.model.text.frame_rows
+        rows = steps * (self.info.rows_of(patches) if own is None else own)
         if patches > self.info.most_patches:
             raise RequestError(
                 f"a video of {width} x {height} pixels is too large: a frame would have {patches} patches, and the "

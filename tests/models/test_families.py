@@ -496,6 +496,11 @@ SEEING = {
         transformers.LlavaNextForConditionalGeneration,
         {**SMALL, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
     ),
+    "llava_next_video": (
+        transformers.LlavaNextVideoConfig,
+        transformers.LlavaNextVideoForConditionalGeneration,
+        {**SMALL, "model_type": "llama"},
+    ),
     "llava_onevision": (
         transformers.LlavaOnevisionConfig,
         transformers.LlavaOnevisionForConditionalGeneration,
@@ -582,6 +587,7 @@ OTHER_VISION = {
     # They take the states before the last layer.
     "llava": {**VISION, **SIZES, "num_hidden_layers": 2},
     "llava_next": {**VISION, **SIZES, "num_hidden_layers": 2},
+    "llava_next_video": {**VISION, **SIZES, "num_hidden_layers": 2},
     "gemma4": {**VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 14},
     "glm46v": {**GLM_VISION, "model_type": "glm4v_vision"},
     "glm4v": GLM_VISION,
@@ -606,7 +612,7 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 # Layers of the slow ones are compared in the fast part as those of models that do not see.
-SLOW = ("gemma4_unified", "glm46v", "llama4", "mistral4", "qwen2_5_vl")
+SLOW = ("gemma4_unified", "glm46v", "llama4", "llava_next_video", "mistral4", "qwen2_5_vl")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SEEING])

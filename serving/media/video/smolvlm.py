@@ -7,13 +7,12 @@ from typing import ClassVar, Final, Self
 
 from PIL import Image
 
-from jaxllm.serving.media.image_processors.arithmetic import resize
 from jaxllm.serving.media.image_processors.base import Normalisation
 from jaxllm.serving.media.image_processors.idefics3 import LONGEST_SIDE, longest_becomes
 from jaxllm.serving.media.image_processors.normalising import read_normalisation, require_rgb_and_resize
 from jaxllm.serving.media.image_processors.settings import IMAGENET, LONGEST, SQUARE, Settings
 from jaxllm.serving.media.video.frames import VideoFrames
-from jaxllm.serving.media.video.processors import SAMPLING_FIELDS, ProcessedVideo
+from jaxllm.serving.media.video.processors import SAMPLING_FIELDS, ProcessedVideo, resized
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ class SmolVLMVideo:
             else longest_becomes(height, width, min(longest, LONGEST_SIDE))
         )
         crops = tuple(
-            resize(resize(frame, *inner, self.resample), self.tile, self.tile, self.resample) for frame in video.frames
+            resized(resized(frame, *inner, self.resample), self.tile, self.tile, self.resample)
+            for frame in video.frames
         )
         return ProcessedVideo(
             crops, height, width, steps=count, indices=video.indices, fps=video.fps, sampled_fps=video.sampled_fps,

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from jaxllm.serving.media.arranged_rows import ArrangedRows, reduced
-from jaxllm.serving.media.placeholders import IMAGE, Model
+from jaxllm.serving.media.placeholders import IMAGE, Model, llava_side
 from jaxllm.serving.media.video.processors import ProcessedVideo
 from jaxllm.serving.media.video.smolvlm import timed_frames
 
@@ -37,6 +37,8 @@ class VideoText:
     """What prompts have for a video where the marker is several tokens, which nobody would write."""
     marker_tokens: tuple[str, ...] = ()
     """These tokens."""
+    frame_rows: int | None = None
+    """Rows of a frame in the prompt, if not all that the tower gives."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -111,7 +113,22 @@ def _one_vision(model: Model) -> VideoText:
         return ArrangedRows(rows.astype(np.int32), video.steps * of_crop, weights)
 
     text = lambda video, rows: token * (video.steps * pooled**2 + 1)  # noqa: E731
-    return VideoText(token, token, text, is_whole=True, arranged=arranged)
+    return VideoText(token, token, text, is_whole=True, arranged=arranged, frame_rows=pooled**2)
+
+
+def _llava_next(model: Model) -> VideoText:
+    height, width = llava_side(model)
+    token = model.token("video_token", model.settings.text("video_token", "<video>"))
+    count = (height // 2) * (width // 2)
+
+    def arranged(video: ProcessedVideo) -> ArrangedRows:
+        """The rows of means of each frame, which come after a learned one, before those of its patches."""
+        of_crop = 1 + count + height * width
+        rows = np.arange(video.steps)[:, None] * of_crop + np.arange(1, 1 + count)
+        return ArrangedRows(rows.ravel().astype(np.int32), video.steps * of_crop)
+
+    text = lambda video, rows: token * (video.steps * count)  # noqa: E731
+    return VideoText(token, token, text, is_whole=True, arranged=arranged, frame_rows=count)
 
 
 def _smolvlm(model: Model) -> VideoText:
@@ -130,6 +147,7 @@ VIDEO_TEXTS: Final[Mapping[str, tuple[str, Callable[[Model], VideoText]]]] = {
     "Glm46VProcessor": ("Glm46VVideoProcessor", _glm(lambda second: f"{second:.1f} seconds")),
     "Glm4vProcessor": ("Glm4vVideoProcessor", _glm(lambda second: str(int(second)))),
     "InternVLProcessor": ("InternVLVideoProcessor", _internvl),
+    "LlavaNextVideoProcessor": ("LlavaNextVideoVideoProcessor", _llava_next),
     "LlavaOnevisionProcessor": ("LlavaOnevisionVideoProcessor", _one_vision),
     "Qwen2VLProcessor": ("Qwen2VLVideoProcessor", _qwen2),
     "Qwen2_5_VLProcessor": ("Qwen2VLVideoProcessor", _qwen2),

@@ -66,6 +66,7 @@ CASES = {
     "smolvlm": SeeingCase(transformers.SmolVLMForConditionalGeneration, smolvlm, smolvlm_processor, SMOLVLM, "<image>"),
     "internvl": with_videos(internvl.CASES["internvl"]),
     "onevision": with_videos(llava_next.CASES["llava onevision"]),
+    "next video": llava_next.CASES["llava next video"],
 }
 
 
@@ -73,6 +74,8 @@ CASES = {
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Saved:
     found = Saved(CASES[request.param], tmp_path_factory.mktemp("video"), demo_folder)
     sizes: dict[str, Any] = {"size": {"height": 56, "width": 56}, "do_sample_frames": False, "num_frames": 8}
+    if request.param == "next video":
+        sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
     if request.param == "smolvlm":
         sizes = {"video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 84}},
                  "max_image_size": {"longest_edge": 56}}  # fmt: skip
@@ -86,6 +89,7 @@ def answer(saved: Saved, text: str, videos: list[VideoFrames]) -> tuple[list[int
     assert model is not None
     whole: Any = saved.processor.whole
     whole.video_token = "<video>"
+    is_next = "LlavaNextVideo" in type(saved.model).__name__
     floats = []
     is_smolvlm = "SmolVLM" in type(saved.model).__name__
     mean, std = (np.float32(0.5), np.float32(0.5)) if is_smolvlm else (MEAN, STD)
@@ -94,7 +98,11 @@ def answer(saved: Saved, text: str, videos: list[VideoFrames]) -> tuple[list[int
         floats.append(torch.from_numpy(((frames * np.float32(1 / 255) - mean) / std).transpose(0, 3, 1, 2)))
         shape = SimpleNamespace(shape=frames[None].shape if is_smolvlm else frames.shape)
         metadata = VideoMetadata(video.total, video.fps, duration=video.duration, frames_indices=list(video.indices))
-        told = {"pixel_values_videos": [shape], "pixel_values": shape, "video_metadata": [metadata]}
+        told = {
+            "pixel_values_videos": [frames.transpose(0, 3, 1, 2) if is_next else shape],
+            "pixel_values": shape,
+            "video_metadata": [metadata],
+        }
         written = whole.replace_video_token(told, 0)
         text = text.replace("<video>", written.replace("video", "VIDEO"), 1)
     ids = saved.processor.tokenizer(text.replace("VIDEO", "video"), return_tensors="pt")["input_ids"]

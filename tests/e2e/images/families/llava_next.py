@@ -8,6 +8,9 @@ from transformers import (
     LlavaNextConfig,
     LlavaNextForConditionalGeneration,
     LlavaNextProcessor,
+    LlavaNextVideoConfig,
+    LlavaNextVideoForConditionalGeneration,
+    LlavaNextVideoProcessor,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionProcessor,
@@ -29,6 +32,14 @@ def config(vocab_size: int, ids: Mapping[str, int]) -> Any:
         image_token_id=ids["<image>"],
         image_grid_pinpoints=GRID,
     )
+
+
+def next_video(vocab_size: int, ids: Mapping[str, int]) -> Any:
+    """Videos are of means of four patches."""
+    return LlavaNextVideoConfig(
+        vision_config=CLIP, text_config={**LLAMA, "vocab_size": vocab_size}, image_token_index=ids["<image>"],
+        video_token_index=vocab_size - 1, image_grid_pinpoints=GRID,
+    )  # fmt: skip
 
 
 def granite(vocab_size: int, ids: Mapping[str, int]) -> Any:
@@ -62,6 +73,13 @@ def processor(tokenizer: Any, strategy: str = "default", added: int = 1) -> Any:
     )
 
 
+def next_video_processor(tokenizer: Any) -> PartsProcessor:
+    """Images as LLaVA-NeXT has them."""
+    images = LlavaNextImageProcessorPil(image_grid_pinpoints=GRID, crop_size=56, size={"shortest_edge": 56})
+    fields = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return PartsProcessor(LlavaNextVideoProcessor, images, tokenizer, {"image_token": "<image>"}, **fields)
+
+
 def one_vision_processor(tokenizer: Any) -> Any:
     """Images of four tiles, or three in a row, are reduced to two."""
     images = LlavaOnevisionImageProcessorPil(image_grid_pinpoints=GRID, size={"height": 56, "width": 56})
@@ -76,6 +94,14 @@ LINES = {"image_newline": "model.image_newline"}
 CASES = {
     "llava next": SeeingCase(
         LlavaNextForConditionalGeneration, config, processor, sizes=SIZES, renamed=({**NEWER, **LINES}, OLDER)
+    ),
+    "llava next video": SeeingCase(
+        LlavaNextVideoForConditionalGeneration,
+        next_video,
+        next_video_processor,
+        ("<image>", "<video>"),
+        sizes=SIZES,
+        has_answers=False,  # See tests/e2e/videos/test_squares.py.
     ),
     "granite vision": SeeingCase(
         LlavaNextForConditionalGeneration, granite, partial(processor, strategy="full", added=0), sizes=SIZES

@@ -87,3 +87,36 @@ def test_wrong_configurations(fields: dict[str, Any]) -> None:
 def test_pillow_frames() -> None:
     pictures = [Image.new("RGB", (40, 30), (number, 0, 0)) for number in range(3)]
     assert made(QWEN2).process(*videos_of(pictures)).num_frames == 3
+
+
+@pytest.mark.parametrize(("height", "width"), [(240, 320), (70, 33), (480, 1100)])
+def test_the_middle_of_frames(height: int, width: int) -> None:
+    """LLaVA-NeXT-Video: the shorter side becomes 56 pixels, and the middle stays."""
+    frames = np.random.default_rng(0).integers(0, 256, (2, height, width, 3), dtype=np.uint8)
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    found = made("LlavaNextVideoVideoProcessor", **sizes).process(*videos_of(frames))
+    inner = (56, int(56 * width / height)) if height < width else (int(56 * height / width), 56)
+    top, left = ((length - 56) // 2 for length in inner)
+    channels_first = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    wanted = interpolate(channels_first, inner, mode="bicubic", antialias=True).permute(0, 2, 3, 1).numpy()
+    difference = np.abs(np.stack(found.crops).astype(int) - wanted[:, top : top + 56, left : left + 56])
+    assert difference.max() <= 2
+    assert (difference > 0).mean() < 0.015
+
+
+def test_frames_in_squares() -> None:
+    """SmolVLM2: resized as their shape has it, with an even shorter side, and then to a square."""
+    frames = np.random.default_rng(0).integers(0, 256, (1, 60, 131, 3), dtype=np.uint8)
+    fields = {
+        "size": {"longest_edge": 70},
+        "video_sampling": {"video_size": {"longest_edge": 84}},
+        "max_image_size": {"longest_edge": 56},
+    }
+    found = made("SmolVLMVideoProcessor", **fields).process(*videos_of(frames))
+    image = Image.fromarray(frames[0])
+    for width, height in ((84, 38), (56, 56)):
+        across = image.resize((width, image.height), Image.Resampling.LANCZOS)
+        image = across.resize((width, height), Image.Resampling.LANCZOS)
+    np.testing.assert_array_equal(found.crops[0], np.asarray(image))
+    with pytest.raises(ConfigError, match="video_sampling='fast': expected a mapping"):
+        made("SmolVLMVideoProcessor", size={"longest_edge": 70}, video_sampling="fast")
