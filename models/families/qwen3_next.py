@@ -49,6 +49,13 @@ def read_qwen3_5(file: ConfigFile, architecture: str) -> ModelConfig:
     return _that_sees(ModelConfig(architecture=architecture, **_options(text, _grid_rope(text))), file)
 
 
+def read_plain_qwen3_5(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Qwen3.5 in `text_config` of a model whose images have no places in a grid."""
+    text = text_part(file).reading(**DEFAULTS, num_key_value_heads=4)
+    rope = replace(_grid_rope(text), sections=(), mixes_sections=False)
+    return ModelConfig(architecture=architecture, **_options(text, rope))
+
+
 def read_qwen3_5_moe(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of Qwen3.5 with experts."""
     names = {"num_experts": "num_local_experts"}

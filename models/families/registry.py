@@ -257,6 +257,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "LlamaBidirectionalForSequenceClassification": _Known("llama.BIDIRECTIONAL", "classify"),
     "LlamaBidirectionalModel": _Known("llama.BIDIRECTIONAL", "embed"),
     "MPTForCausalLM": _Known("mpt"),
+    "MiniCPMV4_6ForConditionalGeneration": _Known("minicpmv"),
     "Mistral3ForConditionalGeneration": _Known("mistral3"),
     "ModernBertForTokenClassification": _Known("modernbert", "token_classify"),
     "PaddleOCRVLForConditionalGeneration": _Known("paddleocr_vl"),

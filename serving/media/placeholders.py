@@ -16,12 +16,13 @@ from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext
+from jaxllm.serving.media.image_processors.minicpmv import MERGE, MiniCPMV
 from jaxllm.serving.media.image_processors.phi3_vision import PATCH, Phi3Vision
 from jaxllm.serving.media.image_processors.phi4_multimodal import Phi4Multimodal
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
 from jaxllm.serving.media.image_processors.settings import Settings
-from jaxllm.serving.media.prompt_forms import NUMBERED, NamedImages, PaliGemmaPrompt, TokenPerFeature
+from jaxllm.serving.media.prompt_forms import NUMBERED, NamedImages, PaliGemmaPrompt, SlicedImages, TokenPerFeature
 from jaxllm.serving.media.text_runs import TextRun
 from jaxllm.serving.media.tile_texts import (
     AyaTiles,
@@ -286,6 +287,26 @@ def _gemma4(model: Model) -> Placeholder:
     return TokenPerFeature(token, token, lambda image: image.rows * image.columns // area, start, end)
 
 
+def _minicpmv(model: Model) -> Placeholder:
+    processor = model.image_processor(MiniCPMV)
+    side = processor.patch * MERGE
+    pairs = [
+        (model.token(f"{name}_start_token", start), model.token(f"{name}_end_token", end))
+        for name, start, end in (
+            ("image", "<image>", "</image>"),
+            ("slice", "<slice>", "</slice>"),
+            ("image_id", "<image_id>", "</image_id>"),
+        )
+    ]
+    return SlicedImages(
+        marker=model.token("image_token"),
+        lengths=lambda image: [crop.shape[0] // side * (crop.shape[1] // side) for crop in image.crops],
+        whole=pairs[0],
+        slices=pairs[1],
+        number=pairs[2] if processor.has_ids else None,
+    )
+
+
 def _phi3_vision(model: Model) -> Placeholder:
     model.image_processor(Phi3Vision)
     rows, token = PhiRows(2 * PATCH), model.token("image_token", "<|image|>")
@@ -333,6 +354,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "Phi3VProcessor": _phi3_vision,
     "Phi4MMProcessor": _phi4_published,
     "Phi4MultimodalProcessor": _phi4_multimodal,
+    "MiniCPMV4_6Processor": _minicpmv,
     "PixtralProcessor": _pixtral,
     "Qwen2VLProcessor": _merged("<|image_pad|>"),
     "Qwen2_5_VLProcessor": _merged("<|image_pad|>"),

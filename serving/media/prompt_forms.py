@@ -81,3 +81,30 @@ class NamedImages(TokenPerFeature):
                 FIELD,
             )
         return self.names.sub(lambda _: self.marker, text), tuple(number - 1 for number in numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicedImages:
+    """MiniCPM-V's: the number of the image in the prompt, the whole of it, and then its slices, a line per row."""
+
+    marker: str
+    lengths: Callable[[ProcessedImage], list[int]]
+    """Features of each crop."""
+    whole: tuple[str, str]
+    slices: tuple[str, str]
+    number: tuple[str, str] | None
+    """Texts around each."""
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker, but for the number."""
+        first, *others = self.lengths(image)
+        found = [TextRun(self.whole[0]), TextRun(self.marker, first, True), TextRun(self.whole[1])]
+        for place, length in enumerate(others):
+            if place and place % image.columns == 0:
+                found.append(TextRun("\n"))
+            found += [TextRun(self.slices[0]), TextRun(self.marker, length, True), TextRun(self.slices[1])]
+        return tuple(found)
+
+    def before(self, place: int) -> str:
+        """What comes before the image at this place in the prompt, from 0 on."""
+        return "" if self.number is None else f"{self.number[0]}{place}{self.number[1]}"

@@ -23,7 +23,7 @@ from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
 from jaxllm.serving.media.placeholders import Placeholder
-from jaxllm.serving.media.prompt_forms import NamedImages, PaliGemmaPrompt
+from jaxllm.serving.media.prompt_forms import NamedImages, PaliGemmaPrompt, SlicedImages
 from jaxllm.serving.media.text_runs import TextRun, arrangement_of, features_of, text_of
 from jaxllm.serving.media.video.checkpoint import VideoModel
 from jaxllm.serving.media.video.frames import VideoFrames
@@ -219,8 +219,8 @@ class PromptImages:
     def _joined(self, text: str, prepared: Sequence[PreparedImage], named: Callable[[str], str]) -> str:
         media = {named(marker): medium for medium, marker in self._markers().items()}
         parts = re.split("(" + "|".join(map(re.escape, media)) + ")", text)
-        ordered = iter(self._ordered([media[part] for part in parts[1::2]], prepared))
-        parts[1::2] = [named(next(ordered).text) for _ in parts[1::2]]
+        ordered = self._ordered([media[part] for part in parts[1::2]], prepared)
+        parts[1::2] = [named(text) for text in self._texts(ordered)]
         if isinstance(self.placeholder, NamedImages) and self.placeholder.apart:
             parts[::2] = [named(self._beginning) + part for part in parts[::2]]
         return "".join(parts)
@@ -230,6 +230,12 @@ class PromptImages:
         """The special tokens that the tokenizer puts before a text, as text."""
         (ids,) = self.tokenizer.encode([""])
         return "".join(map(self.tokenizer.token_text, ids))
+
+    def _texts(self, ordered: Sequence[PreparedImage]) -> list[str]:
+        """What stands for each medium, in the order of the prompt."""
+        if not isinstance(self.placeholder, SlicedImages):
+            return [each.text for each in ordered]
+        return [self.placeholder.before(place) + each.text for place, each in enumerate(ordered)]
 
     def _in_order(self, prompt: ParsedPrompt, prepared: Sequence[PreparedImage]) -> Sequence[PreparedImage]:
         """Images and videos as the prompt has them; where it has one kind alone, as they are given."""
@@ -269,7 +275,7 @@ class PromptImages:
         ids = self._marker_ids()
         places = np.flatnonzero(np.isin(token_ids, list(ids)))
         ordered = self._ordered([ids[token] for token in token_ids[places].tolist()], prepared)
-        texts = self.tokenizer.encode([each.text for each in ordered], add_special_tokens=False)
+        texts = self.tokenizer.encode(self._texts(ordered), add_special_tokens=False)
         between = np.split(token_ids, np.repeat(places, 2) + np.tile([0, 1], len(places)))
         between[1::2] = [np.array(each, np.int64) for each in texts]
         return np.concatenate(between)

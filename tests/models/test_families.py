@@ -696,6 +696,7 @@ def test_every_decoder_is_compared() -> None:
     compared |= {model.__name__ for _, model in RECURRENT_SEEING.values()}
     hearing = ("AudioFlamingo3", "GlmAsr", "Qwen2Audio", "Voxtral", "Whisper")
     compared |= {f"{name}ForConditionalGeneration" for name in hearing}  # in tests/e2e/sound
+    compared |= {"MiniCPMV4_6ForConditionalGeneration"}  # in tests/e2e/images
     alike = LIKE | REFERENCES | {architecture: twin.case.name for architecture, twin in TWINS.items()}
     alike |= SEEING_LIKE
     for architecture, family in registry.families().items():

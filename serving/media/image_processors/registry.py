@@ -17,6 +17,7 @@ from jaxllm.serving.media.image_processors.kimi_k25 import KimiK25, KimiVL
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llama4 import Llama4
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext, LLaVAOneVision
+from jaxllm.serving.media.image_processors.minicpmv import MiniCPMV
 from jaxllm.serving.media.image_processors.phi3_vision import Phi3Vision
 from jaxllm.serving.media.image_processors.phi4_multimodal import Phi4Multimodal
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
@@ -42,6 +43,7 @@ IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "LlavaImageProcessor": LLaVA,
     "LlavaNextImageProcessor": LLaVANext,
     "LlavaOnevisionImageProcessor": LLaVAOneVision,
+    "MiniCPMV4_6ImageProcessor": MiniCPMV,
     "PaddleOCRVLImageProcessor": PaddleOCRVL,
     "Phi3VImageProcessor": Phi3Vision,
     "Phi4MMImageProcessor": Phi4Multimodal,

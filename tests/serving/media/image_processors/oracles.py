@@ -31,6 +31,19 @@ def masked(out: Any) -> list[Array]:
     return found
 
 
+def joined(out: Any) -> list[Array]:
+    """Crops of `pixel_values` [1, channels, size, patches * size], whose patches lie side by side."""
+    values = np.asarray(out["pixel_values"])[0]
+    channels, size, _ = values.shape
+    found, first = [], 0
+    for rows, columns in np.asarray(out["target_sizes"]).tolist():
+        last = first + rows * columns * size
+        patches = values[:, :, first:last].reshape(channels, size, rows, columns, size)
+        found.append(patches.transpose(0, 2, 1, 3, 4).reshape(channels, rows * size, columns * size))
+        first = last
+    return found
+
+
 @dataclass(frozen=True)
 class Oracle:
     """A class of transformers, and a configuration for it."""
@@ -144,6 +157,8 @@ ORACLES: dict[str, Oracle] = {
         "idefics2", "Idefics2ImageProcessor",
         {"size": {"shortest_edge": 100, "longest_edge": 200}, "do_image_splitting": True}, masked,
     ),
+    "minicpm-v": Oracle("minicpmv4_6", "MiniCPMV4_6ImageProcessor", {"scale_resolution": 168}, joined),
+    "minicpm-v whole": Oracle("minicpmv4_6", "MiniCPMV4_6ImageProcessor", {"slice_mode": False}, joined),
     "deepseek-vl": Oracle("deepseek_vl", "DeepseekVLImageProcessor", {"size": {"height": 112, "width": 112}}),
     "gemma4": Oracle("gemma4", "Gemma4ImageProcessor", {"max_soft_tokens": 70}, patch_size=16, layout="padded rows"),
     "gemma4 280": Oracle("gemma4", "Gemma4ImageProcessor", patch_size=16, layout="padded rows"),

@@ -41,6 +41,9 @@ def check(name: str, height: int, width: int) -> None:
         if "pixels are allowed" in str(error):
             assert max(height, width) > 100 * min(height, width)  # transformers would make gigabytes of a strip
             return
+        if name.startswith("minicpm-v"):
+            assert max(height, width) > 50 * min(height, width)  # transformers would make one long crop of a strip
+            return
         if name == "idefics2 split" and min(height, width) == 1:
             return  # transformers makes zeros of a quarter without pixels, or divides by zero
         with pytest.raises((ValueError, ZeroDivisionError)):
