@@ -18,6 +18,7 @@ from tests.e2e.images.test_families import GREEDY, Saved
 
 RANK, ALPHA = 8, 16
 TEXT = "A text without pictures."
+TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +79,16 @@ def test_images_bring_their_adapter(saved: Saved, tmp_path: Path) -> None:
     ) as llm:  # fmt: skip
         *seen, read = llm.generate([*prompts, TEXT], GREEDY, use_tqdm=False)
         found = [(list(each.prompt_token_ids or ()), list(each.outputs[0].token_ids)) for each in seen]
+        # The template takes text alone.
+        parts = [{"type": "text", "text": "Not <|image_1|>."}, {"type": "image_pil", "image_pil": images[0]}]
+        messages: list[Any] = [{"role": "user", "content": parts}]
+        (chatted,) = llm.chat(messages, GREEDY, chat_template=TEMPLATE, use_tqdm=False)
         named = LoRARequest("own", 1, str(tmp_path / "vision-lora"))
         (own,) = llm.generate([TEXT], GREEDY, use_tqdm=False, lora_request=named)
     assert found == wanted
     assert found[0][1] != unadapted
+    told = list(chatted.prompt_token_ids or ()), list(chatted.outputs[0].token_ids)
+    assert told == saved.answer(f"user: {marker}\nNot <|image_1|>.", images[:1])
     assert list(read.outputs[0].token_ids) == plain
     assert list(own.outputs[0].token_ids) == of_text(saved) != plain
 
