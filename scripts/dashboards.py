@@ -162,6 +162,14 @@ ENGINE: Rows = {
             "With --kv-offloading-size: share of those that had left the device, or were never there.",
         ),
         Panel(
+            "Files of KV pages", "Bps",
+            (
+                _rate("kv_offload_tiering_read_bytes", "read " + _EACH),
+                _rate("kv_offload_tiering_write_bytes", "written"),
+            ),
+            "With --kv-offloading-path.",
+        ),
+        Panel(
             "Idle before eviction", "s", _quantiles("kv_block_idle_before_evict_seconds"),
             "With --kv-cache-metrics. Prefixes that return later are not found.",
         ),

@@ -52,6 +52,7 @@ LONG = (
     "serving/server/test_drain.py",
     "serving/server/test_request_timeout.py",
     "e2e/test_cache_groups.py",
+    "e2e/test_disk_tier.py",
     "e2e/images/test_families.py",
     "models/test_families.py",
     "serving/openai/test_clients.py",

@@ -171,6 +171,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: KVEventSource | None = None
     """None where events of the prefix cache are not published."""
 
+    tiers: tuple[str, ...] = ()
+    """Where copies of KV pages are, for people: host memory, and files."""
+
     @property
     def transcribes(self) -> bool:
         """Whether every request has a window of sound, of which the model makes text."""

@@ -205,6 +205,14 @@ class CacheOptions(Section):
         "Whether kv_offloading_size applies: 'auto' copies pages to the host only if a start-up measurement finds that "
         "copying is faster than computing; 'always' skips the measurement.",
     )
+    kv_offloading_path: str | None = option(
+        None,
+        "Folder for copies of KV cache pages in files, which outlive the engine: a restart finds prefixes there. "
+        "Needs kv_offloading_size. Servers may share a folder. See docs/kv_offloading.md.",
+    )
+    kv_offloading_disk_size: float = option(
+        64, "GiB that all files in kv_offloading_path may take together.", minimum=0.001
+    )
     kv_events_config: Mapping[str, Any] | None = option(
         None,
         "Publish over ZeroMQ what the prefix cache gains and loses, in vLLM's format, for routers; as JSON or as "

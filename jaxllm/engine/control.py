@@ -263,6 +263,8 @@ class EngineControl(AdapterControl):
 
     def _use_new_weights(self) -> None:
         """Recompute from the new weights whatever depends on them: factors of adapters with magnitudes."""
+        if self._engine.host_tier is not None:
+            self._engine.host_tier.stop_files("the weights were replaced")
         self._engine.runner.calls.forget_weights()
         shape = self._resolved.adapters
         self._restore_adapters(write_again=shape is not None and shape.has_vectors)

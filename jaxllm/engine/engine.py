@@ -84,7 +84,10 @@ class Engine(StepLoop[Dispatched]):
         if self._kv_events is not None:
             self.info = replace(self.info, kv_events=self._kv_events.source)
             self.on_close.append(self._kv_events.close)
-        self._host_tier = make_host_tier(resolved, runner, self.pages, self.scheduler)
+        self.host_tier = make_host_tier(resolved, runner, self.pages, self.scheduler)
+        """What copies pages to the host, if anything does."""
+        if self.host_tier is not None:
+            self.info = replace(self.info, tiers=self.host_tier.descriptions)
         self._faults = Faults()
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
@@ -188,6 +191,10 @@ class Engine(StepLoop[Dispatched]):
         """Whether `step` has anything to do."""
         return bool(self._ended) or (self.scheduler.has_unfinished and not self.control.is_halted)
 
+    def copy_while_idle(self) -> bool:
+        """Go on with copies of pages while there are no requests. Whether more is left: call it again soon then."""
+        return self.host_tier is not None and not self.control.is_halted and self.host_tier.go_on()
+
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
         return self.scheduler.unfinished_ids() | self.control.deferred_request_ids
@@ -200,11 +207,11 @@ class Engine(StepLoop[Dispatched]):
         if self._features.active:
             self._features.on_step_begin()
             self._end_faulty()
-        if self._host_tier is not None:
-            self._host_tier.on_step_begin()
+        if self.host_tier is not None:
+            self.host_tier.on_step_begin()
         outputs = super().step()
-        if self._host_tier is not None:
-            self._host_tier.on_step_end(is_idle=not self._step.num_steps)
+        if self.host_tier is not None:
+            self.host_tier.on_step_end(is_idle=not self._step.num_steps)
         if self._kv_events is not None:
             self._kv_events.flush()
         if self._features.active and not self._step.num_steps:
@@ -303,8 +310,8 @@ class Engine(StepLoop[Dispatched]):
 
     def _feature_stats(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if self._host_tier is not None:
-            found["offload"] = self._host_tier.counts()
+        if self.host_tier is not None:
+            found["offload"] = self.host_tier.counts()
         if self._kv_events is not None:
             found["num_kv_events_dropped"] = self._kv_events.num_dropped
         if self.media is not None:
@@ -343,6 +350,8 @@ class Engine(StepLoop[Dispatched]):
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while requests run."""
         is_reset = self.scheduler.reset_prefix_cache()
+        if is_reset and self.host_tier is not None:
+            self.host_tier.forget_files()
         if self._kv_events is not None:
             self._kv_events.flush()
         return is_reset
@@ -350,8 +359,8 @@ class Engine(StepLoop[Dispatched]):
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
         self._features.close()
-        if self._host_tier is not None:
-            self._host_tier.close()
+        if self.host_tier is not None:
+            self.host_tier.close()
         super().close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:

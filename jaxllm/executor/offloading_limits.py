@@ -1,16 +1,44 @@
 """Which engines cannot have copies of their pages on the host."""
 
+from pathlib import Path
+
 from jaxllm.errors import ConfigError
 from jaxllm.executor.resolved import ResolvedConfig
 
 
 def check_offloading(resolved: ResolvedConfig, processes: int) -> None:
-    """Raise `ConfigError` where `kv_offloading_size` is given and not supported."""
-    if not resolved.config.cache.kv_offloading_size:
+    """Raise `ConfigError` where `kv_offloading_size` is given and not supported, or its folder cannot be used."""
+    options = resolved.config.cache
+    if options.kv_offloading_path is not None:
+        _check_folder(resolved, options.kv_offloading_path)
+    if not options.kv_offloading_size:
         return
     problem = _problem(resolved, processes)
     if problem is not None:
         raise ConfigError(f"kv_offloading_size: {problem}")
+
+
+def offloading_folder(given: str) -> Path:
+    """The folder for copies in files."""
+    return Path(given).expanduser().absolute()
+
+
+def _check_folder(resolved: ResolvedConfig, given: str) -> None:
+    """Make the folder for copies in files, unless it is there."""
+    if not resolved.config.cache.kv_offloading_size:
+        raise ConfigError(
+            "kv_offloading_path: pages pass through the host's memory on their way to files; "
+            "set kv_offloading_size (GiB) as well"
+        )
+    if resolved.config.lora.merge_lora is not None:
+        raise ConfigError("kv_offloading_path: not supported with merge_lora; merge the checkpoint, or omit it")
+    try:
+        folder = offloading_folder(given)
+        # Only its owner sees what is in it; one that was there before stays as it is.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"kv_offloading_path={given!r}: cannot be made a folder: {reason}") from error
 
 
 def _problem(resolved: ResolvedConfig, processes: int) -> str | None:

@@ -177,6 +177,8 @@ def _check_pooling(config: EngineConfig) -> None:
         raise ConfigError("kv_events_config: pooling models have no KV cache; omit it")
     if config.cache.kv_offloading_size:
         raise ConfigError("kv_offloading_size: pooling models have no KV cache; omit it")
+    if config.cache.kv_offloading_path is not None:
+        raise ConfigError("kv_offloading_path: pooling models have no KV cache; omit it")
 
 
 def _takes_images(config: EngineConfig, model: ModelConfig, runner: str) -> bool:

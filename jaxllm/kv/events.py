@@ -4,10 +4,10 @@ Nobody notes anything unless `KVManager.record` is called.
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from hashlib import blake2b, sha256
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,19 @@ Key = str | tuple[str, int]
 PageKeys = tuple[Key, ...] | None
 """What a page depends on besides its token ids and the pages before it."""
 
+Medium = Literal["GPU", "CPU", "STORAGE"]
+"""Where pages are found, by vLLM's names: the memory that steps compute in, the host's, and files."""
+
 _MARK_BYTES = 16
+
+
+class About(NamedTuple):
+    """What a page is made of, see `Stored`."""
+
+    parent: bytes | None
+    token_ids: Int32Array
+    adapter: tuple[int, str] | None
+    keys: list[PageKeys] | None
 
 
 class Stored(NamedTuple):
@@ -37,6 +49,7 @@ class Stored(NamedTuple):
     token_ids: Int32Array
     adapter: tuple[int, str] | None = None
     keys: list[PageKeys] | None = None
+    medium: Medium = "GPU"
 
 
 class Removed(NamedTuple):
@@ -44,6 +57,7 @@ class Removed(NamedTuple):
 
     table: int
     digests: list[bytes]
+    medium: Medium = "GPU"
 
 
 class Cleared(NamedTuple):
@@ -64,6 +78,26 @@ class KVEvents:
         self.pending: list[Event] = []
         self._size, self._states = block_size, num_tables
         self._secret = os.urandom(32)
+        self._about: dict[bytes, tuple[int, About]] | None = None  # with in how many tables each digest is
+        self._files: set[tuple[int, bytes]] = set()
+
+    def remember(self) -> None:
+        """Know from now on what the pages that can be found are made of, for events of their copies."""
+        self._about = {}
+
+    def about(self, digest: bytes) -> About | None:
+        """What a page that can be found is made of; None where that is not known."""
+        return None if self._about is None or digest not in self._about else self._about[digest][1]
+
+    def describe(self, request: Request) -> Callable[[int], About]:
+        """Says what a request's page of a number is made of."""
+        tokens, size = np.concatenate([request.prompt_token_ids, request.output_token_ids]).astype(np.int32), self._size
+
+        def about(number: int) -> About:
+            found = self._run(request, range(number, number + 1), tokens[number * size : (number + 1) * size], 0)
+            return About(found.parent, found.token_ids, found.adapter, found.keys)
+
+        return about
 
     def take(self) -> list[Event]:
         """The events since the last call."""
@@ -75,31 +109,75 @@ class KVEvents:
 
         Digests of all are known.
         """
-        digests, size = request.page_hashes, self._size
+        size = self._size
         for pages in _runs(sorted(new), request.adapter_start // size if request.adapter_start else 0):
-            has_adapter = request.lora_request is not None and pages.start >= request.adapter_start // size
             begin = (pages.start - first) * size
-            self.pending.append(
-                Stored(
-                    table,
-                    digests[pages.start : pages.stop],
-                    digests[pages.start - 1] if pages.start else None,
-                    # A copy: the row is another request's before this is read.
-                    token_ids[begin : begin + len(pages) * size].copy(),
-                    (request.lora_request.lora_int_id, request.lora_request.lora_name)
-                    if request.lora_request is not None and has_adapter
-                    else None,
-                    self._keys(request, pages, has_adapter=has_adapter),
-                )
-            )
+            # A copy: the row is another request's before this is read.
+            own = token_ids[begin : begin + len(pages) * size].copy()
+            self.pending.append(self._run(request, pages, own, table))
+            self._remember(self.pending[-1])
+
+    def _run(self, request: Request, pages: range, token_ids: Int32Array, table: int) -> Stored:
+        digests, lora = request.page_hashes, request.lora_request
+        has_adapter = lora is not None and pages.start >= request.adapter_start // self._size
+        return Stored(
+            table,
+            digests[pages.start : pages.stop],
+            digests[pages.start - 1] if pages.start else None,
+            token_ids,
+            (lora.lora_int_id, lora.lora_name) if lora is not None and has_adapter else None,
+            self._keys(request, pages, has_adapter=has_adapter),
+        )
+
+    def _remember(self, event: Event) -> None:
+        if self._about is None or not isinstance(event, Stored):
+            return
+        parent = event.parent
+        for number, digest in enumerate(event.digests):
+            count, about = self._about.get(digest, (0, None))
+            if about is None:
+                tokens = event.token_ids[number * self._size : (number + 1) * self._size]
+                keys = None if event.keys is None or event.keys[number] is None else [event.keys[number]]
+                about = About(parent, tokens, event.adapter, keys)
+            self._about[digest] = (count + 1, about)
+            parent = digest
+
+    def _forget(self, digests: Iterable[bytes]) -> None:
+        if self._about is None:
+            return
+        for digest in digests:
+            count, about = self._about.pop(digest, (0, None))
+            if about is not None and count > 1:
+                self._about[digest] = (count - 1, about)
+
+    def copied(self, medium: Medium, part: int, digest: bytes, about: About | None) -> None:
+        """There is a copy of what table number `part` has of a digest; states have the number after the last one."""
+        if medium == "STORAGE":
+            if (part, digest) in self._files:
+                return
+            self._files.add((part, digest))
+        parent, token_ids, adapter, keys = about or About(None, np.zeros(0, np.int32), None, None)
+        self.pending.append(Stored(part, [digest], parent, token_ids, adapter, keys, medium))
+
+    def copy_gone(self, medium: Medium, part: int, digest: bytes) -> None:
+        """There is no such copy any more. Of files, only those that were told of are."""
+        if medium == "STORAGE":
+            if (part, digest) not in self._files:
+                return
+            self._files.discard((part, digest))
+        self.pending.append(Removed(part, [digest], medium))
 
     def removed(self, table: int, digests: list[bytes]) -> None:
         """Pages of a table are about to be overwritten, if any."""
         if digests:
+            self._forget(digests)
             self.pending.append(Removed(table, digests))
 
     def cleared(self) -> None:
-        """The cache has forgotten everything."""
+        """The cache has forgotten everything, and so have those that were told of files."""
+        self._files.clear()
+        if self._about is not None:
+            self._about.clear()
         self.pending.append(Cleared())
 
     def state_stored(self, digest: bytes) -> None:
@@ -108,7 +186,7 @@ class KVEvents:
 
     def state_removed(self, digest: bytes) -> None:
         """It is about to be overwritten."""
-        self.removed(self._states, [digest])
+        self.pending.append(Removed(self._states, [digest]))
 
     def _keys(self, request: Request, pages: range, *, has_adapter: bool) -> list[PageKeys] | None:
         if not has_adapter and request.in_place_of_tokens is None and request.cache_salt is None:

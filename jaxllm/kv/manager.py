@@ -77,6 +77,8 @@ class KVManager:
         self._events = self._cache.events = events
         if self.snapshots is not None:
             self.snapshots.events = events
+        if self.tier is not None:
+            self.tier.record(events)
 
     def use_tier(self, host: HostPool) -> Tier:
         """Copy pages to `host` from now on, and find them there."""
@@ -84,6 +86,8 @@ class KVManager:
         loads = Loads(host, self._cache, self._pool, self.groups, self.snapshots, self._take)
         loads.on_loaded = self._note_load
         self.tier = Tier(host, stores, loads)
+        if self._events is not None:
+            self.tier.record(self._events)
         return self.tier
 
     @property
@@ -140,7 +144,7 @@ class KVManager:
         pages = self._behind(cached, request.num_tokens, self._take(count))
         if self.tier is not None:
             self.tier.stores.offer(shared.tolist())
-            request.asks_host = True
+            request.asks_host = request.asks_files = True
         if request.num_preemptions == 0 and not request.output_token_ids:
             request.num_cached_tokens = num_cached
             if self._reads_cache(request):
@@ -342,7 +346,7 @@ class KVManager:
         A running request would go on to publish pages that continue contents computed before the reset.
         """
         if self.tier is not None:
-            self.tier.loads.cancel()
+            self.tier.cancel()
         if self._pool.num_held:
             return False
         if self.tier is not None:

@@ -81,6 +81,8 @@ class Request:
     """The position of the first token that has the adapter: those before it are computed as without (aLoRA)."""
     asks_host: bool = True
     """Whether it may have pages brought back from the host before it runs: once each time it waits."""
+    asks_files: bool = True
+    """Whether it may have copies brought from files to the host before: as well once each time."""
     hold_again: tuple[str, ...] = ()
     """Reasons to hold it again when it is preempted."""
 

@@ -90,6 +90,32 @@ METRICS = (
     Described(
         "kv_offload_cpu_cache_usage_perc", "gauge", "Share of the host memory for KV pages that is used, 0 to 1."
     ),
+    Described("kv_offload_tiering_chunk_queries", "counter", "KV pages and states looked up in files."),
+    Described("kv_offload_tiering_chunk_hits", "counter", "KV pages and states read from files to host memory."),
+    Described("kv_offload_tiering_read_bytes", "counter", "Bytes of them."),
+    Described("kv_offload_tiering_read_time", "counter", "Seconds spent reading them, in a thread of its own."),
+    Described("kv_offload_tiering_write_bytes", "counter", "Bytes of KV pages and states written to files."),
+    Described("kv_offload_tiering_write_time", "counter", "Seconds spent writing them, in a thread of its own."),
+    Described(
+        "kv_offload_tiering_promotion_job_failures",
+        "counter",
+        "Files of KV pages that could not be read or were damaged, and requests that waited for files in vain.",
+    ),
+    Described(
+        "kv_offload_tiering_cascade_job_failures",
+        "counter",
+        "Failed attempts to write KV pages to files; after each there is none for 30 s.",
+    ),
+    Described(
+        "kv_offload_disk_stores_skipped",
+        "counter",
+        "KV pages and states not written to files because writing failed, fell behind or found no room.",
+    ),
+    Described(
+        "kv_offload_disk_usage_perc",
+        "gauge",
+        "Share of --kv-offloading-disk-size that the files of all engines in the folder take, 0 to 1.",
+    ),
     Described(
         "num_preemptions",
         "counter",
@@ -258,8 +284,20 @@ OFFLOAD: Mapping[str, tuple[str, float]] = {
     "kv_offload_store_time": ("store_seconds", 1e6),
     "kv_offload_stores_skipped": ("dropped", 1),
     "kv_offload_load_failures": ("failures", 1),
+    "kv_offload_tiering_chunk_queries": ("disk_queries", 1),
+    "kv_offload_tiering_chunk_hits": ("disk_hits", 1),
+    "kv_offload_tiering_read_bytes": ("disk_read_bytes", 1),
+    "kv_offload_tiering_read_time": ("disk_read_seconds", 1e6),
+    "kv_offload_tiering_write_bytes": ("disk_write_bytes", 1),
+    "kv_offload_tiering_write_time": ("disk_write_seconds", 1e6),
+    "kv_offload_tiering_promotion_job_failures": ("disk_read_failures", 1),
+    "kv_offload_tiering_cascade_job_failures": ("disk_write_failures", 1),
+    "kv_offload_disk_stores_skipped": ("disk_dropped", 1),
 }
 """Counters of `StepStats.offload`: the field of each, and how much of it counts as 1 (times in microseconds)."""
+
+OFFLOAD_SHARES = {"kv_offload_cpu_cache_usage_perc": "usage", "kv_offload_disk_usage_perc": "disk_usage"}
+"""Gauges of it, and the field of each."""
 
 OF_ENGINE = frozenset(
     (

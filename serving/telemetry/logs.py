@@ -207,6 +207,7 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float, origins: 
     rows = [
         ("device", f"{devices}, {info.dtype}"),
         cache,
+        *([("copies", ", ".join(info.tiers))] if info.tiers else []),
         ("steps", f"{steps}; {info.num_shapes} shapes compiled"),
         *((f"stage {number}", _stage(stage)) for number, stage in enumerate(info.stages)),
         ("ready after", f"{load_seconds:.1f} s"),

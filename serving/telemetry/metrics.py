@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.telemetry.catalogue import METRICS, OFFLOAD, WORK, Described
+from jaxllm.serving.telemetry.catalogue import METRICS, OFFLOAD, OFFLOAD_SHARES, WORK, Described
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
 from jaxllm.serving.telemetry.step_times import collect_steps
@@ -217,7 +217,9 @@ def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) 
         case "prompt_tokens_cached_by_source":
             return [({"source": "device"}, engine.counters[metric.source])]
         case name if name in OFFLOAD:
-            return [({}, engine.counters[name] / OFFLOAD[name][1])]
+            # vLLM numbers tiers after the host's memory, and says what they are.
+            tier = {"tier": "1:fs"} if "_tiering_" in name else {}
+            return [(tier, engine.counters[name] / OFFLOAD[name][1])]
         case name if name in WORK:
             return [({}, engine.work[WORK.index(name)])]
     return [({}, engine.counters[metric.source])]
@@ -226,8 +228,8 @@ def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) 
 def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labels, float]]:
     """Values of a gauge, with their labels."""
     match name:
-        case "kv_offload_cpu_cache_usage_perc":
-            return [(labels, engine.stats.offload.usage)]
+        case _ if name in OFFLOAD_SHARES:
+            return [(labels, getattr(engine.stats.offload, OFFLOAD_SHARES[name]))]
         case "num_requests_running":
             return [(labels, engine.stats.num_running)]
         case "num_requests_waiting":

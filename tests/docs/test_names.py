@@ -29,9 +29,9 @@ NOT_OURS = {
 """Paths in pages that are not in the repository."""
 FILES_OF_OTHERS = re.compile(
     r"/?(summary|doctor|doctor_8b|modules|sentence_bert_config|config_sentence_transformers|manifest|sharded_state|"
-    r"openapi|config|adapter_config|preprocessor_config|processor_config|generation_config|tokenizer|quantize_config)\.json|1_Pooling/config\.json"
+    r"openapi|config|adapter_config|preprocessor_config|processor_config|generation_config|tokenizer|quantize_config|layout|weights)\.json|1_Pooling/config\.json"
 )
-"""Files of checkpoints, reports and servers."""
+"""Files of checkpoints, reports, servers and caches."""
 FOREIGN_FLAGS = {
     *("--plot-timeline", "--async-engine"),  # of vLLM's benchmark, named as missing
     *("--zone", "--accelerator-type"),  # of gcloud

@@ -59,7 +59,7 @@ def tokens_of(engine: Engine, adapter: Path | None = None, **params: Any) -> Tok
 
 def settle(engine: Engine) -> None:
     """Let all that is to be copied arrive at the host."""
-    tier = engine._host_tier
+    tier = engine.host_tier
     assert tier is not None
     for _ in range(500):
         tier.on_step_begin()
@@ -105,7 +105,7 @@ def test_tokens_are_those_without_a_tier(engine: Engine) -> None:
     plain = make_engine(**{**OPTIONS, "kv_offloading_size": 0}, num_gpu_blocks_override=200)
     try:
         assert tokens_of(engine) == tokens_of(plain)
-        assert plain._host_tier is None
+        assert plain.host_tier is None
         assert plain.stats().offload.queries == 0
     finally:
         plain.close()
@@ -157,7 +157,7 @@ def test_damaged_and_lost_copies_are_computed_again(engine: Engine, monkeypatch:
     expected = tokens_of(engine, skip_reading_prefix_cache=True)
     settle(engine)
     before = engine.stats().offload
-    tier = engine._host_tier
+    tier = engine.host_tier
     assert tier is not None
     tier._tier.host._memory[::2, 7] ^= 1
     assert tokens_of(engine) == expected
@@ -189,7 +189,7 @@ def test_others_run_while_one_waits_and_nothing_is_stranded(engine: Engine, monk
             time.sleep(0.002)
         load(self, job)
 
-    monkeypatch.setattr(engine._host_tier._transfers._loads, "_work", slow.__get__(engine._host_tier._transfers))  # type: ignore[union-attr]
+    monkeypatch.setattr(engine.host_tier._transfers._loads, "_work", slow.__get__(engine.host_tier._transfers))  # type: ignore[union-attr]
     free = engine.pages.num_free_pages  # type: ignore[union-attr]
     for leaves in ("aborted", "reset", ""):
         is_open = False
@@ -208,8 +208,8 @@ def test_others_run_while_one_waits_and_nothing_is_stranded(engine: Engine, monk
         is_open = True
         found = run_some(engine, None, 20)
         assert found == ([] if leaves == "aborted" else expected["0"])
-        while engine._host_tier._transfers._loads.num_left:  # type: ignore[union-attr]
-            engine._host_tier.on_step_begin()  # type: ignore[union-attr]
+        while engine.host_tier._transfers._loads.num_left:  # type: ignore[union-attr]
+            engine.host_tier.on_step_begin()  # type: ignore[union-attr]
         engine.scheduler.check_integrity()
         assert engine.pages.num_free_pages == free  # type: ignore[union-attr]
         tokens_of(engine, skip_reading_prefix_cache=True)
@@ -227,7 +227,7 @@ def run_some(engine: Engine, added: Request | None, count: int) -> list[int]:
 
 
 def test_three_pages_of_room(engine: Engine) -> None:
-    tier = engine._host_tier
+    tier = engine.host_tier
     assert tier is not None
     expected = tokens_of(engine, skip_reading_prefix_cache=True)
     settle(engine)
@@ -253,7 +253,7 @@ def test_off_where_computing_is_faster(caplog: pytest.LogCaptureFixture, monkeyp
     with caplog.at_level("INFO"):
         engine = make_engine(**{**OPTIONS, "kv_offloading": "auto"}, num_gpu_blocks_override=20)
         engine.close()
-    assert engine._host_tier is None
+    assert engine.host_tier is None
     assert "kv_offloading_size has no effect, since computing is faster" in caplog.text
     monkeypatch.undo()
 

@@ -12,12 +12,16 @@ CHUNK_BLOCKS = 1024
 """Blocks in one part of a snapshot."""
 
 
+Place = tuple[int, str | None]
+"""A group and a medium."""
+
+
 @dataclass(slots=True)
 class _Block:
-    """What was told of a block, and how many copies each group has."""
+    """What was told of a block, and how many copies each group has in each medium."""
 
     told: BlockStored
-    groups: Counter[int] = field(default_factory=Counter)
+    places: Counter[Place] = field(default_factory=Counter)
 
 
 class Mirror:
@@ -26,7 +30,7 @@ class Mirror:
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._followers: Counter[int] = Counter()  # of each hash, the known blocks that go on from it
-        self._states: Counter[tuple[int, int]] = Counter()  # hashes and groups of snapshots of states
+        self._states: Counter[tuple[int, Place]] = Counter()  # hashes and places of snapshots of states
         self._state_told: BlockStored | None = None
         self.is_whole = True
         """Whether it has heard everything since the cache was empty."""
@@ -43,7 +47,7 @@ class Mirror:
                     self._store(event)
                 case BlockRemoved():
                     for digest in event.block_hashes:
-                        self._remove(digest, event.group_idx or 0)
+                        self._remove(digest, _place(event))
                 case AllBlocksCleared():
                     self._blocks.clear()
                     self._followers.clear()
@@ -51,10 +55,10 @@ class Mirror:
                     self.is_whole = True
 
     def _store(self, event: BlockStored) -> None:
-        group = event.group_idx or 0
+        place = _place(event)
         if not event.token_ids:
             self._state_told = event
-            self._states.update((digest, group) for digest in event.block_hashes)
+            self._states.update((digest, place) for digest in event.block_hashes)
             return
         parent = event.parent_block_hash
         for number, digest in enumerate(event.block_hashes):
@@ -63,20 +67,20 @@ class Mirror:
                 block = self._blocks[digest] = _Block(_part(event, number, parent))
                 if parent is not None:
                     self._followers[parent] += 1
-            block.groups[group] += 1
+            block.places[place] += 1
             parent = digest
 
-    def _remove(self, digest: int, group: int) -> None:
-        if (digest, group) in self._states:
-            del self._states[digest, group]
+    def _remove(self, digest: int, place: Place) -> None:
+        if (digest, place) in self._states:
+            del self._states[digest, place]
             return
         block = self._blocks.get(digest)
         if block is None:
             return
-        block.groups[group] -= 1
-        if block.groups[group] <= 0:
-            del block.groups[group]
-        while block is not None and not block.groups and not self._followers[digest]:
+        block.places[place] -= 1
+        if block.places[place] <= 0:
+            del block.places[place]
+        while block is not None and not block.places and not self._followers[digest]:
             del self._blocks[digest], self._followers[digest]
             parent = block.told.parent_block_hash
             if parent is None:
@@ -89,19 +93,20 @@ class Mirror:
         part: list[WireEvent] = []
         absent: list[int] = []
         for block, digest in self._in_order():
-            copies = list(block.groups.elements())
+            copies = list(block.places.elements())
             if not copies:
                 absent.append(digest)
-            part += [replace(block.told, group_idx=group) for group in copies or [block.told.group_idx or 0]]
+            places = copies or [_place(block.told)]
+            part += [replace(block.told, group_idx=group, medium=medium) for group, medium in places]
             if len(part) >= CHUNK_BLOCKS:
                 yield part
                 part = []
         for digest in absent:
             told = self._blocks[digest].told
             part.append(BlockRemoved([digest], told.medium, told.group_idx or 0))
-        for digest, group in self._states.elements():
+        for digest, (group, medium) in self._states.elements():
             assert self._state_told is not None
-            part.append(replace(self._state_told, block_hashes=[digest], group_idx=group))
+            part.append(replace(self._state_told, block_hashes=[digest], group_idx=group, medium=medium))
         if part:
             yield part
 
@@ -116,6 +121,10 @@ class Mirror:
                 current = self._blocks[current].told.parent_block_hash
             for each in reversed(chain):
                 yield self._blocks[each], each
+
+
+def _place(event: BlockStored | BlockRemoved) -> Place:
+    return event.group_idx or 0, event.medium
 
 
 def _part(event: BlockStored, number: int, parent: int | None) -> BlockStored:

@@ -12,9 +12,6 @@ import numpy as np
 
 from jaxllm.kv.events import Cleared, Event, PageKeys, Removed, Stored
 
-DEVICE = "GPU"
-"""vLLM's name of the memory that steps compute in, whatever the device."""
-
 Format = Literal["map", "array"]
 
 
@@ -68,7 +65,7 @@ class WireFormat:
     def translated(self, event: Event) -> WireEvent:
         """The event as it is published."""
         match event:
-            case Stored(table, digests, parent, token_ids, adapter, keys):
+            case Stored(table, digests, parent, token_ids, adapter, keys, medium):
                 group = self._groups[table]
                 number, name = adapter or (None, None)
                 return BlockStored(
@@ -78,15 +75,15 @@ class WireFormat:
                     np.maximum(token_ids, 0).tolist(),
                     self._size,
                     number,
-                    DEVICE,
+                    medium,
                     name,
                     keys,
                     table,
                     group.kind,
                     group.window or None,
                 )
-            case Removed(table, digests):
-                return BlockRemoved([short(digest) for digest in digests], DEVICE, table)
+            case Removed(table, digests, medium):
+                return BlockRemoved([short(digest) for digest in digests], medium, table)
             case Cleared():
                 return AllBlocksCleared()
 

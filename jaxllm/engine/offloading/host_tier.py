@@ -1,5 +1,7 @@
 """The host tier in the steps of an engine: what is copied ahead after a step, and what has come back before one."""
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jaxllm.engine.offloading.disk_tier import DiskTier
 from jaxllm.engine.offloading.transfers import Loaded, Transfers
 from jaxllm.executor.program_table import GATHER_PAGES, GATHER_STATE, SCATTER_PAGES, SCATTER_STATE, ProgramRecord
 from jaxllm.executor.runner import Runner
@@ -16,8 +19,12 @@ from jaxllm.kv.tiers.loads import HOLD_REASON, Load
 from jaxllm.kv.tiers.tier import Tier
 from jaxllm.scheduler.scheduler import Scheduler
 
+logger = logging.getLogger(__name__)
+
 IDLE_SECONDS = 0.05
 """How long an engine with nothing else to do waits for a load at a time."""
+CLOSE_SECONDS = 3.0
+"""Copies for files that an engine has not made when it ends are made for so long."""
 
 
 class PageMover:
@@ -66,23 +73,46 @@ class PageMover:
 class HostTier:
     """Belongs to an engine. Its thread calls everything; copying itself is done in others."""
 
-    def __init__(self, tier: Tier, mover: PageMover, scheduler: Scheduler, transfers: Transfers) -> None:
+    def __init__(
+        self, tier: Tier, mover: PageMover, scheduler: Scheduler, transfers: Transfers, disk: DiskTier | None = None
+    ) -> None:
+        """Takes over `disk`."""
         self._tier, self._mover, self._scheduler, self._transfers = tier, mover, scheduler, transfers
+        self.disk = disk
         tier.loads.start = self._start
+        if disk is not None:
+            tier.use_files(disk).start = disk.promote
+            tier.on_used = disk.writer.used
+            disk.writer.tells = tier.events is not None
 
     def on_step_begin(self) -> None:
         """Write to the cache what has come from the host, and let requests run that have waited for it."""
         for each in self._transfers.stored():
             for copy, checksum in zip(each.copies, each.checksums, strict=True):
                 self._tier.host.end_write(copy, checksum)
+                if self.disk is not None and copy.state == "ready":
+                    self.disk.offer(copy)
+        if self.disk is not None:
+            self._take_promoted(self.disk)
         loads = self._tier.loads
         for loaded in self._transfers.loaded():
             if loaded.array is not None and not loaded.load.is_cancelled:
                 self._write(loaded, loaded.array)
             for item, is_intact in zip(loaded.items, loaded.intact, strict=True):
                 loads.come(loaded.load, item, is_intact=is_intact and loaded.array is not None)
-        for request in loads.take_released():
+        for request in self._tier.take_released():
             self._scheduler.release(request, HOLD_REASON)
+
+    def _take_promoted(self, disk: DiskTier) -> None:
+        promotions = self._tier.promotions
+        assert promotions is not None
+        for job in disk.promoted():
+            for copy, checksum in zip(job.copies, job.checksums, strict=True):
+                promotions.come(job.promotion, copy, checksum)
+        promotions.expire()
+        if disk.writer.tells:
+            # In this order: one that is written again while it is told as gone is not told as there.
+            self._tier.note_files(disk.writer.take_written(), disk.writer.take_gone())
 
     def on_step_end(self, *, is_idle: bool) -> None:
         """Begin to copy what can be found since the last step; wait a little for a load if nothing can be computed."""
@@ -95,12 +125,32 @@ class HostTier:
             found = stores.next_pages(mover.most, mover.page_bytes)
             if found:
                 transfers.store([copy for copy, _ in found], mover.gather([page for _, page in found]))
-        if is_idle and len(self._tier.loads):
+        if is_idle and self._tier.is_waiting:
             transfers.wait(IDLE_SECONDS)
+
+    @property
+    def descriptions(self) -> tuple[str, ...]:
+        """Where copies are, for people."""
+        host = self._tier.host
+        memory = f"{host.num_slots * host.slot_bytes / 2**30:.2f} GiB of host memory"
+        return (memory,) if self.disk is None else (memory, self.disk.description)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether anything is left to be copied, or is on its way."""
+        waits_for_files = self.disk is not None and self.disk.writer.num_waiting > 0
+        return len(self._tier.stores) > 0 or self._tier.stores.has_states or self._transfers.is_busy or waits_for_files
+
+    def go_on(self) -> bool:
+        """Copy what waits, while the engine has nothing else to do. Whether anything is left."""
+        self.on_step_begin()
+        self.on_step_end(is_idle=False)
+        return self.is_behind
 
     def counts(self) -> OffloadCounts:
         """What it has done so far."""
         tier, transfers = self._tier, self._transfers
+        files = {} if self.disk is None else self._counts_of_files(self.disk)
         return OffloadCounts(
             queries=tier.loads.num_queries,
             hits=tier.loads.num_hits,
@@ -111,11 +161,47 @@ class HostTier:
             failures=tier.loads.num_failures,
             dropped=tier.stores.num_dropped,
             usage=tier.host.usage,
+            **files,
         )
 
+    def _counts_of_files(self, disk: DiskTier) -> dict[str, Any]:
+        promotions = self._tier.promotions
+        assert promotions is not None
+        return {
+            "disk_queries": promotions.num_queries,
+            "disk_hits": promotions.num_hits,
+            "disk_read_bytes": disk.read_bytes,
+            "disk_read_seconds": disk.read_seconds,
+            "disk_write_bytes": disk.writer.num_bytes,
+            "disk_write_seconds": disk.writer.seconds,
+            "disk_read_failures": disk.num_failures + promotions.num_late,
+            "disk_write_failures": disk.writer.num_failures,
+            "disk_dropped": disk.writer.num_dropped,
+            "disk_usage": disk.usage,
+        }
+
+    def forget_files(self) -> None:
+        """Delete the files of the engine's layout."""
+        if self.disk is not None:
+            self.disk.writer.clear()
+
+    def stop_files(self, reason: str) -> None:
+        """Use no files from now on."""
+        if self.disk is not None:
+            self.disk.writer.stop(reason)
+
     def close(self) -> None:
-        """End the threads."""
+        """Copy what waits to files, for a moment, and end the threads."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        try:
+            while self.disk is not None and self.go_on() and time.monotonic() < deadline:
+                self._transfers.wait(IDLE_SECONDS)
+        except Exception:
+            # The devices may be why the engine ends.
+            logger.exception("the last copies of KV pages are not made")
         self._transfers.close()
+        if self.disk is not None:
+            self.disk.close()
 
     def _start(self, load: Load) -> None:
         states = self._tier.loads.states

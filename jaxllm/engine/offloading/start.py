@@ -8,13 +8,17 @@ import jax
 import numpy as np
 import psutil
 
+from jaxllm.engine.offloading.disk_tier import DiskTier
 from jaxllm.engine.offloading.host_tier import HostTier, PageMover
+from jaxllm.engine.offloading.layout import WEIGHTS, layout_of
 from jaxllm.engine.offloading.transfers import Transfers, as_rows, put
 from jaxllm.errors import CapacityError
+from jaxllm.executor.offloading_limits import offloading_folder
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.transfer_programs import transfer_sizes
 from jaxllm.kv.manager import KVManager
+from jaxllm.kv.tiers.disk.folder import DiskFolder
 from jaxllm.kv.tiers.host_pool import HostPool, allocate, crc
 from jaxllm.models.sharding import sharding
 from jaxllm.requests.request import Request
@@ -25,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MEASURED_TOKENS = 512
 """Tokens of the step that is measured, at most."""
+READY_SECONDS = 2.0
+"""How long a start waits for the folder of files: then the first request finds prefixes there."""
 REPEATS = 3
 """The best of so many counts."""
 
@@ -64,6 +70,7 @@ def start_host_tier(
         return None
     mover = PageMover(runner, transfer_sizes(resolved), sharding(resolved.mesh))
     host = _make_pool(options.kv_offloading_size, mover.page_bytes)
+    token_seconds = None
     if options.kv_offloading == "auto":
         speeds = measure(resolved, runner, mover, fresh)
         if not speeds.pays:
@@ -72,10 +79,36 @@ def start_host_tier(
                 speeds,
             )
             return None
+        token_seconds = speeds.compute
         logger.info("host tier: room for %d pages; %s", host.num_slots, speeds)
     else:
         logger.info("host tier: room for %d pages", host.num_slots)
-    return HostTier(pages.use_tier(host), mover, scheduler, Transfers(host))
+    transfers = Transfers(host)
+    disk = _disk_tier(resolved, mover, host, transfers, token_seconds)
+    return HostTier(pages.use_tier(host), mover, scheduler, transfers, disk)
+
+
+def _disk_tier(
+    resolved: ResolvedConfig, mover: PageMover, host: HostPool, transfers: Transfers, token_seconds: float | None
+) -> DiskTier | None:
+    """The files behind a host tier, if there is a folder for them. It is opened in a thread."""
+    options = resolved.config.cache
+    if options.kv_offloading_path is None:
+        return None
+    root = offloading_folder(options.kv_offloading_path)
+    limit = int(options.kv_offloading_disk_size * 2**30)
+
+    def open_folder() -> DiskFolder:
+        layout, description = layout_of(resolved, mover, root / WEIGHTS)
+        return DiskFolder(root, layout, limit, description)
+
+    sizes = (mover.page_bytes, mover.state_bytes)
+    states = resolved.cache_groups.num_tables
+    description = f"{options.kv_offloading_disk_size:.2f} GiB of files in {root}"
+    disk = DiskTier(host, open_folder, sizes, states, transfers.news, token_seconds, description)
+    if not disk.writer.wait_until_ready(READY_SECONDS):
+        logger.info("disk tier: files of %s are found later: weights are hashed, or the disk is slow", root)
+    return disk
 
 
 def _make_pool(gib: float, page_bytes: int) -> HostPool:

@@ -90,10 +90,11 @@ class Worker(Generic[Job]):
             self._done.put(job)
             self._news.set()
 
-    def close(self) -> None:
-        """End the thread, after what it was given."""
+    def close(self, seconds: float = float("inf")) -> None:
+        """End the thread, after what it was given; one that is stuck for so long ends with the process."""
         self._jobs.put(None)
-        while self._thread.is_alive():
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and time.monotonic() < deadline:
             self.take()
             self._thread.join(0.01)
 
@@ -105,9 +106,15 @@ class Transfers:
         self.load_bytes = self.store_bytes = 0
         self.load_seconds = self.store_seconds = 0.0
         """So far: of all jobs that were taken."""
-        self._host, self._news = host, threading.Event()
-        self._stores: Worker[Stored] = Worker("kv-store", self._store, self._news)
-        self._loads: Worker[Loaded] = Worker("kv-load", self._load, self._news, MOST_LOADED)
+        self._host, self.news = host, threading.Event()
+        """Set when something has come."""
+        self._stores: Worker[Stored] = Worker("kv-store", self._store, self.news)
+        self._loads: Worker[Loaded] = Worker("kv-load", self._load, self.news, MOST_LOADED)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is on its way."""
+        return self._stores.num_left > 0 or self._loads.num_left > 0
 
     @property
     def can_store(self) -> bool:
@@ -141,8 +148,8 @@ class Transfers:
 
     def wait(self, seconds: float) -> None:
         """Wait until there is something new, or so long."""
-        self._news.wait(seconds)
-        self._news.clear()
+        self.news.wait(seconds)
+        self.news.clear()
 
     def close(self) -> None:
         """End the threads."""

@@ -7,12 +7,14 @@ reads copies does so in threads of its own, between `begin_...` and `end_...`; e
 import mmap
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from jaxllm.kv.events import About
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,6 +31,8 @@ class HostCopy:
     slots: list[int]
     size: int
     checksum: int = 0
+    about: About | None = None
+    """What a page is made of, where that is told to anybody."""
     state: Literal["writing", "ready", "gone"] = "writing"
     readers: int = field(default=0, repr=False)
 
@@ -42,6 +46,9 @@ class HostPool:
         self._free = list(range(num_slots))[::-1]
         self._entries: OrderedDict[bytes, dict[int, HostCopy]] = OrderedDict()  # least recently used first
         self._busy_gone: set[int] = set()  # slots of copies that are gone, while somebody still reads or writes them
+        self.on_ready: Callable[[HostCopy], None] | None = None
+        self.on_gone: Callable[[HostCopy], None] | None = None
+        """Hear of copies that can be found from now on, and that cannot any more, if anybody is to."""
 
     def __len__(self) -> int:
         """How many digests it knows."""
@@ -120,6 +127,8 @@ class HostPool:
             self._discard(copy, is_busy=False)
         else:
             copy.checksum, copy.state = found, "ready"
+            if self.on_ready is not None:
+                self.on_ready(copy)
 
     def begin_read(self, digest: bytes, part: int) -> HostCopy:
         """A copy that there is; it stays until `end_read`."""
@@ -148,9 +157,11 @@ class HostPool:
             self._discard(copy, is_busy=copy.readers > 0)
 
     def clear(self) -> None:
-        """Forget everything. Slots that are being read or written are free once that is over."""
+        """Forget everything, without a word to `on_gone`. Slots that are read or written are free once that is over."""
+        on_gone, self.on_gone = self.on_gone, None
         for digest in list(self._entries):
             self._forget(digest)
+        self.on_gone = on_gone
 
     def _forget(self, digest: bytes) -> None:
         for copy in self._of(digest):
@@ -161,6 +172,8 @@ class HostPool:
         del entry[copy.part]
         if not entry:
             del self._entries[copy.digest]
+        if copy.state == "ready" and self.on_gone is not None:
+            self.on_gone(copy)
         copy.state = "gone"
         if is_busy:
             self._busy_gone.update(copy.slots)

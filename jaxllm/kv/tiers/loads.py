@@ -6,22 +6,21 @@ them like any others. What was brought back for a request that has ended stays f
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.pages import Int32Array, PagePool
-from jaxllm.kv.prefix import PrefixCache, longest_prefix
+from jaxllm.kv.prefix import Copies, PrefixCache, longest_prefix
 from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.kv.tiers.host_pool import HostCopy, HostPool
+from jaxllm.kv.tiers.promotions import Promotions, Wanted
 from jaxllm.requests.request import Request
 
 HOLD_REASON = "kv_offloading"
 """Why requests wait for pages of the host."""
-
-Wanted = tuple[bytes, int, int]
-"""The digest, the part and, in its request, the number of a page or state."""
 
 
 class Take(Protocol):
@@ -81,12 +80,20 @@ class Loads:
         self.states = groups.num_tables
         """The part that states are."""
         self._tables = [cache.known(table, host) for table in range(groups.num_tables)]
+        self._promotions: Promotions | None = None
+        self._all: Copies = host
+        self._all_tables = self._tables
         self._loads: dict[tuple[bytes, int], Load] = {}  # by digest and part
         self._released: list[Request] = []
 
     def __len__(self) -> int:
         """Items that have not come yet, and those that wait for them."""
         return len(self._loads)
+
+    def use_files(self, promotions: Promotions) -> None:
+        """Find copies in files as well; they are brought to the host first."""
+        self._promotions, self._all = promotions, _Either(self._host, promotions.files)
+        self._all_tables = [self._cache.known(table, self._all) for table in range(self._groups.num_tables)]
 
     def begin(self, request: Request, digests: list[bytes], num_found: int, headroom: int) -> bool:
         """Whether a request with these digests, the first `num_found` on the devices, is to wait for more of them.
@@ -96,7 +103,9 @@ class Loads:
         if not request.asks_host:
             return False
         size = self._groups.page_size
-        count = longest_prefix(digests, self._groups, self._tables, self._longest_state)
+        count = longest_prefix(digests, self._groups, self._tables, partial(self._longest_state, self._host))
+        if self._waits_for_files(request, digests, max(count, num_found)):
+            return True
         wanted, kept = self._wanted(digests[:count]) if count > num_found else ([], None)
         under_way = [self._loads[key] for each in wanted if (key := each[:2]) in self._loads]
         if under_way:
@@ -111,12 +120,22 @@ class Loads:
             return False
         return self._begin(request, wanted, kept, (count - num_found) * size)
 
-    def _longest_state(self, digests: Sequence[bytes]) -> int:
+    def _waits_for_files(self, request: Request, digests: list[bytes], num_found: int) -> bool:
+        """Whether files have more than the first `num_found`, and it is being brought to the host."""
+        if self._promotions is None or not request.asks_files:
+            return False
+        longest_state = partial(self._longest_state, self._all)
+        count = longest_prefix(digests, self._groups, self._all_tables, longest_state)
+        wanted = self._wanted(digests[:count])[0] if count > num_found else []
+        num_tokens = (count - num_found) * self._groups.page_size
+        return bool(wanted) and self._promotions.begin(request, wanted, num_tokens)
+
+    def _longest_state(self, copies: Copies, digests: Sequence[bytes]) -> int:
         if self._snapshots is None:
             return len(digests)
         here = self._snapshots.longest(digests)
         counts = range(len(digests), here, -1)
-        return next((count for count in counts if self._host.has(digests[count - 1], self.states)), here)
+        return next((count for count in counts if copies.has(digests[count - 1], self.states)), here)
 
     def _wanted(self, digests: list[bytes]) -> tuple[list[Wanted], Int32Array]:
         """What a prefix needs that must come from the host, a state last, and the pages that are here."""
@@ -214,6 +233,16 @@ class Loads:
     def held_slots(self) -> list[int]:
         """The slots of snapshots that loads write."""
         return [item.place for load in self._each() for item in load.items if item.copy.part == self.states]
+
+
+class _Either:
+    """Copies that one of two has."""
+
+    def __init__(self, one: Copies, other: Copies) -> None:
+        self._one, self._other = one, other
+
+    def has(self, digest: bytes, part: int) -> bool:
+        return self._one.has(digest, part) or self._other.has(digest, part)
 
 
 def _nobody(load: Load) -> None:

@@ -5,8 +5,9 @@ anything that is scheduled later can overwrite them. Nobody waits for that: a pa
 that comes while too many wait, is dropped.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from jaxllm.kv.events import About
 from jaxllm.kv.prefix import PrefixCache
 from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.kv.tiers.host_pool import HostCopy, HostPool
@@ -21,6 +22,8 @@ class Stores:
     def __init__(self, host: HostPool, cache: PrefixCache, snapshots: SnapshotPool | None, states: int) -> None:
         self.num_dropped = 0
         """Pages and states that were not copied, so far."""
+        self.describe: Callable[[bytes], About | None] | None = None
+        """Says what a page is made of, where copies are told of."""
         self._host, self._cache, self._snapshots, self._states = host, cache, snapshots, states
         self._pages: dict[int, None] = {}  # oldest first
         self._digests: dict[bytes, None] = {}  # of snapshots
@@ -86,6 +89,8 @@ class Stores:
             return None
         copy = self._host.begin_write(digest, part, size)
         self.num_dropped += copy is None
+        if copy is not None and self.describe is not None and part != self._states:
+            copy.about = self.describe(digest)
         return copy
 
     def clear(self) -> None:

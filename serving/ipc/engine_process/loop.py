@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 AnyEngine = Engine | PoolingEngine
 
+COPY_SECONDS = 0.05
+"""How often an engine without requests looks whether more of its copies of pages are made."""
+
 
 def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
     """Step while there is work, sleep while there is none, and return when the client is gone.
@@ -45,8 +48,14 @@ def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
     settle()
     if isinstance(engine, Engine) and engine.state().halted:
         clients.put_outputs([], engine.state())
+    is_copying = False
     while True:
-        for arrived in _arrived(input_queue, wait=not engine.has_unfinished_requests()):
+        is_idle = not engine.has_unfinished_requests()
+        if is_idle and isinstance(engine, Engine):
+            is_copying, was_copying = engine.copy_while_idle(), is_copying
+            if was_copying and not is_copying:
+                clients.put_outputs([], engine.state())
+        for arrived in _arrived(input_queue, wait=is_idle, seconds=COPY_SECONDS if is_copying else None):
             if arrived is None:
                 return
             client, message = arrived
@@ -62,10 +71,15 @@ def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
             clients.put_outputs(outputs, engine.stats())
 
 
-def _arrived(input_queue: InputQueue, *, wait: bool) -> Iterator[tuple[Client, ToEngine | Exception] | None]:
-    """The messages that are here; with `wait`, at least one."""
+def _arrived(
+    input_queue: InputQueue, *, wait: bool, seconds: float | None = None
+) -> Iterator[tuple[Client, ToEngine | Exception] | None]:
+    """The messages that are here; with `wait`, at least one, unless none comes for so many seconds."""
     if wait:
-        yield input_queue.get()
+        try:
+            yield input_queue.get(timeout=seconds)
+        except Empty:
+            return
     while True:
         try:
             yield input_queue.get_nowait()

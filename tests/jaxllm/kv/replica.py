@@ -10,24 +10,28 @@ from jaxllm.kv.prefix import root_digest
 
 
 class Replica:
-    """Counts copies of pages by table and digest, as the contract for consumers says."""
+    """Counts copies of pages by table, digest and medium, as the contract for consumers says."""
 
     def __init__(self, manager: KVManager) -> None:
         """Of a manager that is empty."""
         self._manager = manager
         self._events = KVEvents(manager.block_size, manager.groups.num_tables)
         manager.record(self._events)
-        self.copies: Counter[tuple[int, bytes]] = Counter()
+        self.copies: Counter[tuple[int, bytes, str]] = Counter()
 
     def check(self) -> list[Event]:
         """Read what is new, and assert that it leads to what the cache holds."""
         events = self._events.take()
         self.apply(events)
         manager = self._manager
-        held = {(table, digest) for table, pages in enumerate(manager._cache._page_of) for digest in pages}
+        tables = enumerate(manager._cache._page_of)
+        held: set[tuple[int, bytes, str]] = {(table, digest, "GPU") for table, pages in tables for digest in pages}
         if manager.snapshots is not None:
             pool = manager.snapshots
-            held |= {(manager.groups.num_tables, digest) for digest in (*pool._slot_of, *pool._spare)}
+            held |= {(manager.groups.num_tables, digest, "GPU") for digest in (*pool._slot_of, *pool._spare)}
+        if manager.tier is not None:
+            copies = (copy for entry in manager.tier.host._entries.values() for copy in entry.values())
+            held |= {(copy.part, copy.digest, "CPU") for copy in copies if copy.state == "ready"}
         assert set(self.copies) == held
         assert set(self.copies.values()) <= {1}
         return events
@@ -37,10 +41,10 @@ class Replica:
             match event:
                 case Stored(table, digests):
                     self._check_chain(event)
-                    self.copies.update((table, digest) for digest in digests)
-                case Removed(table, digests):
+                    self.copies.update((table, digest, event.medium) for digest in digests)
+                case Removed(table, digests, medium):
                     for digest in digests:
-                        assert self.copies.pop((table, digest)) == 1, "removed what was not there"
+                        assert self.copies.pop((table, digest, medium)) == 1, "removed what was not there"
                 case Cleared():
                     self.copies.clear()
 

@@ -40,7 +40,7 @@ def test_a_run_of_pages_is_one_event_with_its_parent() -> None:
     (first,) = stored(computed(manager, request_of([1, 2, 3, 4, 5])))
     assert (first.table, first.parent, first.token_ids.tolist(), first.keys) == (0, None, [1, 2, 3, 4], None)
     replica = Replica(manager)
-    replica.copies.update((0, digest) for digest in first.digests)
+    replica.copies.update((0, digest, "GPU") for digest in first.digests)
     found = manager.admit(longer := request_of([1, 2, 3, 4, 5, 6, 7]), 0)
     assert found is not None
     manager.publish(longer, longer.prompt_token_ids, *found, 7)

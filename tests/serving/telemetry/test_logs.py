@@ -299,3 +299,5 @@ def test_banner() -> None:
     single = banner(replace(info, num_devices=1, enable_prefix_caching=False), [], 1.0)
     assert "  TPU v6e, bfloat16" in single
     assert "prefix cache off" in single
+    copies = banner(replace(info, tiers=("4.00 GiB of host memory", "64.00 GiB in /a")), [], 1.0)
+    assert "  copies       4.00 GiB of host memory, 64.00 GiB in /a" in copies

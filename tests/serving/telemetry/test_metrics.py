@@ -298,6 +298,7 @@ def test_labels(metrics: Metrics) -> None:
                     "finished_reason",
                     "reason",
                     "source",
+                    "tier",
                     "sleep_state",
                     "position",
                     "place",

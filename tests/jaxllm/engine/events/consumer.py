@@ -69,10 +69,11 @@ class PositionalBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
 
 
 class Index:
-    """Copies of blocks by group and hash, and the tokens that lead to each hash."""
+    """Copies of blocks by group and hash, as well by medium, and the tokens that lead to each hash."""
 
     def __init__(self) -> None:
         self.copies: Counter[tuple[int | None, Hash]] = Counter()
+        self.media: Counter[tuple[int | None, Hash, str | None]] = Counter()
         self.tokens: dict[Hash, list[int]] = {}
 
     def apply(self, events: list[Any]) -> None:
@@ -82,6 +83,7 @@ class Index:
                     parent = event.parent_block_hash
                     for number, block in enumerate(event.block_hashes):
                         self.copies[event.group_idx, block] += 1
+                        self.media[event.group_idx, block, event.medium] += 1
                         own = event.token_ids[number * event.block_size : (number + 1) * event.block_size]
                         if own:
                             before = [] if parent is None else self.tokens[parent]
@@ -90,6 +92,8 @@ class Index:
                 case BlockRemoved():
                     for block in event.block_hashes:
                         self.copies[event.group_idx, block] -= 1
+                        self.media[event.group_idx, block, event.medium] -= 1
                 case AllBlocksCleared():
                     self.copies.clear()
-        self.copies = +self.copies
+                    self.media.clear()
+        self.copies, self.media = +self.copies, +self.media

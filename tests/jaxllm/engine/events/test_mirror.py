@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.events.mirror import Mirror
 from jaxllm.engine.events.wire import CacheGroup, WireFormat
-from jaxllm.kv.events import Cleared, Event, Removed, Stored
+from jaxllm.kv.events import Cleared, Event, Medium, Removed, Stored
 from tests.jaxllm.engine.events.consumer import Index, KVEventBatch
 
 WIRE = WireFormat(2, [CacheGroup("full_attention"), CacheGroup("sliding_window", 6), CacheGroup("mamba")])
@@ -17,11 +17,12 @@ def digest(path: tuple[int, ...]) -> bytes:
     return bytes([0, *path]).rjust(32, b"\0")
 
 
-def store(table: int, path: tuple[int, ...], first: int) -> Stored:
+def store(table: int, path: tuple[int, ...], first: int, medium: Medium = "GPU") -> Stored:
     """The blocks of a path through a tree from its `first` one on; each has its number in the path as its tokens."""
     paths = [path[: end + 1] for end in range(first, len(path))]
     tokens = np.repeat(np.array(path[first:], np.int32), 2)
-    return Stored(table, [digest(each) for each in paths], digest(path[:first]) if first else None, tokens)
+    parent = digest(path[:first]) if first else None
+    return Stored(table, [digest(each) for each in paths], parent, tokens, medium=medium)
 
 
 @st.composite
@@ -29,9 +30,10 @@ def histories(draw: st.DrawFn) -> list[list[Event]]:
     """Batches of events as caches emit them: a block is removed where it is, and stored where it is not."""
     held: set[tuple[int, tuple[int, ...]]] = set()
     states: set[tuple[int, ...]] = set()
+    copies: set[tuple[Medium, int, tuple[int, ...]]] = set()
     batches: list[list[Event]] = []
     for _ in range(draw(st.integers(1, 12))):
-        kind = draw(st.sampled_from(["store", "store", "remove", "remove", "state", "clear"]))
+        kind = draw(st.sampled_from(["store", "store", "remove", "remove", "copy", "copy gone", "state", "clear"]))
         if kind == "store":
             path = tuple(draw(st.lists(st.integers(1, 2), min_size=1, max_size=4)))
             table = draw(st.integers(0, 1))
@@ -46,12 +48,22 @@ def histories(draw: st.DrawFn) -> list[list[Event]]:
             table, path = draw(st.sampled_from(sorted(held)))
             held.discard((table, path))
             batches.append([Removed(table, [digest(path)])])
+        elif kind == "copy" and held:
+            table, path = draw(st.sampled_from(sorted(held)))
+            medium: Medium = draw(st.sampled_from(["CPU", "STORAGE"]))
+            if (medium, table, path) not in copies:
+                copies.add((medium, table, path))
+                batches.append([store(table, path, len(path) - 1, medium)])
+        elif kind == "copy gone" and copies:
+            medium, table, path = draw(st.sampled_from(sorted(copies)))
+            copies.discard((medium, table, path))
+            batches.append([Removed(table, [digest(path)], medium)])
         elif kind == "state":
             path = tuple(draw(st.lists(st.integers(1, 2), min_size=1, max_size=2)))
             batches.append([Removed(2, [digest(path)]) if path in states else state(path)])
             states ^= {path}
         elif kind == "clear":
-            held, states = set(), set()
+            held, states, copies = set(), set(), set()
             batches.append([Cleared()])
     return batches
 
@@ -72,6 +84,7 @@ def test_snapshots_are_what_was_told(batches: list[list[Event]]) -> None:
         for part in mirror.snapshot():
             late.apply(decoded(WIRE.encoded(0, part, 0)))
         assert late.copies == told.copies
+        assert late.media == told.media
         for _, block in late.copies:
             if block in late.tokens:
                 assert late.tokens[block] == told.tokens[block]

@@ -92,9 +92,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def replayed(source: Source, first: int) -> tuple[list[int], list[bytes], set[bytes]]:
+def replayed(publisher: Publisher, first: int) -> tuple[list[int], list[bytes], set[bytes]]:
     """Numbers, payloads and topics of a replay."""
-    with connected(zmq.DEALER, source.publisher.source.replay_endpoint) as dealer:
+    with connected(zmq.DEALER, publisher.source.replay_endpoint) as dealer:
         dealer.send_multipart([b"", first.to_bytes(8, "big")])
         numbers: list[int] = []
         payloads: list[bytes] = []
@@ -124,7 +124,7 @@ def test_replay_and_live_events_lead_to_what_the_cache_holds() -> None:
                     topic, number, _ = sub.recv_multipart()
                     assert topic == b"kv@host@model"
                     seen = int.from_bytes(number, "big")
-            numbers, payloads, topics = replayed(source, 0)
+            numbers, payloads, topics = replayed(source.publisher, 0)
             assert (numbers, topics) == (list(range(len(numbers))), {b"kv@host@model"})
             for payload in payloads:
                 batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
@@ -142,8 +142,8 @@ def test_replay_and_live_events_lead_to_what_the_cache_holds() -> None:
                     if last == source.publisher._next - 1:
                         break
                 assert set(index.copies) == source.held()
-            assert replayed(source, last)[0] == [last]
-            assert replayed(source, last + 1)[0] == []
+            assert replayed(source.publisher, last)[0] == [last]
+            assert replayed(source.publisher, last + 1)[0] == []
 
 
 def test_the_first_events_field_by_field() -> None:
@@ -152,7 +152,7 @@ def test_the_first_events_field_by_field() -> None:
         source.manager.reset_prefix_cache()
         source.publisher.flush()
         until(lambda: len(source.publisher._replayable) == 2)
-        _, (first, second), _ = replayed(source, 0)
+        _, (first, second), _ = replayed(source.publisher, 0)
         _, events, rank = msgspec.msgpack.decode(first)
         one, other = events[0]["block_hashes"]
         assert rank == 3
@@ -185,10 +185,10 @@ def test_events_as_arrays_for_older_readers() -> None:
             source.compute([step, *range(step, step + 5)])
         until(lambda: len(source.publisher._replayable) == 12)
         index = Index()
-        for payload in replayed(source, 0)[1]:
+        for payload in replayed(source.publisher, 0)[1]:
             index.apply(list(msgspec.msgpack.decode(payload, type=PositionalBatch).events))
         assert set(index.copies) == source.held()
-        first = msgspec.msgpack.decode(replayed(source, 0)[1][0])[1][0]
+        first = msgspec.msgpack.decode(replayed(source.publisher, 0)[1][0])[1][0]
         assert (first[0], first[3], len(first)) == (
             "BlockStored",
             [0, 0, 1, 2, 3, 4],
@@ -243,7 +243,7 @@ def test_where_too_many_wait_the_oldest_are_dropped_and_seen_to_be_missing() -> 
                 source.compute([step] * 3)
         until(lambda: publisher._last >= 4)
         assert publisher.num_dropped == 3
-        assert replayed(source, 0)[0][:2] == [3, 4]
+        assert replayed(source.publisher, 0)[0][:2] == [3, 4]
         with connected(zmq.REQ, publisher.source.snapshot_endpoint) as asking:
             asking.send(b"snapshot")
             assert int.from_bytes(asking.recv_multipart()[0], "big", signed=True) == -2
@@ -272,7 +272,7 @@ def test_nonsense_is_ignored() -> None:
             with connected(zmq.DEALER, place) as dealer:
                 for frames in ([b"x"], [b"", b"", b""], [b"x", b"y"], [b""]):
                     dealer.send_multipart(frames)
-        assert replayed(source, 2**64 - 1)[0] == []
+        assert replayed(source.publisher, 2**64 - 1)[0] == []
 
 
 def test_addresses_by_rank() -> None:

@@ -1,9 +1,12 @@
 """Random runs of the scheduler with a host tier: no page ever holds anything but what its digest says.
 
-Copies are made, finished, lost and damaged at any time, and the model on the host reads whatever comes back.
+Copies are made, finished, lost and damaged at any time, and the model on the host reads whatever comes back. With
+files, engines end and others go on from what they have left.
 """
 
+import tempfile
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from jaxllm.kv.groups import CacheGroups
+from jaxllm.kv.tiers.disk.folder import DiskFolder
+from jaxllm.kv.tiers.disk.page_file import HEADER_BYTES
 from jaxllm.kv.tiers.host_pool import HostCopy, HostPool
 from jaxllm.kv.tiers.loads import HOLD_REASON, Item, Load
+from jaxllm.kv.tiers.promotions import Promotion
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from tests.jaxllm.scheduler.test_scheduler_runs import Run, options_of, params_of
@@ -23,16 +29,40 @@ INT = 8
 """Bytes of a number."""
 
 
+class FolderFiles:
+    """`Files` of a folder."""
+
+    def __init__(self, folder: DiskFolder, page_size: int, states: int) -> None:
+        self.folder, self._page_size, self._states = folder, page_size, states
+
+    def has(self, digest: bytes, part: int) -> bool:
+        return self.folder.has(digest, part)
+
+    def size(self, part: int) -> int:
+        return INT if self.is_state(part) else self._page_size * INT
+
+    def is_state(self, part: int) -> bool:
+        return part == self._states
+
+    def patience(self, num_tokens: int) -> float:
+        return 1e6
+
+
 class TierRun(Run):
     """A run whose copies are made when it is told to."""
 
-    def __init__(self, *, room: int, **options: Any) -> None:
+    def __init__(self, *, room: int, folder: DiskFolder | None = None, **options: Any) -> None:
         super().__init__(**options)
         size = options["block_size"]
         self.tier = self.pages.use_tier(HostPool(room, size * INT))
         self.tier.loads.start = self._begin
         self.stores: deque[tuple[HostCopy, np.ndarray]] = deque()
         self.loads: deque[tuple[Load, Item]] = deque()
+        self.promotions: deque[tuple[Promotion, HostCopy]] = deque()
+        self.folder = folder
+        if folder is not None:
+            self.tier.use_files(FolderFiles(folder, size, self.tier.loads.states)).start = self._promote
+            self.tier.on_used = folder.touch
         begin = self.pages.begin_load
 
         def begin_load(request: Request, headroom: int) -> bool:
@@ -45,7 +75,10 @@ class TierRun(Run):
 
     @property
     def has_loads(self) -> bool:
-        return bool(self.tier.loads)
+        return self.tier.is_waiting
+
+    def _promote(self, promotion: Promotion) -> None:
+        self.promotions += ((promotion, copy) for copy in promotion.copies)
 
     def _begin(self, load: Load) -> None:
         self.loads += ((load, item) for item in load.items)
@@ -73,6 +106,39 @@ class TierRun(Run):
             if fate == "damaged":
                 host._memory[copy.slots[0], 0] ^= 1
             host.end_write(copy, found)
+            if self.folder is not None and copy.state == "ready":
+                self._write(self.folder, copy)
+
+    def _write(self, folder: DiskFolder, copy: HostCopy) -> None:
+        data = np.zeros(copy.size, np.uint8)
+        if self.tier.host.read(copy, data):
+            folder.write(copy.digest, copy.part, data, copy.checksum)
+
+    def finish_promotions(self, count: int, fate: str) -> None:
+        """Copies come from files, or are lost, or damaged there, or nobody waits for them any more."""
+        promotions = self.tier.promotions
+        if promotions is None:
+            return
+        if fate == "late":
+            for promotion, _ in self.promotions:
+                promotion.deadline = 0.0
+            promotions.expire()
+            promotions._paused_until = 0.0
+        for _ in range(min(count, len(self.promotions))):
+            promotion, copy = self.promotions.popleft()
+            promotions.come(promotion, copy, None if fate == "lost" else self._read(copy, fate))
+        self.let_go()
+
+    def _read(self, copy: HostCopy, fate: str) -> int | None:
+        assert self.folder is not None
+        data = np.zeros(copy.size, np.uint8)
+        try:
+            wanted = self.folder.read(copy.digest, copy.part, data)
+        except FileNotFoundError:
+            self.folder.forget(copy.digest, copy.part)
+            return None
+        data[0] ^= fate == "damaged"
+        return wanted if self.tier.host.fill(copy, data) == wanted else None
 
     def finish_loads(self, count: int, fate: str) -> None:
         """Pages come back, or are lost."""
@@ -91,7 +157,7 @@ class TierRun(Run):
         self.let_go()
 
     def let_go(self) -> None:
-        for request in self.tier.loads.take_released():
+        for request in self.tier.take_released():
             self.release(request.request_id, HOLD_REASON)
         self.scheduler.check_integrity()
         self.replica.check()
@@ -103,13 +169,15 @@ class TierRun(Run):
             for name, reasons in self.held.items():
                 for reason in reasons - {HOLD_REASON}:
                     self.release(name, reason)
+            self.finish_promotions(1000, "well")
             self.finish_loads(1000, "well")
             self.step()
         self.finish_copies(1000, "well")
+        self.finish_promotions(1000, "well")
         self.finish_loads(1000, "well")
         assert not self.live, "starved"
         super().drain()
-        assert not len(self.tier.loads)
+        assert not self.tier.is_waiting
 
 
 TEXTS = np.random.default_rng(0).integers(0, 3, (5, 22))
@@ -130,9 +198,27 @@ def crowded(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class TierMachine(RuleBasedStateMachine):
-    @initialize(options=crowded(), room=st.sampled_from([3, 20, 1000, 1000]))
-    def start(self, options: dict[str, Any], room: int) -> None:
-        self.run = TierRun(**options, room=room)
+    @initialize(options=crowded(), room=st.sampled_from([3, 20, 1000, 1000]), files=st.sampled_from([0, 5, 1000]))
+    def start(self, options: dict[str, Any], room: int, files: int) -> None:
+        self.scratch = tempfile.TemporaryDirectory()
+        self.options, self.files = {**options, "room": room}, files
+        self.run = self._begin()
+
+    def _begin(self) -> TierRun:
+        """With files for so many pages, if any; those that there are already are found."""
+        if not self.files:
+            return TierRun(**self.options)
+        size = self.options["block_size"] * INT + HEADER_BYTES
+        return TierRun(**self.options, folder=DiskFolder(Path(self.scratch.name), bytes(32), self.files * size))
+
+    @rule()
+    def restart(self) -> None:
+        self.run.drain()
+        self.run = self._begin()
+
+    @rule(count=st.integers(1, 40), fate=st.sampled_from(["well", "well", "lost", "damaged", "late"]))
+    def finish_promotions(self, count: int, fate: str) -> None:
+        self.run.finish_promotions(count, fate)
 
     @rule(prompt=prompts_of, params=params_of, salt=st.sampled_from([None, None, "a"]))
     def add(self, prompt: list[int], params: SamplingParams, salt: str | None) -> None:
@@ -153,6 +239,7 @@ class TierMachine(RuleBasedStateMachine):
             self.run.step()
             self.run.copy(copies)
             self.run.finish_copies(100, fate)
+            self.run.finish_promotions(100, "well")
             self.run.finish_loads(100, "well")
 
     @rule(count=st.integers(1, 8), copies=st.integers(0, 20))
@@ -190,6 +277,7 @@ class TierMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "run"):
             self.run.drain()
+            self.scratch.cleanup()
 
 
 TierMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
@@ -216,3 +304,29 @@ def test_a_crowd_of_few_prompts(windows: tuple[int, ...], snapshots: int | None)
     run.drain()
     assert run.tier.loads.num_hits > 100
     assert run.tier.stores.num_dropped > 0
+
+
+@pytest.mark.parametrize(("windows", "snapshots"), [((0,), None), ((0, 4), None), ((0,), 3)])
+def test_a_crowd_comes_back_after_a_restart(tmp_path: Path, windows: tuple[int, ...], snapshots: int | None) -> None:
+    """What the first engine has computed, the second one has from files."""
+    groups = CacheGroups(windows, 2, 8, margin=1)
+    options: dict[str, Any] = {
+        "room": 1000, "num_pages": 3 + groups.most_pages(24), "block_size": 2, "caching": True, "ahead": 1,
+        "windows": windows, "margin": 1, "snapshots": snapshots, "mamba_block_size": 4, "max_num_seqs": 3,
+        "max_num_batched_tokens": 8, "max_model_len": 24, "policy": "fcfs", "long_prefill_token_threshold": 0,
+    }  # fmt: skip
+    promoted = []
+    for _ in range(2):
+        run = TierRun(**options, folder=DiskFolder(tmp_path, bytes(32), 1 << 20))
+        for text in TEXTS:
+            run.add(text[:18].tolist(), SamplingParams(max_tokens=2))
+            while run.live:
+                run.step()
+                run.copy(100)
+                run.finish_copies(100, "well")
+                run.finish_promotions(100, "well")
+                run.finish_loads(100, "well")
+        run.drain()
+        assert run.tier.promotions is not None
+        promoted.append(run.tier.loads.num_hits if run.tier.promotions.num_hits else 0)
+    assert promoted[1] >= 5 * 12 > promoted[0]
