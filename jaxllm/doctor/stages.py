@@ -28,6 +28,11 @@ STAGES = (
     Stage("devices", "jaxllm.doctor.devices", f"JAX does not start: {_HUNG_DEVICE}", needs_devices=False),
     Stage("speed", "jaxllm.doctor.speed", f"plain copies and matrix products do not work: {_HUNG_DEVICE}"),
     Stage(
+        "copies",
+        "jaxllm.doctor.copies",
+        "copies to host memory do not work: serve without --kv-offloading-size, and send us the report",
+    ),
+    Stage(
         "all_reduce",
         "jaxllm.doctor.all_reduce",
         "the devices cannot reach each other: serve with --tensor-parallel-size 1, and check the links (GPU: "

@@ -79,6 +79,18 @@ class StageReport(msgspec.Struct, frozen=True):
     steps: list[Step]
 
 
+class Tiers(msgspec.Struct, frozen=True):
+    """Copies of KV pages: bytes of a token, and the tokens that there is room for in host memory and in files.
+
+    A copy pays where it is faster than computing: above `break_even` bytes per second, where the chip is known.
+    """
+
+    token_bytes: int
+    host_tokens: int
+    disk_tokens: int
+    break_even: float | None = None
+
+
 class Report(msgspec.Struct, frozen=True):
     """Everything `jaxllm plan` says. `reason` and `advice`: why it does not fit, and what would.
 
@@ -110,6 +122,8 @@ class Report(msgspec.Struct, frozen=True):
     """The programs that encode images, if the model sees some."""
     media_tokens: int = 0
     """Tokens of images that the devices hold."""
+    tiers: Tiers | None = None
+    """None without `kv_offloading_size`."""
 
 
 @without_compilation_cache()
@@ -149,6 +163,7 @@ def make_report(
         for part, memory, found in zip(parts, memories, compiled, strict=True)
     ]
     full = fullest(memories, largest)
+    together = [_together(resolved, target, bucket, each) for bucket, *each in zip(buckets.all, *steps, strict=True)]
     kv_tokens = resolved.cache_groups.tokens_held(max(pages - 1, 0), resolved.max_model_len)
     return Report(
         model=config.model.model,
@@ -167,7 +182,7 @@ def make_report(
         kv_tokens=kv_tokens,
         max_concurrency=kv_tokens / resolved.max_model_len,
         decode_context=min(CONTEXT, resolved.max_model_len),
-        steps=[_together(resolved, target, bucket, each) for bucket, *each in zip(buckets.all, *steps, strict=True)],
+        steps=together,
         state_snapshots=resolved.num_snapshots,
         stages=[
             StageReport(part.stage.start, part.stage.stop, part.num_devices, memory, own)
@@ -177,7 +192,25 @@ def make_report(
         drafts=_drafts(resolved, target, memories[full]),
         images=image_programs(resolved, images),
         media_tokens=resolved.media_rows,
+        # Latents are whole on each device.
+        tiers=_tiers(
+            resolved,
+            memories[full].page * (1 if resolved.model.latent is not None else resolved.num_devices),
+            together[-1],
+        ),
     )
+
+
+def _tiers(resolved: ResolvedConfig, page_bytes: int, largest: Step) -> Tiers | None:
+    """Room for copies; a page has `page_bytes` on all devices together."""
+    options, groups = resolved.config.cache, resolved.cache_groups
+    if not options.kv_offloading_size:
+        return None
+    sizes = (options.kv_offloading_size, options.kv_offloading_disk_size if options.kv_offloading_path else 0.0)
+    host, disk = (groups.tokens_held(int(gib * 2**30) // page_bytes, resolved.max_model_len) for gib in sizes)
+    token_bytes = page_bytes * groups.num_tables // resolved.page_size
+    guess = largest.estimate
+    return Tiers(token_bytes, host, disk, None if guess is None else token_bytes * largest.tokens / guess.seconds)
 
 
 def _largest(step: CompiledProgram | None, images: Mapping[int, CompiledProgram]) -> CompiledProgram | None:

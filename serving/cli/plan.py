@@ -85,8 +85,28 @@ def _text(report: "Report") -> Iterator[str]:
     yield ""
     yield from _memory(report)
     yield ""
+    yield from _tiers(report)
     yield from _steps(report)
     yield from _images(report)
+
+
+def _tiers(report: "Report") -> Iterator[str]:
+    """Room for copies of KV pages."""
+    tiers = report.tiers
+    if tiers is None:
+        return
+    rooms = [f"host memory for {tiers.host_tokens:,} tokens"]
+    sessions = [f"{tiers.host_tokens / report.max_model_len:,.1f}"]
+    if tiers.disk_tokens:
+        rooms.append(f"files for {tiers.disk_tokens:,}")
+        sessions.append(f"{tiers.disk_tokens / report.max_model_len:,.1f}")
+    yield (
+        f"copies of KV pages: {tiers.token_bytes / 1024:,.1f} KiB per token; {' and '.join(rooms)}, which is "
+        f"{' and '.join(sessions)} sessions of {report.max_model_len:,}"
+    )
+    if tiers.break_even is not None:
+        yield f"copies pay where they are faster than prefill: {tiers.break_even / 1e9:,.2f} GB/s, an estimate"
+    yield ""
 
 
 def _images(report: "Report") -> Iterator[str]:

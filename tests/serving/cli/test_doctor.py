@@ -10,7 +10,7 @@ from jaxllm.serving.cli.main import main
 from tests.conftest import RunPython
 from tests.thinned import EVERY_CASE
 
-QUICK = ("system", "devices", "speed", "all_reduce")
+QUICK = ("system", "devices", "speed", "copies", "all_reduce")
 
 
 def test_json_of_the_stages_that_are_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -24,6 +24,7 @@ def test_json_of_the_stages_that_are_asked_for(capsys: pytest.CaptureFixture[str
     figures = {stage.name: stage.figures for stage in report.stages}
     assert len(figures["devices"]["devices"]) == 8
     assert figures["speed"]["bfloat16_flops"] > 0
+    assert all(figures["copies"][f"{way}_bytes_per_s"] > 0 for way in ("to_host", "to_device", "to_file", "from_file"))
     assert figures["all_reduce"]["devices"] == 8
     assert "devices: starting JAX" in captured.err
 

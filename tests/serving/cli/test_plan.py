@@ -242,3 +242,18 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "jaxllm plan path/to/llama-3-70b --device v6e --topology 2x4 --tp 8" in text
     assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_room_for_copies(llama: str, chip: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "copies of KV pages" not in plan(capsys, llama)
+    flags = ("--kv-offloading-size", "16", "--max-model-len", "4096")
+    text = plan(capsys, llama, *flags)
+    assert "128.0 KiB per token; host memory for 131,072 tokens, which is 32.0 sessions of 4,096" in text
+    more = (*flags, "--kv-offloading-path", "/x", "--kv-offloading-disk-size", "64")
+    text = plan(capsys, llama, *more)
+    assert "host memory for 131,072 tokens and files for 524,288, which is 32.0 and 128.0 sessions" in text
+    found = re.search(r"copies pay where they are faster than prefill: ([\d.]+) GB/s", text)
+    assert found is not None
+    assert 1 < float(found[1]) < 20
+    tiers = json.loads(plan(capsys, llama, "--json", *more))["tiers"]
+    assert (tiers["token_bytes"], tiers["host_tokens"], tiers["disk_tokens"]) == (PAGE // 16, 131_072, 524_288)
