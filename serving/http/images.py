@@ -11,9 +11,10 @@ from jaxllm.serving.media.source import MediaSource
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.given_images import PreparedImage
+from jaxllm.serving.text.media_counts import check_count, most_of
 from jaxllm.serving.text.media_parts import PlacedMedium
 from jaxllm.serving.text.messages import IMAGE, VIDEO
-from jaxllm.serving.text.prompt_images import NO_VIDEOS, PromptImages, check_count, most_of
+from jaxllm.serving.text.prompt_images import NO_VIDEOS, PromptImages
 
 AT_A_TIME = 16
 """Images and videos of all requests that are fetched, decoded or processed."""

@@ -10,7 +10,8 @@ from jaxllm.errors import ConfigError, nearest, quoted
 from jaxllm.serving.media.image_processors.base import ImageProcessor
 from jaxllm.serving.media.image_processors.registry import ConfiguredProcessor
 from jaxllm.serving.media.image_processors.settings import Settings
-from jaxllm.serving.media.placeholders import PLACEHOLDERS, Model, Placeholder
+from jaxllm.serving.media.placeholder import Model, Placeholder
+from jaxllm.serving.media.placeholders import PLACEHOLDERS
 
 MOST_BYTES: Final = 64 << 20
 """Of a file; tokenizer_config.json may list thousands of tokens."""

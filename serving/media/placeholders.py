@@ -6,12 +6,11 @@ Each class writes what transformers' processor of that name writes.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final
 
 from jaxllm.errors import quoted
 from jaxllm.serving.media.arranged_rows import LLaVANextRows, PhiRows
-from jaxllm.serving.media.image_processors.base import ImageProcessor, ProcessedImage
+from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
@@ -21,9 +20,15 @@ from jaxllm.serving.media.image_processors.phi3_vision import PATCH, Phi3Vision
 from jaxllm.serving.media.image_processors.phi4_multimodal import Phi4Multimodal
 from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.image_processors.qwen2_vl import Qwen2VL
-from jaxllm.serving.media.image_processors.settings import Settings
-from jaxllm.serving.media.prompt_forms import NUMBERED, NamedImages, PaliGemmaPrompt, SlicedImages, TokenPerFeature
-from jaxllm.serving.media.text_runs import TextRun
+from jaxllm.serving.media.placeholder import Model, Placeholder
+from jaxllm.serving.media.prompt_forms import (
+    NUMBERED,
+    NamedImages,
+    PaliGemmaPrompt,
+    PixtralRows,
+    SlicedImages,
+    TokenPerFeature,
+)
 from jaxllm.serving.media.tile_texts import (
     AyaTiles,
     Cohere2Tiles,
@@ -37,65 +42,6 @@ from jaxllm.serving.media.tile_texts import (
 IMAGE: Final = "<image>"
 INTERNVL_TOKEN: Final = "<IMG_CONTEXT>"
 """InternVL's, in the format of its authors."""
-
-Kind = TypeVar("Kind")
-
-
-class Placeholder(Protocol):
-    """How a model's prompts show images."""
-
-    @property
-    def marker(self) -> str:
-        """The text that stands for an image in a rendered chat template, and is replaced."""
-        ...
-
-    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
-        """What replaces the marker of a processed image."""
-        ...
-
-
-@dataclass(frozen=True)
-class PixtralRows:
-    """A token per patch, and a break after each row; the last is an end."""
-
-    processor: Pixtral
-    marker: str
-    row_break: str
-    end: str
-
-    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
-        """What replaces the marker."""
-        height, width = image.crops[0].shape[:2]
-        rows, columns = height // self.processor.patch["height"], width // self.processor.patch["width"]
-        row = TextRun(self.marker, columns, True)
-        return (*((row, TextRun(self.row_break)) * (rows - 1)), row, TextRun(self.end))
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a placeholder is made of."""
-
-    settings: Settings
-    """Of processor_config.json."""
-    tokens: Mapping[str, str]
-    """Of the tokenizer, by the names that its configuration gives them."""
-    processor: ImageProcessor
-    image_fields: Mapping[str, Any]
-    """Of the image processor."""
-
-    def image_processor(self, kind: type[Kind]) -> Kind:
-        """The image processor, which must be of this kind. Raises the error of the settings."""
-        if not isinstance(self.processor, kind):
-            found = quoted(self.image_fields.get("image_processor_type"))
-            raise self.settings.fail(f"its processor_class does not go with image_processor_type={found}")
-        return self.processor
-
-    def token(self, name: str, default: str | None = None) -> str:
-        """The text of a token. Raises the error of the settings where it is missing."""
-        found = self.tokens.get(name, default)
-        if found is None:
-            raise self.settings.fail(f"tokenizer_config.json has no {name}")
-        return found
 
 
 def _idefics3(model: Model) -> Placeholder:

@@ -9,6 +9,7 @@ from jaxllm.errors import RequestError
 from jaxllm.requests.media import FIELD
 from jaxllm.serving.media.arranged_rows import ArrangedRows
 from jaxllm.serving.media.image_processors.base import ProcessedImage
+from jaxllm.serving.media.image_processors.pixtral import Pixtral
 from jaxllm.serving.media.text_runs import TextRun
 
 
@@ -108,3 +109,20 @@ class SlicedImages:
     def before(self, place: int) -> str:
         """What comes before the image at this place in the prompt, from 0 on."""
         return "" if self.number is None else f"{self.number[0]}{place}{self.number[1]}"
+
+
+@dataclass(frozen=True)
+class PixtralRows:
+    """A token per patch, and a break after each row; the last is an end."""
+
+    processor: Pixtral
+    marker: str
+    row_break: str
+    end: str
+
+    def runs(self, image: ProcessedImage) -> tuple[TextRun, ...]:
+        """What replaces the marker."""
+        height, width = image.crops[0].shape[:2]
+        rows, columns = height // self.processor.patch["height"], width // self.processor.patch["width"]
+        row = TextRun(self.marker, columns, True)
+        return (*((row, TextRun(self.row_break)) * (rows - 1)), row, TextRun(self.end))

@@ -22,7 +22,7 @@ from jaxllm.serving.media.cache import CachedImage, ProcessedCache
 from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.loader import ImageLoader
-from jaxllm.serving.media.placeholders import Placeholder
+from jaxllm.serving.media.placeholder import Placeholder
 from jaxllm.serving.media.prompt_forms import NamedImages, PaliGemmaPrompt, SlicedImages
 from jaxllm.serving.media.text_runs import TextRun, arrangement_of, features_of, text_of
 from jaxllm.serving.media.video.checkpoint import VideoModel
@@ -31,6 +31,7 @@ from jaxllm.serving.media.video.loader import VideoLoader
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.control_tokens import ChatPrompt
 from jaxllm.serving.text.given_images import PreparedImage, medium_of
+from jaxllm.serving.text.media_counts import check_count, most_of
 from jaxllm.serving.text.messages import IMAGE, MEDIA, VIDEO
 from jaxllm.serving.text.prompt_videos import PromptVideos
 from jaxllm.serving.text.prompts import IntArray, ParsedPrompt
@@ -73,6 +74,9 @@ class PromptImages:
             return None
         if placeholder.marker not in tokenizer.token_ids:
             logger.warning("images are refused: the tokenizer has no token %s", quoted(placeholder.marker))
+            return None
+        if info.images.token_id < 0:
+            logger.warning("images are refused: no file says which token stands for them; add tokenizer_config.json")
             return None
         if options is not None and options.mm_processor_kwargs:
             model = ImageModel.read(folder, options.mm_processor_kwargs)
@@ -288,19 +292,3 @@ def _always(text: str) -> Callable[[int], str]:
 def _misfit(processed: ProcessedImage, num_rows: int, num_wanted: int) -> str:
     size = f"{processed.width} x {processed.height}"
     return f"an image of {size} pixels becomes {num_rows} rows, but the model's files would place {num_wanted}"
-
-
-def most_of(options: MediaOptions) -> dict[str, int]:
-    """The most of each medium in a request."""
-    return {IMAGE: options.max_images_per_prompt, VIDEO: options.max_videos_per_prompt}
-
-
-def check_count(media: Sequence[str], most: Mapping[str, int], where: Sequence[str] | None = None) -> None:
-    """Raise `RequestError` for more of a medium than there may be, at the place of the first that is too many."""
-    for medium, allowed in most.items():
-        places = [place for place, each in enumerate(media) if each == medium]
-        if len(places) > allowed:
-            option = f"at most {allowed} (max_{medium}s_per_prompt)"
-            if where is None:
-                raise RequestError(f"{len(places)} {medium}s: a prompt may have {option}", FIELD)
-            raise RequestError(f"{len(places)} {medium}s: a request may have {option}", where[places[allowed]])

@@ -16,7 +16,7 @@ from jaxllm.serving.media.checkpoint import (
     token_texts,
 )
 from jaxllm.serving.media.image_processors.settings import Settings
-from jaxllm.serving.media.placeholders import Model
+from jaxllm.serving.media.placeholder import Model
 from jaxllm.serving.media.video.frames import VideoFrames
 from jaxllm.serving.media.video.processors import ProcessedVideo, VideoProcessor
 from jaxllm.serving.media.video.registry import VIDEO_PROCESSORS

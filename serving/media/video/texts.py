@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 
 from jaxllm.serving.media.arranged_rows import ArrangedRows, reduced
-from jaxllm.serving.media.placeholders import IMAGE, Model, llava_side
+from jaxllm.serving.media.placeholder import Model
+from jaxllm.serving.media.placeholders import IMAGE, llava_side
 from jaxllm.serving.media.video.processors import ProcessedVideo
 from jaxllm.serving.media.video.smolvlm import timed_frames
 
