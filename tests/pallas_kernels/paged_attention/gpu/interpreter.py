@@ -12,6 +12,7 @@ import pytest
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
 from jaxllm.pallas_kernels.paged_attention.gpu import attention
+from jaxllm.pallas_kernels.paged_attention.gpu.batch import gpu_prepare
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from tests.quick import QUICK
 
@@ -49,7 +50,7 @@ def bfloat16(case: Case) -> Case:
 def interpret(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, blocks: int = 2) -> tuple[jax.Array, jax.Array]:
     """Result and cache of a case; fails where a race was found."""
     function = partial(attention.gpu_paged_attention, interpret=True, blocks=blocks)
-    monkeypatch.setattr(attention, "BACKEND", Backend(function, prepare=attention.gpu_prepare))
+    monkeypatch.setattr(attention, "BACKEND", Backend(function, prepare=gpu_prepare))
     interpreter.reset_gpu_interpret_mode_state()
     _compile_once(monkeypatch)
     run = jax.jit(lambda inputs: inputs.call("gpu", jnp.int32(LAYER)), compiler_options=QUICK)
