@@ -215,9 +215,12 @@ def test_a_text_that_repeats_takes_fewer_steps(
     assert few < 0.8 * many
 
 
-@pytest.mark.parametrize("attention", ["cpu", "xla"])
+@pytest.mark.parametrize(
+    ("attention", "method"),
+    [("cpu", "ngram"), ("xla", "ngram"), pytest.param("cpu", "draft_model", marks=pytest.mark.exhaustive)],
+)
 def test_windows_whose_pages_are_given_back(
-    tmp_path_factory: pytest.TempPathFactory, attention: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory, attention: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     types = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -236,11 +239,16 @@ def test_windows_whose_pages_are_given_back(
         "attention_backend": attention, "num_gpu_blocks_override": 60,
     }  # fmt: skip
     found: list[dict[str, Answer]] = []
-    for speculation_options in ({}, {"spec_method": "ngram", "num_speculative_tokens": 6}):
+    drafts: dict[str, Any] = {"spec_method": method, "num_speculative_tokens": 6}
+    if method == "draft_model":
+        # The model drafts for itself.
+        drafts["speculative_model"] = str(folder)
+    for speculation_options in ({}, drafts):
         engine = make_engine(**options, **speculation_options)
         try:
-            if found:
+            if found and method == "ngram":
                 script(engine, found[0], "mixed", monkeypatch)
+            monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
             found.append(run(engine, [request(i, own, **asked[i]) for i, own in enumerate(drawn)]))
             if len(found) == 2:
                 assert engine.stats().drafts.num_accepted_tokens > 20
