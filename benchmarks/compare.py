@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.bound import bound
+from benchmarks.peers.bound import BYTES, bound
 from benchmarks.peers.install import default_folder, install_vllm
 from benchmarks.peers.workloads import WORKLOADS, Measurement, Workload
 from benchmarks.shared.machine import Machine, measure_machine
@@ -28,6 +28,14 @@ MODELS: dict[str, dict[str, int]] = {
         "num_hidden_layers": 16,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
+    },
+    "3b": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
     },
 }
 """Changes to the reference model's configuration."""
@@ -100,7 +108,7 @@ def started(engine: str, python: Path, options: dict[str, Any], cache: Path) -> 
 
 
 def compare(
-    model: str, workloads: Sequence[Workload], pythons: dict[str, Path], runs: int, machine: Machine
+    model: str, dtype: str, workloads: Sequence[Workload], pythons: dict[str, Path], runs: int, machine: Machine
 ) -> Iterator[dict[str, Any]]:
     """Rows of figures: one per start and one per workload, the engines alternating."""
     with tempfile.TemporaryDirectory(prefix="jaxllm-compare-") as scratch:
@@ -114,6 +122,7 @@ def compare(
                 continue
             options = {
                 "model": str(folder / "model"),
+                "dtype": dtype,
                 "max_model_len": max(each.prompt_tokens + each.output_tokens for each in WORKLOADS),
                 "max_num_seqs": MAX_NUM_SEQS,
                 "prefix_caching": caching,
@@ -134,7 +143,7 @@ def compare(
                     yield _row(model, "start, warm", {"start_s": {e: worker.start_s for e, worker in workers.items()}})
                 for workload in chosen:
                     figures = _in_turn(workers, workload, runs)
-                    figures["bound"] = asdict(bound(workload, config, machine))
+                    figures["bound"] = asdict(bound(workload, config, machine, dtype))
                     yield _row(model, str(workload), figures)
 
 
@@ -213,7 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     In brackets, what each reaches of the most that any engine could on this machine (`benchmarks.peers.bound`).
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=["125m"], help="size of the model, float32")
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=["125m"], help="size of the model")
+    parser.add_argument("--dtype", choices=BYTES, default="float32", help="type of weights, activations and cache")
     names = [workload.name for workload in WORKLOADS]
     parser.add_argument("--workload", nargs="+", choices=names, default=names, help="what to run")
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each workload by each engine")
@@ -224,12 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [workload for workload in WORKLOADS if workload.name in options.workload]
     machine = measure_machine()
     print(
-        f"this machine: {machine.flops / 1e9:.0f} GFLOP/s in registers, {machine.bandwidth / 1e9:.0f} GB/s from memory"
+        f"this machine: {machine.flops / 1e9:.0f} GFLOP/s of float32 in registers, {machine.bfloat16_flops / 1e9:.0f} of "
+        f"bfloat16, {machine.bandwidth / 1e9:.0f} GB/s from memory; {options.dtype}"
     )
     print(f"{'model':5} {'workload':40}   jaxllm     vLLM, how many times better jaxllm is (shares of the bound)")
     rows = []
     for model in options.model:
-        for row in compare(model, chosen, pythons, options.runs, machine):
+        for row in compare(model, options.dtype, chosen, pythons, options.runs, machine):
             rows.append(row)
             print(describe(row), flush=True)
     if options.json:

@@ -1,4 +1,4 @@
-"""The least time that a workload can take in float32 on a machine: what is left to gain for either engine."""
+"""The least time that a workload can take in a type on a machine: what is left to gain for either engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from benchmarks.peers.workloads import Workload
 from benchmarks.shared.machine import Machine
 
-FLOAT = 4
+BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What no engine can exceed that does the model's arithmetic in float32 and reads every weight once a step."""
+    """What no engine can exceed that does the model's arithmetic in a type and reads every weight once a step."""
 
     output_tokens_per_s: float
     itl_ms: float
 
 
-def bound(workload: Workload, config: Mapping[str, int], machine: Machine) -> Bound:
-    """The bound for a Llama of this configuration (Hugging Face's names).
+def bound(workload: Workload, config: Mapping[str, int], machine: Machine, dtype: str = "float32") -> Bound:
+    """The bound for a Llama of this configuration (Hugging Face's names), in float32 or bfloat16.
 
     Prompts take the larger of their arithmetic and of reading the weights once, and so does every later step, with the
     keys and values it attends over; what requests share is computed once and read once a step. Nothing else counts.
@@ -30,9 +30,11 @@ def bound(workload: Workload, config: Mapping[str, int], machine: Machine) -> Bo
     weights, head = layers * layer, hidden * config["vocab_size"]
     per_pair = 4 * queries * layers  # operations of a query and a key, with its value
 
+    flops = machine.bfloat16_flops if dtype == "bfloat16" else machine.flops
+
     def seconds(operations: float, cached: float) -> float:
-        moved = FLOAT * (weights + head + 2 * keys * layers * cached)
-        return max(operations / machine.flops, moved / machine.bandwidth)
+        moved = BYTES[dtype] * (weights + head + 2 * keys * layers * cached)
+        return max(operations / flops, moved / machine.bandwidth)
 
     requests, shared, prompt = workload.requests, workload.shared_tokens, workload.prompt_tokens
     own = prompt - shared

@@ -36,6 +36,7 @@ class Jaxllm:
                 {
                     "model": options["model"],
                     "load_format": "dummy",
+                    "dtype": options["dtype"],
                     "max_model_len": options["max_model_len"],
                     "max_num_seqs": options["max_num_seqs"],
                     "enable_prefix_caching": options["prefix_caching"],
@@ -90,7 +91,7 @@ class Vllm:
         self._engine = LLM(
             model=options["model"],
             load_format="dummy",
-            dtype="float32",
+            dtype=options["dtype"],
             skip_tokenizer_init=True,
             max_model_len=options["max_model_len"],
             max_num_seqs=options["max_num_seqs"],

@@ -49,14 +49,14 @@ def checks_of(
     if resolved.model.latent is not None:
         run = partial(implementation or latent_check.run_case, resolved.backend("attention"), checks=checks)
         return [Check(case.name, partial(latent_check.compare, case, run)) for case in suited_latent_cases(resolved)]
-    run = partial(implementation or run_case, resolved.backend("attention"), checks=checks)
+    run = partial(implementation or run_case, resolved.forward.attention, checks=checks)
     return [Check(case.name, partial(compare, case, run)) for case in suited_cases(resolved)]
 
 
 def check_cases(context: Context, resolved: ResolvedConfig, *, checks: bool = False) -> Outcome:
     """Run the cases with the engine's attention until the time is over; for `checks` see `checks_of`."""
     end = time.monotonic() + SHARE * context.settings.seconds
-    name, running, results = resolved.backend("attention"), set[str](), list[CaseResult]()
+    name, running, results = resolved.forward.attention, set[str](), list[CaseResult]()
     cases = checks_of(resolved, checks=checks)
 
     def check(case: Check) -> CaseResult | None:
@@ -96,7 +96,7 @@ def suited_cases(resolved: ResolvedConfig) -> Iterator[Case]:
 
 
 def _outcome(resolved: ResolvedConfig, count: int, results: list[CaseResult]) -> Outcome:
-    name, model = resolved.backend("attention"), resolved.model
+    name, model = resolved.forward.attention, resolved.model
     wrong = [result for result in results if result.is_wrong]
     refused = [result for result in results if result.error is None]
     errors = [each.error / each.limit for each in results if each.error is not None and not each.is_wrong]

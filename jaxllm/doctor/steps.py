@@ -75,7 +75,7 @@ def run(context: Context) -> Outcome:
     context.say(f"prefill of {load.prompt} tokens")
     _note(measured, engine, "prefill", load.prompt, [load.prompt] * 4, 1)
     _add_plan(measured, resolved, device)
-    figures = {"model": title, "attention": resolved.backend("attention"), "steps": measured}
+    figures = {"model": title, "attention": resolved.forward.attention, "steps": measured}
     summary = f"{title}, {resolved.backend('attention')} attention: " + ", ".join(map(_format_step, measured))
     slow = [each for each in measured if each.get("ratio", 0) > LARGEST_RATIO and each["planned"] > LEAST_SECONDS]
     if slow:

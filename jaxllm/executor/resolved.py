@@ -125,7 +125,7 @@ class ResolvedConfig:
         is_native &= all(can_pack(size, self.dtype) for size in (self.model.hidden_size, *self.model.mlp_sizes()))
         return ForwardOptions(
             platform=self.platform,
-            attention=self.backend("attention"),
+            attention="cpu_pairs" if self._attends_pairs else self.backend("attention"),
             stack=("scan" if self.platform == "tpu" or is_native else "loop") if stack == "auto" else stack,
             max_model_len=self.max_model_len,
             mesh=self.mesh,
@@ -156,6 +156,12 @@ class ResolvedConfig:
         """Whether bfloat16 is multiplied as it is, where native kernels are."""
         is_wanted = self.dtype == "bfloat16" and self.config.compile.bfloat16_products == "auto"
         return is_wanted and host_processor().multiplies_bfloat16
+
+    @property
+    def _attends_pairs(self) -> bool:
+        """Whether the kernel of attention for CPUs is the one that multiplies a cache of bfloat16 as it is."""
+        is_paged = self.backend("attention") == "cpu" and self.model.latent is None
+        return is_paged and self.kv_dtype == "bfloat16" and self._multiplies_pairs
 
     @property
     def _takes_latent_attention(self) -> bool:

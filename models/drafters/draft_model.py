@@ -54,10 +54,12 @@ class DraftModelPlan:
     def forward(self, options: ForwardOptions) -> ForwardOptions:
         """Those of the model, as far as they suit it."""
         is_native = options.native_matmul and fits_native_kernels(self.config, self.dtype)
+        # As the model's attention does, if both take the kernel for CPUs.
+        is_paired = (options.attention, self.attention) == ("cpu_pairs", "cpu") and self.config.latent is None
         stack = options.stack if is_native == options.native_matmul else "loop"
         return replace(
             options,
-            attention=self.attention,
+            attention="cpu_pairs" if is_paired else self.attention,
             adapters=None,
             drafter=None,
             cache_groups=False,

@@ -1,5 +1,7 @@
 """Scores of a few query rows of a block, on their way to weights. All is in powers of 2, which cost least."""
 
+from typing import Any
+
 import numpy as np
 
 from jaxllm.pallas_kernels.cpu_common.attention_words import (
@@ -12,6 +14,7 @@ from jaxllm.pallas_kernels.cpu_common.attention_words import (
     W_N,
     first_seen,
 )
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import store_narrow
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, real, set_real, word
 from jaxllm.pallas_kernels.cpu_common.vectors import (
     LANES,
@@ -87,33 +90,43 @@ def _lean(scores: int, columns: int, slope: float, distance: int) -> None:
         store(scores, column, fma(distances, splat(slope), load(scores, column)))
 
 
-@compiled
-def soften(
-    rows: int, scores: int, columns: int, maxima: int, totals: int, sums: int, head_size: int, decays: int
-) -> None:
-    """One step of the online softmax: scores [rows, BLOCK] become weights, and what was summed before is rescaled.
+def make_soften(store_weights: Any) -> Any:
+    """`soften`, which writes weights with this function: a narrower type to the beginning of each line."""
 
-    `maxima` [LANES] has a lane for each row, `totals` [rows, LANES] as many sums for each as there are lanes;
-    `decays` [LANES] is memory to work in.
-    """
-    for row in range(rows):
-        line = scores + 4 * row * BLOCK
-        largest = load(line, 0)
-        for column in range(LANES, columns, LANES):
-            largest = maximum(largest, load(line, column))
-        set_real(decays, row, max_lanes(largest))
-    tops = maximum(load(maxima, 0), load(decays, 0))
-    # What an unseen key weighs before any was seen is wiped out by the first that is: its decay is then 0.
-    store(decays, 0, exp2(subtract(load(maxima, 0), tops)))
-    store(maxima, 0, tops)
-    for row in range(rows):
-        line, top, decay = scores + 4 * row * BLOCK, splat(real(maxima, row)), real(decays, row)
-        total = splat(ZERO)
-        for column in range(0, columns, LANES):
-            weights = exp2(subtract(load(line, column), top))
-            store(line, column, weights)
-            total = add(total, weights)
-        store(totals, row * LANES, fma(load(totals, row * LANES), splat(decay), total))
-        if decay != ONE:
-            for place in range(row * head_size, (row + 1) * head_size, LANES):
-                store(sums, place, multiply(load(sums, place), splat(decay)))
+    @compiled
+    def soften(
+        rows: int, scores: int, columns: int, maxima: int, totals: int, sums: int, head_size: int, decays: int
+    ) -> None:
+        """One step of the online softmax: scores [rows, BLOCK] become weights, and what was summed before is rescaled.
+
+        `maxima` [LANES] has a lane for each row, `totals` [rows, LANES] as many sums for each as there are lanes;
+        `decays` [LANES] is memory to work in.
+        """
+        for row in range(rows):
+            line = scores + 4 * row * BLOCK
+            largest = load(line, 0)
+            for column in range(LANES, columns, LANES):
+                largest = maximum(largest, load(line, column))
+            set_real(decays, row, max_lanes(largest))
+        tops = maximum(load(maxima, 0), load(decays, 0))
+        # What an unseen key weighs before any was seen is wiped out by the first that is: its decay is then 0.
+        store(decays, 0, exp2(subtract(load(maxima, 0), tops)))
+        store(maxima, 0, tops)
+        for row in range(rows):
+            line, top, decay = scores + 4 * row * BLOCK, splat(real(maxima, row)), real(decays, row)
+            total = splat(ZERO)
+            for column in range(0, columns, LANES):
+                weights = exp2(subtract(load(line, column), top))
+                store_weights(line, column, weights)
+                total = add(total, weights)
+            store(totals, row * LANES, fma(load(totals, row * LANES), splat(decay), total))
+            if decay != ONE:
+                for place in range(row * head_size, (row + 1) * head_size, LANES):
+                    store(sums, place, multiply(load(sums, place), splat(decay)))
+
+    return soften
+
+
+soften = make_soften(store)
+soften_narrow = make_soften(store_narrow)
+"""`soften` whose weights become bfloat16; their totals are of what they were before."""

@@ -37,7 +37,9 @@ W_COS, W_SIN, W_Q_STRIDE, W_KV_STRIDE = range(FIRST + 29, FIRST + 33)
 W_PART = FIRST + 33
 # Address of the ends of what tokens see, where some see later ones.
 W_UNTIL = FIRST + 34
-WORDS = FIRST + 35
+# Bytes from a number of a row that products read to the next one: from a pair where pairs lie together.
+W_COLUMN = FIRST + 35
+WORDS = FIRST + 36
 
 
 @compiled

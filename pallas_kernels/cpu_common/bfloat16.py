@@ -10,6 +10,8 @@ from numba.core import cgutils, types
 from jaxllm.pallas_kernels.cpu_common.integers import splat_int
 from jaxllm.pallas_kernels.cpu_common.tiles import Tile
 from jaxllm.pallas_kernels.cpu_common.vectors import (
+    INT,
+    INTS,
     LANES,
     VECTOR,
     emit_load,
@@ -32,6 +34,9 @@ class _BFloat(ir.Type):  # type: ignore[misc]
         return hash(_BFloat)
 
 
+PAIRS = "bfloat16_pairs"
+"""In place of a type's name, for kernels: bfloat16 of which two that are multiplied together lie next to each other."""
+
 _SHORT = ir.IntType(16)
 _SHORTS = ir.VectorType(_SHORT, LANES)
 _NARROW = ir.VectorType(_BFloat(), LANES)
@@ -44,6 +49,12 @@ def emit_dot_pairs(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Va
     name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * LANES}"
     pairs = [builder.bitcast(each, _PAIRS) for each in (a, b)]
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [total, *pairs])
+
+
+def load_pairs(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value) -> ir.Value:
+    """`LANES` pairs from pair `offset` on, as int32, from any alignment."""
+    place = builder.bitcast(pointer(builder, address, offset, INT), INTS.as_pointer())
+    return builder.load(place, align=4)
 
 
 def emit_narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

@@ -5,10 +5,12 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS, PairTile, load_pairs
 from jaxllm.pallas_kernels.cpu_common.tiles import Tile
 from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
+    INT,
     WORD,
     emit_load,
     emit_prefetch,
@@ -27,7 +29,10 @@ def make_outer_tile(rows: int, vectors: int, kind: str) -> Any:
     whatever the tile.
 
     At `nexts` lie as many addresses of what is needed next: row k of a run fetches what lies `k * step` bytes after.
+
+    Where `kind` is `PAIRS`, all numbers of `a` and `b` are pairs of bfloat16, and strides and lengths count pairs.
     """
+    is_paired = kind == PAIRS
 
     def emit(
         builder: ir.IRBuilder,
@@ -43,7 +48,7 @@ def make_outer_tile(rows: int, vectors: int, kind: str) -> Any:
         nexts: ir.Value,
         step: ir.Value,
     ) -> None:
-        tile = Tile(builder, rows, vectors)
+        tile = (PairTile if is_paired else Tile)(builder, rows, vectors)
         places = tile.places(c_stride)
         tile.combine(more, c, places, lambda stored, total: stored)
         starts = multiples(builder, a_stride, rows)
@@ -54,12 +59,15 @@ def make_outer_tile(rows: int, vectors: int, kind: str) -> Any:
             ]
             here = [builder.load(pointer(builder, bs, place, WORD)) for place in words]
             there = [builder.load(pointer(builder, nexts, place, WORD)) for place in words]
-            xs = [pointer(builder, a, builder.add(start, begin), FLOAT) for start in starts]
+            xs = [pointer(builder, a, builder.add(start, begin), INT if is_paired else FLOAT) for start in starts]
             left = builder.sub(length, begin)
             count = builder.select(builder.icmp_signed("<", left, run), left, run)
             with cgutils.for_range(builder, count) as loop:
                 place, ahead = builder.mul(loop.index, b_stride), builder.mul(loop.index, step)
-                values = [emit_load(builder, address, place, kind) for address in here]
+                if is_paired:
+                    values = [load_pairs(builder, address, place) for address in here]
+                else:
+                    values = [emit_load(builder, address, place, kind) for address in here]
                 for address in there:
                     emit_prefetch(builder, pointer(builder, address, ahead, BYTE))
                 tile.add(xs, loop.index, values)

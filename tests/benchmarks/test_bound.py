@@ -35,6 +35,18 @@ def test_a_machine_that_only_waits_for_arithmetic() -> None:
     assert found.output_tokens_per_s == pytest.approx(6 / ((first + second) / 1000))
 
 
+def test_bfloat16_has_its_own_rates() -> None:
+    """Half of the bytes, and operations at the rate of their type."""
+    workload = Workload("", 2, 4, 3)
+    for machine in (
+        Machine(flops=math.inf, bandwidth=1000.0, bfloat16_flops=math.inf),
+        Machine(flops=1000.0, bandwidth=math.inf, bfloat16_flops=2000.0),
+    ):
+        wide, narrow = (bound(workload, CONFIG, machine, dtype) for dtype in ("float32", "bfloat16"))
+        assert narrow.itl_ms == pytest.approx(wide.itl_ms / 2)
+        assert narrow.output_tokens_per_s == pytest.approx(2 * wide.output_tokens_per_s)
+
+
 def test_this_machine_computes_faster_than_it_reads() -> None:
     machine = measure_machine()
     assert machine.flops > machine.bandwidth > 1e8

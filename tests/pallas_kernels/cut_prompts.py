@@ -27,21 +27,21 @@ SHARING_ROWS = st.lists(
 """New and computed tokens of each row."""
 
 
-def check_cuts(inputs: Any, names: tuple[str, ...], empty: jax.Array) -> None:
+def check_cuts(inputs: Any, names: tuple[str, ...], empty: jax.Array, implementation: str = "cpu") -> None:
     """Compare two whole prompts in one step with the same prompts in parts, and with one of them alone.
 
     `inputs` are those of a case with `TOKENS`; `names` are its arrays that have a token on their first axis, and
     `empty` is the cache as the backend has it.
     """
-    whole, cache = _step(inputs, names, {row: (0, tokens) for row, tokens in enumerate(TOKENS)}, empty)
+    whole, cache = _step(inputs, names, {row: (0, tokens) for row, tokens in enumerate(TOKENS)}, empty, implementation)
     together: dict[int, list[np.ndarray]] = {0: [], 1: []}
     cut = empty
     for step in range(3):
         rows = {row: (_CUTS[row][step], _CUTS[row][step + 1]) for row in (1, 0)}
-        out, cut = _step(inputs, names, rows, cut)
+        out, cut = _step(inputs, names, rows, cut, implementation)
         for row, part in out.items():
             together[row].append(part)
-    alone, _ = _step(inputs, names, {1: (0, TOKENS[1])}, empty)
+    alone, _ = _step(inputs, names, {1: (0, TOKENS[1])}, empty, implementation)
     for row in whole:
         np.testing.assert_array_equal(np.concatenate(together[row]), whole[row])
     np.testing.assert_array_equal(alone[1], whole[1])
@@ -60,7 +60,7 @@ def check_shared_pages(
 
 
 def _step(
-    inputs: Any, names: tuple[str, ...], rows: dict[int, tuple[int, int]], cache: jax.Array
+    inputs: Any, names: tuple[str, ...], rows: dict[int, tuple[int, int]], cache: jax.Array, implementation: str
 ) -> tuple[dict[int, np.ndarray], jax.Array]:
     """Results of positions from `begin` up to `end` of each prompt, in one step, and the cache."""
     starts = np.cumsum([0, *TOKENS])
@@ -77,7 +77,7 @@ def _step(
         num_requests=jnp.int32(len(rows)),
     )
     arrays = {name: jnp.asarray(np.asarray(getattr(inputs, name))[tokens]) for name in names}
-    out, cache = replace(inputs, **arrays, kv_cache=cache, batch=batch).call("cpu")
+    out, cache = replace(inputs, **arrays, kv_cache=cache, batch=batch).call(implementation)
     parts = np.split(np.asarray(out), np.cumsum(lengths)[:-1])
     return dict(zip(rows, parts, strict=True)), cache
 

@@ -24,7 +24,7 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
     They are compiled at the same time as what calls them; calling the result waits for them. Raises `ModelError` for a
     model that cannot be built.
     """
-    targets = [_attention(resolved)] if resolved.forward.attention == "cpu" else []
+    targets = [_attention(resolved)] if resolved.backend("attention") == "cpu" else []
     # Activations have the type of the weights.
     form = Form(resolved.dtype, resolved.forward.multiplies_pairs)
     targets += [ZEROS, matmul_target(form)] if resolved.forward.native_matmul else []
@@ -63,4 +63,5 @@ def _attention(resolved: ResolvedConfig) -> Target:
         from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
 
         return latent_attention_target(cache.dtype)
-    return attention_target(cache.dtype, scaled=cache.scale_bytes > 0, spans=resolved.sees_spans)
+    paired = resolved.forward.attention == "cpu_pairs"
+    return attention_target(cache.dtype, scaled=cache.scale_bytes > 0, spans=resolved.sees_spans, paired=paired)

@@ -51,20 +51,22 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1
 """Types of KV cache that the kernel reads, and their bytes."""
 
 
-def attention_target(dtype: str, *, scaled: bool = False, spans: bool = False) -> Target:
+def attention_target(dtype: str, *, scaled: bool = False, spans: bool = False, paired: bool = False) -> Target:
     """The kernel for a cache of a type (NumPy's name), whose tokens and heads have scales of their own if `scaled`.
 
-    With `spans` tokens may see later ones.
+    With `spans` tokens may see later ones. `paired` is for a cache of `cpu.pairs`, of bfloat16.
     """
-    name = f"jaxllm_paged_attention_{dtype}{'_scaled' if scaled else ''}{'_spans' if spans else ''}"
-    return Target(name, partial(_build, dtype, scaled=scaled, spans=spans), Path(__file__).parent)
+    parts = {"pairs": paired, "scaled": scaled, "spans": spans}
+    name = "_".join(["jaxllm_paged_attention", dtype, *(part for part, is_there in parts.items() if is_there)])
+    return Target(name, partial(_build, dtype, scaled=scaled, spans=spans, paired=paired), Path(__file__).parent)
 
 
-def _build(dtype: str, *, scaled: bool, spans: bool) -> bytes:
+def _build(dtype: str, *, scaled: bool, spans: bool, paired: bool) -> bytes:
+    from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS
     from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
-    return build(make_kernel(dtype, CACHE_BYTES[dtype], scaled=scaled, spans=spans))
+    return build(make_kernel(PAIRS if paired else dtype, CACHE_BYTES[dtype], scaled=scaled, spans=spans))
 
 
 def cpu_paged_attention(
@@ -87,7 +89,7 @@ def cpu_paged_attention(
         stored = k.astype(jnp.float32), v.astype(jnp.float32)
     elif k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
         stored = quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)
-    out, kv_cache = _call((q.astype(jnp.float32), *stored), q.shape[1], kv_cache, layer, batch, options, None)
+    out, kv_cache = call_kernel((q.astype(jnp.float32), *stored), q.shape[1], kv_cache, layer, batch, options, None)
     return out.astype(q.dtype), kv_cache
 
 
@@ -127,11 +129,11 @@ def merged_attention(
         )
     tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
     arrays = (qkv.reshape(tokens, -1, head_size),) * 3
-    out, kv_cache = _call(arrays, num_heads, kv_cache, layer, batch, options, rotation)
+    out, kv_cache = call_kernel(arrays, num_heads, kv_cache, layer, batch, options, rotation)
     return out.reshape(tokens, num_heads * head_size), kv_cache
 
 
-def _call(
+def call_kernel(
     arrays: tuple[jax.Array, ...],
     num_heads: int,
     kv_cache: jax.Array,
@@ -139,14 +141,20 @@ def _call(
     batch: RaggedBatch,
     options: AttentionOptions,
     rotation: tuple[jax.Array, jax.Array] | None,
+    *,
+    paired: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Results float32 [T, N, H] and the cache; `arrays` are as in `work`."""
+    """Results [T, N, H], float32 or if `paired` bfloat16, and the cache; `arrays` are as in `work`.
+
+    Raises:
+        ValueError: heads or pages are no multiples of 16.
+    """
     tokens, _, head_size = arrays[0].shape
     page_size = kv_cache.shape[4] // (head_size + options.scale_bytes)
     if head_size % MULTIPLE or page_size % MULTIPLE:
         raise ValueError(f"head size {head_size} and page size {page_size} must be multiples of {MULTIPLE}")
     until = () if batch.visible_until is None else (batch.visible_until,)
-    target = attention_target(kv_cache.dtype.name, scaled=options.scale_bytes > 0, spans=len(until) > 0)
+    target = attention_target(kv_cache.dtype.name, scaled=options.scale_bytes > 0, spans=len(until) > 0, paired=paired)
     provide(target)
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
     sinks, slopes = options.sinks, options.alibi_slopes
@@ -157,7 +165,7 @@ def _call(
     out, kv_cache = jax.ffi.ffi_call(
         target.name,
         (
-            jax.ShapeDtypeStruct((tokens, num_heads, head_size), jnp.float32),
+            jax.ShapeDtypeStruct((tokens, num_heads, head_size), jnp.bfloat16 if paired else jnp.float32),
             jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),
         ),
         input_output_aliases={3: 1},

@@ -5,13 +5,14 @@ keys, counted from the request's first. A score is one chain of products, a weig
 see adds exact zeros: results do not depend on what else is in the batch, nor on how a prompt was cut.
 
 In a page the keys of a head are stored transposed [H, C] and the values as they are [C, H] (`layout.transposed_shape`),
-so both products are sums of outer products, which need nothing across lanes.
+so both products are sums of outer products, which need nothing across lanes. Where the processor multiplies pairs of
+bfloat16 as they are, two rows of that are one (`pairs.to_pairs`), and queries and weights are rounded to bfloat16.
 """
 
 from typing import Any
 
 from jaxllm.pallas_kernels.cpu_common.attention_chunks import chunk_parts, plan_chunks
-from jaxllm.pallas_kernels.cpu_common.attention_softmax import adjust, scale_columns, soften
+from jaxllm.pallas_kernels.cpu_common.attention_softmax import adjust, scale_columns, soften, soften_narrow
 from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,
     VECTORS,
@@ -30,10 +31,12 @@ from jaxllm.pallas_kernels.cpu_common.attention_words import (
     WORDS,
     first_seen,
 )
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS
 from jaxllm.pallas_kernels.cpu_common.calls import Kernel, argument, free, result, size
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.products import (
+    fetch_block,
     find_block,
     find_values,
     make_row_tiles,
@@ -41,16 +44,19 @@ from jaxllm.pallas_kernels.paged_attention.cpu.products import (
     make_weigh,
 )
 from jaxllm.pallas_kernels.paged_attention.cpu.scaled_write import make_scaled_write
-from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, finish_rows, start_rows, tile_parts
+from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, make_finish_rows, make_start_rows, tile_parts
 from jaxllm.pallas_kernels.paged_attention.cpu.visible import visible_ends
 from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, UNTIL, Q, block_parts, read_call, scratch_parts
 from jaxllm.pallas_kernels.paged_attention.cpu.write import make_write
+from jaxllm.pallas_kernels.paged_attention.cpu.write_pairs import write_pairs
 
 
 def _make_go_through(kind: str, *, scaled: bool, spans: bool) -> Any:
     end_of, furthest = visible_ends(spans=spans)
     wide, narrow = make_row_tiles(VECTORS, kind), make_row_tiles(1, kind)
-    score, weigh = make_score(wide, narrow), make_weigh(wide, narrow)
+    together = 2 if kind == PAIRS else 1
+    score, weigh = make_score(wide, narrow, together), make_weigh(wide, narrow, together)
+    weights_of = soften_narrow if kind == PAIRS else soften
 
     @compiled
     def go_through(
@@ -60,10 +66,11 @@ def _make_go_through(kind: str, *, scaled: bool, spans: bool) -> Any:
         head_size, group, positions = word(work, W_H), word(work, W_N) // word(work, W_K), word(work, W_POSITIONS)
         decays, scores, keys, values, keys_next, values_next, runs, nexts = block_parts(work, memory)
         find_block(work, row, head, begin, end, keys, values)
+        fetch_block(work, keys, values)
         for start in range(begin, end, BLOCK):
             stop = min(start + BLOCK, end)
             find_block(work, row, head, start + BLOCK, end, keys_next, values_next)
-            find_values(work, stop - start, values, keys_next, runs, nexts)
+            find_values(work, stop - start, values, values_next, runs, nexts)
             count_runs = (stop - start + word(work, W_RUN) - 1) // word(work, W_RUN)
             for tile in range(0, rows, TILE):
                 count = min(TILE, rows - tile)
@@ -74,14 +81,14 @@ def _make_go_through(kind: str, *, scaled: bool, spans: bool) -> Any:
                     continue
                 columns = (length + LANES - 1) // LANES * LANES
                 maxima, totals, queries, sums = tile_parts(work, state, tile // TILE)
-                score(work, count, columns, queries, scores, keys, values)
+                score(work, count, columns, queries, scores, keys, keys_next)
                 if scaled:
                     scale_columns(count, scores, columns, keys)
                 for each in range(count):
                     token = first + (tile + each) // group
                     position, last = int32(positions, token), end_of(work, token)
                     adjust(work, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, position, last, start)
-                soften(count, scores, columns, maxima, totals, sums, head_size, decays)
+                weights_of(count, scores, columns, maxima, totals, sums, head_size, decays)
                 if scaled:
                     scale_columns(count, scores, columns, values)
                 weigh(work, count, count_runs, length, scores, sums, runs, nexts)
@@ -93,6 +100,7 @@ def _make_go_through(kind: str, *, scaled: bool, spans: bool) -> Any:
 def _make_attend(kind: str, *, scaled: bool, spans: bool) -> Any:
     go_through = _make_go_through(kind, scaled=scaled, spans=spans)
     _, furthest = visible_ends(spans=spans)
+    start_rows, finish_rows = (make(is_narrow=kind == PAIRS) for make in (make_start_rows, make_finish_rows))
 
     @compiled
     def attend(work: int, chunk: int, head: int, scratch: int) -> None:
@@ -119,20 +127,25 @@ def _make_attend(kind: str, *, scaled: bool, spans: bool) -> Any:
 
 
 def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False, spans: bool = False) -> Kernel:
-    """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes.
+    """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes, or for one of `PAIRS`.
+
+    For pairs queries, new keys and values, and results are bfloat16. For others queries and results are float32.
 
     If `scaled`, that is int8, each token and head has a scale in the page, and new keys and values are float32. With
     `spans` there is one more argument, which says how far tokens see.
     """
-    write = make_scaled_write() if scaled else make_write(kind, bytes_each)
+    if kind == PAIRS:
+        write, result_bytes, column_bytes = write_pairs, 2, 4
+    else:
+        write, result_bytes, column_bytes = make_scaled_write() if scaled else make_write(kind, bytes_each), 4, bytes_each
     attend, source_bytes = _make_attend(kind, scaled=scaled, spans=spans), 4 if scaled else bytes_each
 
     @compiled
     def plan(frame: int, work: int) -> int:
-        read_call(frame, work, bytes_each, source_bytes)
+        read_call(frame, work, bytes_each, source_bytes, column_bytes)
         if spans:
             set_word(work, W_UNTIL, argument(frame, UNTIL))
-        tokens, token_bytes = word(work, W_TOKENS), 4 * word(work, W_N) * word(work, W_H)
+        tokens, token_bytes = word(work, W_TOKENS), result_bytes * word(work, W_N) * word(work, W_H)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, Q, 0) - tokens) * token_bytes)
         chunks = plan_chunks(work)
         items, writes = chunks * word(work, W_K), 0

@@ -5,16 +5,18 @@ from typing import Any
 from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,
     GROUP,
+    LINE,
     VECTORS,
     W_BLOCK,
     W_BYTES,
     W_C,
+    W_COLUMN,
     W_H,
     W_NO,
     W_RUN,
     W_YES,
 )
-from jaxllm.pallas_kernels.cpu_common.memory import compiled, set_word, word
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch_line, set_word, word
 from jaxllm.pallas_kernels.cpu_common.outer_tile import make_outer_tile
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, key_and_value_at
@@ -68,19 +70,18 @@ def find_block(work: int, row: int, head: int, begin: int, last: int, keys: int,
 
 
 @compiled
-def find_values(work: int, count: int, values: int, keys_next: int, runs: int, nexts: int) -> None:
+def find_values(work: int, count: int, values: int, values_next: int, runs: int, nexts: int) -> None:
     """Write to `runs` the addresses of `count` values: vectors, run by run, for each part of the head.
 
-    `values` are those of `find_block`. To `nexts` goes what is needed next: `keys_next`, of the next block.
+    `values` are those of `find_block`. To `nexts` go the same of the next block, `values_next`.
     """
-    head_size, bytes_each, run = word(work, W_H), word(work, W_BYTES), word(work, W_RUN)
-    part, line = run * head_size * bytes_each // (head_size // LANES), LANES * bytes_each
+    head_size, run, line = word(work, W_H), word(work, W_RUN), LANES * word(work, W_COLUMN)
     index = place = 0
     while place < head_size:
         vectors = VECTORS if place + GROUP <= head_size else 1
         for first in range(0, count, run):
-            value = word(values, first // LANES) + place * bytes_each
-            ahead = word(keys_next, first // LANES) + place // LANES * part
+            value = word(values, first // LANES) + place * word(work, W_COLUMN)
+            ahead = word(values_next, first // LANES) + place * word(work, W_COLUMN)
             for vector in range(vectors):
                 set_word(runs, index, value + vector * line)
                 set_word(nexts, index, ahead + vector * line)
@@ -88,40 +89,63 @@ def find_values(work: int, count: int, values: int, keys_next: int, runs: int, n
         place += vectors * LANES
 
 
-def make_score(wide: Any, narrow: Any) -> Any:
-    """Scores of a few rows; `wide` is `make_row_tiles(VECTORS, kind)`, `narrow` `make_row_tiles(1, kind)`."""
+@compiled
+def fetch_block(work: int, keys: int, values: int) -> None:
+    """Have the keys and values fetched that `find_block` has found, before anything is computed."""
+    page_size, head_size, bytes_each = word(work, W_C), word(work, W_H), word(work, W_BYTES)
+    step, vector_bytes = page_size * word(work, W_COLUMN), LANES * head_size * bytes_each
+    rows = head_size * bytes_each // word(work, W_COLUMN)
+    for vector in range(BLOCK // LANES):
+        for row in range(rows):
+            fetch_line(word(keys, vector) + row * step)
+    for vector in range(BLOCK // LANES):
+        for place in range(0, vector_bytes, LINE):
+            fetch_line(word(values, vector) + place)
+
+
+def make_score(wide: Any, narrow: Any, together: int) -> Any:
+    """Scores of a few rows; `wide` is `make_row_tiles(VECTORS, kind)`, `narrow` `make_row_tiles(1, kind)`.
+
+    `together` numbers are multiplied at once.
+    """
 
     @compiled
     def score(work: int, rows: int, columns: int, q: int, scores: int, keys: int, nexts: int) -> None:
-        """Scores [rows, BLOCK] of the keys that `find_block` has found, `columns` of them, whole vectors."""
-        page_size, head_size, step = word(work, W_C), word(work, W_H), LANES * word(work, W_BYTES)
-        stride, fresh = word(work, W_BLOCK), word(work, W_NO)
+        """Scores [rows, BLOCK] of the keys that `find_block` has found, `columns` of them, whole vectors.
+
+        Those of the next block, `nexts`, are fetched meanwhile.
+        """
+        page_size, head_size, step = word(work, W_C), word(work, W_H), word(work, W_C) * word(work, W_COLUMN)
+        stride, fresh, depth = word(work, W_BLOCK), word(work, W_NO), head_size // together
         column = 0
         while column < columns:
             table, ahead, out = keys + 8 * (column // LANES), nexts + 8 * (column // LANES), scores + 4 * column
             if columns - column > GROUP // 2:
-                wide(rows, q, head_size, table, page_size, head_size, head_size, out, stride, fresh, ahead, step)
+                wide(rows, q, head_size, table, page_size, depth, depth, out, stride, fresh, ahead, step)
                 column += GROUP
             else:
-                narrow(rows, q, head_size, table, page_size, head_size, head_size, out, stride, fresh, ahead, step)
+                narrow(rows, q, head_size, table, page_size, depth, depth, out, stride, fresh, ahead, step)
                 column += LANES
 
     return score
 
 
-def make_weigh(wide: Any, narrow: Any) -> Any:
-    """Weighted sums of a few rows; `wide` is `make_row_tiles(VECTORS, kind)`, `narrow` `make_row_tiles(1, kind)`."""
+def make_weigh(wide: Any, narrow: Any, together: int) -> Any:
+    """Weighted sums of a few rows; the arguments are as in `make_score`.
+
+    The last pair may have one value too many, whose weight is 0.
+    """
 
     @compiled
     def weigh(work: int, rows: int, runs: int, length: int, weights: int, sums: int, values: int, nexts: int) -> None:
         """Add `length` values, weighted, to the sums [rows, H]; `find_values` has found `runs` runs of them."""
-        head_size, run, step = word(work, W_H), word(work, W_RUN), LANES * word(work, W_BYTES)
-        stride, more = word(work, W_BLOCK), word(work, W_YES)
+        head_size, run, step = word(work, W_H), word(work, W_RUN) // together, word(work, W_H) * word(work, W_COLUMN)
+        stride, more, length = word(work, W_BLOCK), word(work, W_YES), (length + together - 1) // together
         index = place = 0
         while place < head_size:
             table, ahead, out = values + 8 * index, nexts + 8 * index, sums + 4 * place
             if place + GROUP <= head_size:
-                wide(rows, weights, stride, table, head_size, run, length, out, head_size, more, ahead, VECTORS * step)
+                wide(rows, weights, stride, table, head_size, run, length, out, head_size, more, ahead, step)
                 index += runs * VECTORS
                 place += GROUP
             else:

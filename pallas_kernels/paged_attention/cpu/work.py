@@ -10,6 +10,7 @@ from jaxllm.pallas_kernels.cpu_common.attention_words import (
     W_CACHE,
     W_CHUNK,
     W_CHUNKS,
+    W_COLUMN,
     W_COS,
     W_FLOATS,
     W_H,
@@ -55,8 +56,12 @@ Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, S
 
 
 @compiled
-def read_call(frame: int, work: int, bytes_each: int, source_bytes: int) -> None:
-    """Write down what the items need; `bytes_each` of a number in the cache, `source_bytes` of a new one."""
+def read_call(frame: int, work: int, bytes_each: int, source_bytes: int, column_bytes: int) -> None:
+    """Write down what the items need.
+
+    `bytes_each` of a number in the cache, `source_bytes` of a new one, `column_bytes` of what products take at a time:
+    a number, or a pair of them.
+    """
     ints = argument(frame, INTS)
     heads, page = size(frame, CACHE, 3), size(frame, CACHE, 4)
     num_heads, head_size = int32(ints, 6), size(frame, Q, 2)
@@ -78,6 +83,7 @@ def read_call(frame: int, work: int, bytes_each: int, source_bytes: int) -> None
     set_word(work, W_PART, page * bytes_each)
     set_word(work, W_WIDTH, size(frame, PAGE_TABLE, 1))
     set_word(work, W_BYTES, bytes_each)
+    set_word(work, W_COLUMN, column_bytes)
     set_word(work, W_WINDOW, int32(ints, 1))
     set_word(work, W_REQUESTS, int32(ints, 2))
     set_word(work, W_TOKENS, int32(ints, 3))
@@ -155,7 +161,8 @@ def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int, i
 def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int, int, int, int]:
     """Addresses of a head's key and value at a position of a row, and of their scales, if they have some.
 
-    The numbers of a key lie a page size apart, those of a value side by side; after all of a head lie its scales.
+    The numbers of a key, or its pairs, lie a page size apart, those of a value side by side; after all of a head lie its
+    scales. In a cache of pairs the address of a value is right at even positions.
     """
     page_size, head_size, heads, bytes_each = word(work, W_C), word(work, W_H), word(work, W_K), word(work, W_BYTES)
     index = position // page_size
@@ -164,4 +171,4 @@ def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int
     keys = word(work, W_CACHE) + (page * 2 * heads + head) * word(work, W_PART)
     values = keys + heads * word(work, W_PART)
     scale = page_size * head_size * bytes_each + 4 * offset
-    return keys + offset * bytes_each, values + offset * head_size * bytes_each, keys + scale, values + scale
+    return keys + offset * word(work, W_COLUMN), values + offset * head_size * bytes_each, keys + scale, values + scale
