@@ -105,4 +105,8 @@ def test_where_bfloat16_is_multiplied_as_it_is(
     monkeypatch.setattr(resolved_module, "host_processor", lambda: Processor(True, True, multiplies_bfloat16=is_able))
     found = resolve(DEMO, dtype=dtype, bfloat16_products=asked).forward
     assert found.multiplies_pairs == (dtype == "bfloat16" and asked == "auto" and is_able)
-    assert not resolve(DEMO, dtype=dtype, bfloat16_products=asked, attention_backend="xla").forward.multiplies_pairs
+    assert found.attention == ("cpu_pairs" if found.multiplies_pairs else "cpu")
+    by_xla = resolve(DEMO, dtype=dtype, bfloat16_products=asked, attention_backend="xla").forward
+    assert (by_xla.attention, by_xla.multiplies_pairs) == ("xla", False)
+    # A cache of another type is widened.
+    assert resolve(DEMO, dtype=dtype, bfloat16_products=asked, kv_cache_dtype="fp8").forward.attention == "cpu"
