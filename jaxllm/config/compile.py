@@ -72,9 +72,9 @@ class CompileOptions(Section):
     )
     bfloat16_products: Literal["auto", "widened"] = option(
         "auto",
-        "How jaxllm's own kernels on CPU multiply bfloat16: activations by weights, and in attention by a cache of that "
-        "type. 'auto': as it is, on processors with AVX512-BF16; otherwise it is widened to float32 first, as 'widened' "
-        "always does.",
+        "How jaxllm's own kernels on CPU multiply bfloat16: activations by weights, and in attention by a cache of "
+        "that type. 'auto': as it is, on processors with AVX512-BF16; otherwise it is widened to float32 first, as "
+        "'widened' always does.",
     )
     attention_checks: bool = option(
         False,

@@ -71,7 +71,9 @@ fetch = operation(_word, (_word, _word), _emit_fetch)
 """The int64 there, which other threads change."""
 fetch_add = operation(_word, (_word, _word, _word), _emit_fetch_add)
 """Add to an int64 that other threads change too; what it was before."""
-fetch_line = operation(types.void, (_word,), lambda builder, address: emit_prefetch(builder, builder.inttoptr(address, BYTE.as_pointer())))
+fetch_line = operation(
+    types.void, (_word,), lambda builder, address: emit_prefetch(builder, builder.inttoptr(address, BYTE.as_pointer()))
+)
 """Have the cache line at an address fetched, which need not exist."""
 call = operation(_word, (_word, _word), _emit_call)
 """`call(function, argument)`: a C function at an address that takes and returns a word."""

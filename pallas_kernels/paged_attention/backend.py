@@ -116,7 +116,8 @@ BACKENDS: Mapping[str, str] = {
     "cpu_pairs": "cpu.pairs",
 }
 """The module that has each as its `BACKEND`: `reference` is slow and obvious, `xla` runs everywhere, `tpu` is a Mosaic
-kernel, `gpu` a Mosaic kernel for Hopper, `triton` a kernel for GPUs since Ampere, `cpu` a kernel compiled by Numba, `cpu_pairs` another one for processors that multiply bfloat16 (AVX512-BF16)."""
+kernel, `gpu` a Mosaic kernel for Hopper, `triton` a kernel for GPUs since Ampere, `cpu` a kernel compiled by Numba,
+`cpu_pairs` the same for processors that multiply pairs of bfloat16 (AVX512-BF16)."""
 
 
 def get_backend(name: str) -> Backend:

@@ -126,6 +126,19 @@ def _make_attend(kind: str, *, scaled: bool, spans: bool) -> Any:
     return attend
 
 
+def _make_writer(kind: str, bytes_each: int, *, scaled: bool) -> Any:
+    if kind == PAIRS:
+        return write_pairs
+    return make_scaled_write() if scaled else make_write(kind, bytes_each)
+
+
+def _bytes_of(kind: str, bytes_each: int, *, scaled: bool) -> tuple[int, int, int]:
+    """Bytes of a new key's number, of a result's, and of what products take of a cached key at a time."""
+    if kind == PAIRS:
+        return bytes_each, bytes_each, 2 * bytes_each
+    return 4 if scaled else bytes_each, 4, bytes_each
+
+
 def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False, spans: bool = False) -> Kernel:
     """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes, or for one of `PAIRS`.
 
@@ -134,11 +147,8 @@ def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False, spans: bool
     If `scaled`, that is int8, each token and head has a scale in the page, and new keys and values are float32. With
     `spans` there is one more argument, which says how far tokens see.
     """
-    if kind == PAIRS:
-        write, result_bytes, column_bytes = write_pairs, 2, 4
-    else:
-        write, result_bytes, column_bytes = make_scaled_write() if scaled else make_write(kind, bytes_each), 4, bytes_each
-    attend, source_bytes = _make_attend(kind, scaled=scaled, spans=spans), 4 if scaled else bytes_each
+    write, attend = _make_writer(kind, bytes_each, scaled=scaled), _make_attend(kind, scaled=scaled, spans=spans)
+    source_bytes, result_bytes, column_bytes = _bytes_of(kind, bytes_each, scaled=scaled)
 
     @compiled
     def plan(frame: int, work: int) -> int:

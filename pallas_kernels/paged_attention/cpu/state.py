@@ -59,14 +59,16 @@ def make_start_rows(*, is_narrow: bool) -> Any:
 
     @compiled
     def start_rows(work: int, first: int, tokens: int, head: int, state: int) -> None:
-        """Rows [tokens * G]: queries of a KV head, rotated and scaled, that have seen only the sinks, if there are any."""
+        """Rows [tokens * G]: queries of a KV head, rotated and scaled, that have seen only the sinks, if there are."""
         head_size, group = word(work, W_H), word(work, W_N) // word(work, W_K)
         scale = real(word(work, W_FLOATS), SCALE) * LOG2_E
         zero_bytes(state, (tokens * group + TILE - 1) // TILE * tile_bytes(head_size))
         for row in range(tokens * group):
             token, member = first + row // group, row % group
             maxima, totals, queries, _ = tile_parts(work, state, row // TILE)
-            source = word(work, W_Q) + bytes_each * (token * word(work, W_Q_STRIDE) + (head * group + member) * head_size)
+            source = word(work, W_Q) + bytes_each * (
+                token * word(work, W_Q_STRIDE) + (head * group + member) * head_size
+            )
             rotate(work, token, source, queries + 4 * (row % TILE) * head_size, scale)
             if word(work, W_HAS_SINKS):
                 set_real(maxima, row % TILE, real(word(work, W_FLOATS), EACH_HEAD + head * group + member) * LOG2_E)
@@ -92,6 +94,8 @@ def make_finish_rows(*, is_narrow: bool) -> Any:
             factor = real(word(work, W_FLOATS), V_SCALE) / max(sum_lanes(load(totals, row % TILE * LANES)), SMALLEST)
             out = (token * heads + head * group + member) * head_size
             for place in range(0, head_size, LANES):
-                store_result(word(work, W_OUT), out + place, multiply(load(sums, row % TILE * head_size + place), splat(factor)))
+                store_result(
+                    word(work, W_OUT), out + place, multiply(load(sums, row % TILE * head_size + place), splat(factor))
+                )
 
     return finish_rows

@@ -161,8 +161,8 @@ def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int, i
 def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int, int, int, int]:
     """Addresses of a head's key and value at a position of a row, and of their scales, if they have some.
 
-    The numbers of a key, or its pairs, lie a page size apart, those of a value side by side; after all of a head lie its
-    scales. In a cache of pairs the address of a value is right at even positions.
+    The numbers of a key, or its pairs, lie a page size apart, those of a value side by side; after all of a head lie
+    its scales. In a cache of pairs the address of a value is right at even positions.
     """
     page_size, head_size, heads, bytes_each = word(work, W_C), word(work, W_H), word(work, W_K), word(work, W_BYTES)
     index = position // page_size

@@ -1,7 +1,7 @@
 """New keys and values of bfloat16 on their way into pages of pairs.
 
-Keys of a head are [H / 2, C, 2], values [C / 2, H, 2]: a word of 32 bits holds two neighbouring numbers of a key, or the
-same number of the values of two tokens. The second token may come in a later step, or be written by another thread at
+Keys of a head are [H / 2, C, 2], values [C / 2, H, 2]: a word of 32 bits holds two neighbouring numbers of a key, or
+the same number of the values of two tokens. The second token may come in a later step, or be written by another thread at
 the same time, so nothing but its own half of a word is written for a single token.
 """
 
@@ -14,7 +14,6 @@ from jaxllm.pallas_kernels.cpu_common.bfloat16 import emit_narrow, load_narrow
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, word
 from jaxllm.pallas_kernels.cpu_common.movers import finite, make_movers
 from jaxllm.pallas_kernels.cpu_common.vectors import (
-    BYTE,
     INT,
     INTS,
     LANES,
@@ -64,9 +63,7 @@ def _emit_both(builder: ir.IRBuilder, to: ir.Value, first: ir.Value, second: ir.
 def _emit_half(builder: ir.IRBuilder, to: ir.Value, source: ir.Value, is_second: ir.Value) -> None:
     value = _words(builder, source)
     halves = ir.VectorType(ir.IntType(16), 2 * LANES)
-    kind = ir.FunctionType(
-        ir.VoidType(), [halves, halves.as_pointer(), INT, ir.VectorType(ir.IntType(1), 2 * LANES)]
-    )
+    kind = ir.FunctionType(ir.VoidType(), [halves, halves.as_pointer(), INT, ir.VectorType(ir.IntType(1), 2 * LANES)])
     masked = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{2 * LANES}i16.p0")
     place = builder.inttoptr(to, halves.as_pointer())
     with builder.if_else(builder.trunc(is_second, ir.IntType(1))) as (second, first):

@@ -16,9 +16,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.pairs import from_pairs, merged_p
 from tests.pallas_kernels.cut_prompts import PREFIXES, SHARING_ROWS, TOKENS, check_cuts, check_shared_pages
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function, without_writing
 
-pytestmark = pytest.mark.skipif(
-    not host_processor().multiplies_bfloat16, reason="the processor has no AVX512-BF16"
-)
+pytestmark = pytest.mark.skipif(not host_processor().multiplies_bfloat16, reason="the processor has no AVX512-BF16")
 
 PAIRS = partial(Case, dtype="bfloat16")
 FEATURES: list[dict[str, Any]] = [{}, {"window": 40}, {"sinks": True, "soft_cap": 5.0, "alibi": True}]
