@@ -1,8 +1,14 @@
 """Latent attention: queries of many heads over one compressed key and value for every token."""
 
-from jaxllm.pallas_kernels.latent_attention.api import latent_attention, latent_cache_shape, prepare_latent
+from jaxllm.pallas_kernels.latent_attention.api import (
+    indexed_latent_attention,
+    latent_attention,
+    latent_cache_shape,
+    prepare_latent,
+)
 from jaxllm.pallas_kernels.latent_attention.backend import (
     LATENT_BACKENDS,
+    ChosenKeys,
     KeyIndex,
     LatentGeometry,
     LatentOptions,
@@ -12,11 +18,13 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
 
 __all__ = [
     "LATENT_BACKENDS",
+    "ChosenKeys",
     "KeyIndex",
     "LatentGeometry",
     "LatentOptions",
     "LatentSizes",
     "get_latent_backend",
+    "indexed_latent_attention",
     "latent_attention",
     "latent_cache_shape",
     "prepare_latent",

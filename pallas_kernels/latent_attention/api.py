@@ -2,7 +2,13 @@
 
 import jax
 
-from jaxllm.pallas_kernels.latent_attention.backend import KeyIndex, LatentGeometry, LatentOptions, get_latent_backend
+from jaxllm.pallas_kernels.latent_attention.backend import (
+    ChosenKeys,
+    KeyIndex,
+    LatentGeometry,
+    LatentOptions,
+    get_latent_backend,
+)
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
@@ -49,11 +55,37 @@ def latent_attention(
         KeyError: no implementation of that name.
         ValueError: the implementation has no attention to chosen keys.
     """
+    arrays = (q_latent, q_rope, latent, k_rope, kv_cache)
+    if index is not None:
+        return indexed_latent_attention(*arrays, layer, batch, options, index, implementation=implementation)[:2]
     # The name in profiles and in compiled programs.
     with jax.named_scope("latent_attention"):
+        return get_latent_backend(implementation).call(*arrays, layer, batch, options)
+
+
+def indexed_latent_attention(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    index: KeyIndex | ChosenKeys,
+    *,
+    implementation: str = "xla",
+) -> tuple[jax.Array, jax.Array, ChosenKeys]:
+    """`latent_attention` to chosen keys, which are returned, too: layers after this one may have the same.
+
+    Where no request can have more keys than may be chosen, all are seen, and what is returned means nothing but that.
+
+    Raises:
+        KeyError: no implementation of that name.
+        ValueError: the implementation has no attention to chosen keys.
+    """
+    with jax.named_scope("latent_attention"):
         backend, arrays = get_latent_backend(implementation), (q_latent, q_rope, latent, k_rope, kv_cache)
-        if index is None:
-            return backend.call(*arrays, layer, batch, options)
         if backend.call_indexed is None:
             raise ValueError(f"latent attention {implementation!r} does not support an index of keys")
         return backend.call_indexed(*arrays, layer, batch, options, index)

@@ -38,6 +38,15 @@ class KeyIndex:
     top: int = field(metadata={"static": True})
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ChosenKeys:
+    """The keys that each token sees, as an index of another layer has chosen them."""
+
+    places: jax.Array
+    """int32 [T, top]: places [P * C] in the cache, in the order of positions; after those of a token any others."""
+
+
 @dataclass(frozen=True)
 class LatentSizes:
     """The sizes of a token in the cache of a layer: a latent of size Z, a rotary part of size Y, an index key of I."""
@@ -101,9 +110,9 @@ class IndexedLatentAttention(Protocol):
         layer: int | jax.Array,
         batch: RaggedBatch,
         options: LatentOptions,
-        index: KeyIndex,
-    ) -> tuple[jax.Array, jax.Array]:
-        """See `latent_attention`."""
+        index: KeyIndex | ChosenKeys,
+    ) -> tuple[jax.Array, jax.Array, ChosenKeys]:
+        """See `indexed_latent_attention`."""
         ...
 
 

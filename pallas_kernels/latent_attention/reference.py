@@ -3,10 +3,12 @@
 Computes in float32, or in float64 where queries are.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.latent_attention.backend import KeyIndex, LatentBackend, LatentOptions
+from jaxllm.pallas_kernels.latent_attention.backend import ChosenKeys, KeyIndex, LatentBackend, LatentOptions
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
@@ -20,10 +22,61 @@ def reference_latent_attention(
     layer: int | jax.Array,
     batch: RaggedBatch,
     options: LatentOptions,
-    index: KeyIndex | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `latent_attention`. Time and memory grow with T x W, whatever is in the batch."""
-    index_key = () if index is None else (index.key,)
+    arrays = q_latent, q_rope, latent, k_rope, kv_cache, layer, batch, options
+    return _attend(*arrays, lambda keys, places, visible: (visible, None))[:2]
+
+
+def reference_indexed_latent_attention(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    index: KeyIndex | ChosenKeys,
+) -> tuple[jax.Array, jax.Array, ChosenKeys]:
+    """See `indexed_latent_attention`."""
+    start = q_latent.shape[2] + q_rope.shape[2]
+
+    def choose(keys: jax.Array, places: jax.Array, visible: jax.Array) -> tuple[jax.Array, ChosenKeys]:
+        if isinstance(index, KeyIndex):
+            rank = _ranks(index, keys[..., start : start + index.key.shape[1]], visible)
+            order = jnp.argsort(~(visible & (rank < index.top)), axis=-1, stable=True)[:, : index.top]
+            wide = jnp.pad(places, ((0, 0), (0, max(index.top - places.shape[1], 0))))
+            own = jnp.take_along_axis(wide, order, axis=1)
+            chosen = ChosenKeys(jnp.pad(own, ((0, 0), (0, index.top - own.shape[1]))))
+            return visible & (rank < index.top), chosen
+        seen = visible & (places[:, :, None] == index.places[:, None]).any(axis=-1)
+        return jnp.where(batch.positions[:, None] < index.places.shape[1], visible, seen), index
+
+    own = (index.key,) if isinstance(index, KeyIndex) else ()
+    arrays = q_latent, q_rope, latent, k_rope, kv_cache, layer, batch, options
+    out, kv_cache, chosen = _attend(*arrays, choose, own)
+    assert chosen is not None
+    return out, kv_cache, chosen
+
+
+_Choice = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, ChosenKeys | None]]
+"""Which keys [T, K] are seen, from these [T, K, S], their places [T, K] and whether they are visible [T, K]."""
+
+
+def _attend(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    choose: _Choice,
+    index_key: tuple[jax.Array, ...] = (),
+) -> tuple[jax.Array, jax.Array, ChosenKeys | None]:
+    """Attention to what `choose` says."""
     kv_cache = write_latents(kv_cache, latent, k_rope, *index_key, layer=layer, batch=batch)
     tokens, _, size = q_latent.shape
     wide = jnp.float64 if q_latent.dtype == jnp.float64 else jnp.float32
@@ -32,22 +85,21 @@ def reference_latent_attention(
     queries = joined_queries(q_latent, q_rope, kv_cache.shape[3]).astype(wide)
     scores = jnp.einsum("tns,tks->tnk", queries, keys) * options.scale
     visible = jnp.arange(keys.shape[1], dtype=jnp.int32) <= batch.positions[:, None]
-    if index is not None:
-        start = size + q_rope.shape[2]
-        visible &= _chosen(index, keys[..., start : start + index.key.shape[1]], visible)
+    offsets = jnp.arange(kv_cache.shape[2], dtype=jnp.int32)
+    places = (tables[:, :, None] * kv_cache.shape[2] + offsets).reshape(tokens, -1)
+    visible, chosen = choose(keys, places, visible)
     weights = jax.nn.softmax(jnp.where(visible[:, None, :], scores, -jnp.inf), axis=-1)
     out = jnp.einsum("tnk,tkz->tnz", weights, keys[..., :size])
     is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
-    return jnp.where(is_token[:, None, None], out, 0.0).astype(q_latent.dtype), kv_cache
+    return jnp.where(is_token[:, None, None], out, 0.0).astype(q_latent.dtype), kv_cache, chosen
 
 
-def _chosen(index: KeyIndex, keys: jax.Array, visible: jax.Array) -> jax.Array:
-    """Whether a token [T] sees a key [K] if it is among the `visible` ones; `keys` are index keys [T, K, I]."""
+def _ranks(index: KeyIndex, keys: jax.Array, visible: jax.Array) -> jax.Array:
+    """The rank of each key among the `visible` ones of a token [T, K]; `keys` are index keys [T, K, I]."""
     products = jnp.einsum("tmi,tki->tmk", index.query.astype(keys.dtype), keys) * index.query.shape[2] ** -0.5
     scores = jnp.einsum("tm,tmk->tk", index.weights.astype(keys.dtype), jax.nn.relu(products))
     order = jnp.argsort(jnp.where(visible, -scores, jnp.inf), axis=-1, stable=True)
-    rank = jnp.argsort(order, axis=-1)
-    return rank < index.top
+    return jnp.argsort(order, axis=-1)
 
 
-BACKEND = LatentBackend(reference_latent_attention, call_indexed=reference_latent_attention)
+BACKEND = LatentBackend(reference_latent_attention, call_indexed=reference_indexed_latent_attention)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.latent_attention.backend import (
+    ChosenKeys,
     KeyIndex,
     LatentBackend,
     LatentGeometry,
@@ -16,7 +17,7 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
     LatentSizes,
 )
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
-from jaxllm.pallas_kernels.latent_attention.xla_indexed import attend_to_chosen
+from jaxllm.pallas_kernels.latent_attention.xla_indexed import attend_to_chosen, choose_keys
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.short_rows import with_short
 from jaxllm.pallas_kernels.tpu_common.constants import LANES
@@ -76,13 +77,18 @@ def xla_indexed_latent_attention(
     layer: int | jax.Array,
     batch: RaggedBatch,
     options: LatentOptions,
-    index: KeyIndex,
-) -> tuple[jax.Array, jax.Array]:
-    """See `latent_attention`. Where no request can have more than `top` keys, they are not compared."""
-    kv_cache = write_latents(kv_cache, latent, k_rope, index.key, layer=layer, batch=batch)
-    if batch.page_table.shape[1] * kv_cache.shape[2] <= index.top:
-        return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache
-    return attend_to_chosen(q_latent, q_rope, kv_cache, layer, batch, options, index), kv_cache
+    index: KeyIndex | ChosenKeys,
+) -> tuple[jax.Array, jax.Array, ChosenKeys]:
+    """See `indexed_latent_attention`. Where no request can have more than `top` keys, they are not compared."""
+    own = (index.key,) if isinstance(index, KeyIndex) else ()
+    kv_cache = write_latents(kv_cache, latent, k_rope, *own, layer=layer, batch=batch)
+    top = index.top if isinstance(index, KeyIndex) else index.places.shape[1]
+    if batch.page_table.shape[1] * kv_cache.shape[2] <= top:
+        every = ChosenKeys(jnp.zeros((len(q_latent), top), jnp.int32))
+        return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache, every
+    if isinstance(index, KeyIndex):
+        index = choose_keys(kv_cache, layer, batch, index, q_latent.shape[2] + q_rope.shape[2])
+    return attend_to_chosen(q_latent, q_rope, kv_cache, layer, batch, options, index), kv_cache, index
 
 
 def _attend_to_all(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.latent_attention.backend import KeyIndex, LatentOptions
+from jaxllm.pallas_kernels.latent_attention.backend import ChosenKeys, KeyIndex, LatentOptions
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, decode_by_blocks
@@ -48,36 +48,49 @@ def attend_to_chosen(
     layer: int | jax.Array,
     batch: RaggedBatch,
     options: LatentOptions,
-    index: KeyIndex,
+    chosen: ChosenKeys,
 ) -> jax.Array:
-    """Attention of every token to the keys that `index` chooses, [T, N, Z]; the cache has the new tokens already."""
+    """Attention of every token to the keys that are `chosen`, [T, N, Z]; the cache has the new tokens already."""
     tokens, num_heads, size = q_latent.shape
     layer = jnp.asarray(layer, jnp.int32)
-    indexed = _Indexed(index, kv_cache, layer, size + q_rope.shape[2])
     heads = Heads(num_heads, 1, size, options.scale, None, None, None, None)
     flat = kv_cache.reshape(kv_cache.shape[0], -1, kv_cache.shape[3])
     order, starts = jnp.arange(tokens + 1, dtype=jnp.int32), jnp.zeros_like(batch.positions)
+    rows = RaggedBatch(
+        positions=batch.positions,
+        token_rows=order[:tokens],
+        query_start=order,
+        kv_lens=jnp.minimum(batch.positions + 1, chosen.places.shape[1]),
+        page_table=chosen.places,
+        num_tokens=batch.num_tokens,
+        num_decodes=batch.num_tokens,
+        num_requests=batch.num_tokens,
+    )
 
     def attend(blocks: Blocks) -> Callable[[jax.Array], jax.Array]:
         def run(queries: jax.Array) -> jax.Array:
-            table = _choose(indexed, batch, blocks)
-            rows = RaggedBatch(
-                positions=batch.positions,
-                token_rows=order[:tokens],
-                query_start=order,
-                kv_lens=jnp.minimum(batch.positions + 1, index.top),
-                page_table=table,
-                num_tokens=batch.num_tokens,
-                num_decodes=batch.num_tokens,
-                num_requests=batch.num_tokens,
-            )
-            return decode_by_blocks(queries, _Tokens(flat, layer, 1, table, size), rows, starts, heads, blocks)
+            keys = _Tokens(flat, layer, 1, chosen.places, size)
+            return decode_by_blocks(queries, keys, rows, starts, heads, blocks)
 
         return run
 
     gpu, queries = attend(LARGE), joined_queries(q_latent, q_rope, kv_cache.shape[3])
     attended: jax.Array = lax.platform_dependent(queries, cuda=gpu, rocm=gpu, default=attend(SMALL))
     return attended
+
+
+def choose_keys(
+    kv_cache: jax.Array, layer: int | jax.Array, batch: RaggedBatch, index: KeyIndex, start: int
+) -> ChosenKeys:
+    """The keys that `index` chooses; in a token of the cache its index key begins at `start`."""
+    layer = jnp.asarray(layer, jnp.int32)
+
+    def choose(blocks: Blocks) -> Callable[[KeyIndex], jax.Array]:
+        return lambda index: _choose(_Indexed(index, kv_cache, layer, start), batch, blocks)
+
+    gpu = choose(LARGE)
+    places: jax.Array = lax.platform_dependent(index, cuda=gpu, rocm=gpu, default=choose(SMALL))
+    return ChosenKeys(places)
 
 
 @dataclass(frozen=True)
