@@ -20,7 +20,7 @@ class CheckpointNames:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of names that are read as others."""
     synonyms: Mapping[str, str] = field(default_factory=dict)
-    """Parts of modules' names in transformers, between dots, where checkpoints have others."""
+    """Parts of modules' names in transformers, between dots, where checkpoints have others, or "" for none."""
     omitted: str = ""
     """What may stand before the end of a name and is left out."""
     ignored: Sequence[str] = ()
@@ -52,9 +52,10 @@ class CheckpointNames:
         """What checkpoints may call a module that transformers, or a tool that builds on it, calls so."""
         yield self.new_name(f"{module}.").removesuffix(".")
         yield module
+        name = f".{module}."
         for theirs, ours in self.synonyms.items():
-            if f".{theirs}." in module:
-                yield module.replace(f".{theirs}.", f".{ours}.")
+            name = name.replace(f".{theirs}.", f".{ours}." if ours else ".")
+        yield name[1:-1]
 
     def may_ignore(self, name: str) -> bool:
         """Whether a tensor that no module has may be there."""

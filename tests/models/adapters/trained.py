@@ -20,6 +20,9 @@ PASSED_OVER = ("lm_head", "output_projection", "router", ".dense.w", "shared_tra
 own, Arctic's, which tests name otherwise, blocks that several layers have in common, and those of whose weights
 transformers makes products itself, so that PEFT's adapters do nothing."""
 
+WITHOUT_INPUT = ("lara_mini",)
+"""Kinds of models whose checkpoints have one tensor where transformers has several layers, before a mixer."""
+
 WITHOUT_OUTPUT = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 """Kinds of models where PEFT refuses adapters of the mixer's last layer."""
 
@@ -27,8 +30,9 @@ WITHOUT_OUTPUT = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 def linear_layers(model: torch.nn.Module) -> list[str]:
     """Names of the linear layers that get an adapter."""
     passed_over = PASSED_OVER + (("out_proj",) if model.config.model_type in WITHOUT_OUTPUT else ())
-    kinds = (torch.nn.Linear, Conv1D)
-    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    passed_over += (".in_proj_",) if model.config.model_type in WITHOUT_INPUT else ()
+    kinds, last = (torch.nn.Linear, Conv1D), model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not last]
     return [name for name in names if not any(part in name for part in passed_over)]
 
 
