@@ -63,6 +63,18 @@ class QueryScale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DifferencePlan:
+    """The difference of two attentions (arXiv 2410.05258), the second times a learned factor that begins as `initial`.
+
+    Keys have half as many elements as heads: values of the first half of KV heads, and of the second, lie side by side
+    in heads of both. What a pair of query heads gives is normalised with `eps`, then multiplied by 1 - `initial`.
+    """
+
+    initial: float
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
     """Grouped-query attention.
 
@@ -89,15 +101,27 @@ class AttentionPlan:
     norm_is_last: bool = False
     query_scale: QueryScale | None = None
     sinks: bool = False
-    output_gate: bool = False
-    """Whether what attention gives is multiplied by the sigmoid of one more product."""
+    output_gate: Literal["elements", "heads"] | None = None
+    """What attention gives is multiplied by an activation of one more product: each element, or each head, by one."""
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
     alibi: float | None = None
     """Largest exponent of the slopes (8 as in arXiv 2108.12409), or None for no biases by distance."""
     alibi_scale: float = 1.0
+    num_heads: int | None = None
+    """Query heads, where they are not as many as the model's."""
     num_kv_heads: int | None = None
     """KV heads, where they are not as many as the model's."""
     head_size: int | None = None
     """Size of heads, where it is not the model's."""
+    key_size: int | None = None
+    """Elements of a query and of a key, where heads have more: the others are zeros, in the cache, too."""
+    value_size: int | None = None
+    """Elements of a value, likewise."""
+    value_scale: float = 1.0
+    difference: "DifferencePlan | None" = None
+    """How the difference of two attentions is taken, which half of the heads give each."""
+    output_norm: NormPlan | None = None
+    """Norm of what all heads give, before the last product."""
     value_norm: NormPlan | None = None
     """Norm of value heads, over each head with one weight for all of them."""
     values_are_keys: bool = False
@@ -142,7 +166,8 @@ class LatentAttentionPlan:
     rotary embedding turns, which all heads share. A head's query has `plain_size` elements and `rope_size` more, its
     value `value_size`. Queries are products of the layer's input, or of a latent of their own, of size `query_rank`.
     `norm` is that of latents. `scale` is (plain_size + rope_size) ** -0.5 by default. With `bias`, the products that
-    make latents and the last one have biases. With an `index`, which needs a `query_rank`, tokens see chosen keys.
+    make latents and the last one have biases. With an `index`, which needs a `query_rank`, tokens see chosen keys; with
+    `shares_choice` they are those that the last layer before it with an index of its own has chosen.
     """
 
     rank: int
@@ -156,12 +181,14 @@ class LatentAttentionPlan:
     bias: bool = False
     query_scale: QueryScale | None = None
     index: KeyIndexPlan | None = None
+    shares_choice: bool = False
 
     is_causal: ClassVar[bool] = True
     window: ClassVar[int] = 0
     chunk: ClassVar[int] = 0
     is_chunked: ClassVar[bool] = False
     """Latent attention sees all tokens before it."""
+    num_heads: ClassVar[int | None] = None
     num_kv_heads: ClassVar[int | None] = None
     head_size: ClassVar[int | None] = None
     source: ClassVar[int | None] = None

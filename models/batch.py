@@ -64,16 +64,17 @@ class Batch:
 class LayerPaging(NamedTuple):
     """A layer's view of a step: its page table, and the chunk that its attention stays within, 0 for none.
 
-    Its pages are number `part` of the `shares` that each page of the table has, see `CachePlan`. Its KV heads are those
-    of the model, unless they are given.
+    Its pages are number `part` of the `shares` that each page of the table has, see `CachePlan`. Its heads are those
+    of the model where they are 0.
     """
 
     table: int
     chunk: int = 0
     shares: int = 1
     part: int = 0
-    num_kv_heads: int | None = None
-    head_size: int | None = None
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_size: int = 0
 
     def of(self, ragged: RaggedBatch) -> RaggedBatch:
         """The batch with the layer's own pages in place of those of its table."""

@@ -17,28 +17,41 @@ States = tuple[jax.Array, ...]
 
 @register_dataclass
 @dataclass(frozen=True)
+class ChosenPages:
+    """Pages of latents, and which keys the tokens of a step see in layers that share a choice of them."""
+
+    pages: jax.Array
+    places: jax.Array
+    """int32 [T, top], see `jaxllm.pallas_kernels.latent_attention.ChosenKeys`."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
 class Cache:
     """Keys and values in pages, and states in slots, where `CachePlan` puts them; donated and updated in place.
 
     `pages` are pools of pages, [L, P, C, 2K, H] each or as the attention has it (see `cache_shape`); there is none
     where no layer has attention. `states` has the arrays of each group of recurrent layers, and `draft_inputs` those
-    for its drafts, if there are any.
+    for its drafts, if there are any. Within a step, `places` are those that layers share, see `ChosenPages`.
     """
 
     pages: tuple[jax.Array, ...]
     states: tuple[States, ...] = ()
     draft_inputs: tuple[States, ...] = ()
+    places: jax.Array | None = None
 
-    def of(self, group: int | None) -> jax.Array | States:
+    def of(self, group: int | None) -> jax.Array | States | ChosenPages:
         """What a layer reads and writes, whose `CachePlan.groups` is `group`. No arrays where no states are kept."""
         if group is None:
-            return self.pages[0]
+            return self.pages[0] if self.places is None else ChosenPages(self.pages[0], self.places)
         if not self.states:
             return ()
         return self.states[group] + (self.draft_inputs[group] if self.draft_inputs else ())
 
-    def updated(self, group: int | None, own: jax.Array | States) -> "Cache":
+    def updated(self, group: int | None, own: jax.Array | States | ChosenPages) -> "Cache":
         """The cache with what a layer has made of its part."""
+        if isinstance(own, ChosenPages):
+            return replace(self, pages=(own.pages,), places=own.places)
         if group is None:
             assert isinstance(own, jax.Array)
             return replace(self, pages=(own,))

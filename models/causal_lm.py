@@ -1,6 +1,7 @@
 """A decoder-only language model: embedding, layers, norm, output layer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -23,9 +24,10 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder, set_weight_types
 from jaxllm.models.families import registry
 from jaxllm.models.forward_context import ForwardContext, SharedBlocks
-from jaxllm.models.layers.embedding import Embedding, TokenEmbedding, vocab_rows
+from jaxllm.models.layers.embedding import Bias, Embedding, TokenEmbedding, vocab_rows
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.layers.output_transform import OutputTransform
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import AltUpPlan, TokenInputsPlan
 from jaxllm.models.sharding import constrain, token_axis
@@ -64,6 +66,11 @@ class CausalLM(Decoder):
         make_head = partial(Linear, config.embedding_size, size, dtype=dtype, axes=axes, options=options, rows=rows)
         has_head = is_last and not config.tie_word_embeddings
         self.head = make_head(bias=config.output.bias) if has_head else None
+        tied_bias = config.output.bias and is_last and config.tie_word_embeddings
+        self.output_bias = Bias(size, rows, options, dtype=dtype) if tied_bias else None
+        transform = config.output.transform if is_last else None
+        make_transform = partial(OutputTransform, config.embedding_size, options=options, dtype=dtype)
+        self.transform = None if transform is None else make_transform(transform)
         self.drafter = None if plan is None else cast("Drafter", plan.make(config, options, dtype))
         """Guesses at further tokens, where an engine asks for them."""
         self.tower, self.sound = _make_towers(config, options, dtype)
@@ -92,8 +99,11 @@ class CausalLM(Decoder):
             told = told._replace(token_inputs=inputs)
         if self.shared is not None:
             told = told._replace(shared=SharedBlocks.of(self.shared, x))
+        if self.config.shared_choice:
+            cache = replace(cache, places=jnp.zeros((len(x), self.config.shared_choice), jnp.int32))
         if self.streams is None:
             hidden, cache, tapped = self.layers.run(x, told, cache)
+            cache = replace(cache, places=None)
         else:
             streams, cache = self.layers(self.streams.of(x, per_token), told, cache)
             hidden = self.streams.joined(streams, per_token)
@@ -120,6 +130,8 @@ class CausalLM(Decoder):
         Those from row `num_rows` (int32 []) on mean nothing.
         """
         context = ForwardContext(num_rows)
+        if self.transform is not None:
+            hidden = self.transform(hidden, context)
         if self.projection is not None:
             hidden = self.projection(hidden, context)
         matrix = self.embedding if self.head is None else self.head
@@ -128,6 +140,8 @@ class CausalLM(Decoder):
         output = self.config.output
         if self.head is not None and self.head.bias is not None:
             logits = logits + self.head.bias[...].astype(jnp.float32)
+        if self.output_bias is not None:
+            logits = logits + self.output_bias.bias[...].astype(jnp.float32)
         if output.scale != 1.0:
             logits = logits * output.scale
         if output.soft_cap is not None:

@@ -109,6 +109,10 @@ class ModelConfig:
         """Columns of the embedding and of the output layer."""
         return self.embedding.size or self.hidden_size
 
+    def heads_of(self, attention: AttentionPlan | LatentAttentionPlan) -> int:
+        """Query heads of a layer."""
+        return attention.num_heads or self.num_heads
+
     def kv_heads_of(self, attention: AttentionPlan | LatentAttentionPlan) -> int:
         """KV heads of a layer."""
         return attention.num_kv_heads or self.num_kv_heads
@@ -122,6 +126,13 @@ class ModelConfig:
         """Number and size of KV heads, once each of those that layers with attention have."""
         plans = [layer.attention for layer in self.attention_layers] or [layer.attention for layer in self.layers[:1]]
         return tuple(dict.fromkeys((self.kv_heads_of(plan), self.head_size_of(plan)) for plan in plans))
+
+    @property
+    def attention_heads(self) -> tuple[tuple[int, int, int], ...]:
+        """Numbers of query and of KV heads, and their size, once each of those that layers with attention have."""
+        plans = [layer.attention for layer in self.attention_layers] or [layer.attention for layer in self.layers[:1]]
+        kinds = ((self.heads_of(plan), self.kv_heads_of(plan), self.head_size_of(plan)) for plan in plans)
+        return tuple(dict.fromkeys(kinds))
 
     @property
     def attention_layers(self) -> tuple[LayerPlan, ...]:
@@ -138,6 +149,13 @@ class ModelConfig:
         """The latent attention of all layers, if that is theirs."""
         attention = self.layers[0].attention if self.layers else None
         return attention if isinstance(attention, LatentAttentionPlan) else None
+
+    @property
+    def shared_choice(self) -> int:
+        """How many keys are chosen by layers whose choice others share; 0 where none do."""
+        plans = [layer.attention for layer in self.attention_layers]
+        latent = [plan for plan in plans if isinstance(plan, LatentAttentionPlan) and plan.shares_choice]
+        return latent[0].index.top if latent and latent[0].index is not None else 0
 
     @property
     def windows(self) -> tuple[int, ...]:

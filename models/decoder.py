@@ -95,7 +95,7 @@ class Decoder(nnx.Module):
         """Attention of the layers on one device, as a view has it."""
         config, devices = self.config, model_parallel(self.options.mesh)
         return Heads(
-            config.num_heads // devices,
+            (view.num_heads or config.num_heads) // devices,
             split_kv_heads(view.num_kv_heads or config.num_kv_heads, devices) // devices,
             view.head_size or config.head_size,
             pages.dtype.name,

@@ -34,7 +34,8 @@ class RouterPlan:
     2409.12136), for two experts, with `jitter`.
     The highest scores are chosen, after adding a `correction` that the weights do not have. Among `groups` of experts
     only the best `top_groups` are looked at, by their best score or by the sum of the two best. Weights are divided by
-    their sum plus `epsilon`, if they are to be `normalised`, and multiplied by `scale`.
+    their sum plus `epsilon`, if they are to be `normalised`, and multiplied by `scale`. Logits may be capped first:
+    soft_cap * tanh(logits / soft_cap).
     """
 
     kind: Literal["softmax", "sigmoid", "chosen_softmax", "chosen_sigmoid", "sparsemixer"] = "softmax"
@@ -48,6 +49,7 @@ class RouterPlan:
     normalised: bool = False
     epsilon: float = 0.0
     scale: float = 1.0
+    soft_cap: float | None = None
     expert_scale: bool = False
     """Whether weights are multiplied by a number of their expert."""
     jitter: float = 0.0
@@ -87,5 +89,7 @@ class ExpertsPlan:
     """Whether an expert's weight multiplies what goes into it, not what comes out (Llama 4)."""
     shared: MLPPlan | None = None
     shared_gate: bool = False
+    scale: float = 1.0
+    """Factor on the sum of all."""
     norm: NormPlan | None = None
     """Norms of the experts and of the shared expert, one before and after each; the router has its own (Gemma 4)."""

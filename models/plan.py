@@ -77,13 +77,21 @@ class AltUpPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NormedResidualPlan:
+    """A block whose input stays as the residual after the norm before it, not before: `keep * normed + add * block`."""
+
+    keep: float = 1.0
+    add: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerPlan:
     """One decoder layer; layers with equal plans are alike. Sizes are the model's.
 
     A block is attention or MLP, which may be a mixture of experts. Its input is normalised before it, its output after
     it, scaled by `residual_scale`, and added to the residual; with `normalises_sum`, what is normalised after it is
-    the sum, as in arXiv 1706.03762. Blocks follow one another, or both take the layer's input (`is_parallel`); then
-    without an `mlp_norm` they share what the `attention_norm` gives.
+    the sum, as in arXiv 1706.03762, and with a `NormedResidualPlan` the residual is, too. Blocks follow one another, or
+    both take the layer's input (`is_parallel`); then without an `mlp_norm` they share what the `attention_norm` gives.
 
     A `residual_mlp` comes between the two, with its norm, as a block of its own (Arctic).
 
@@ -111,6 +119,8 @@ class LayerPlan:
     is_parallel: bool = False
     normalises_sum: bool = False
     residual_scale: float = 1.0
+    attention_residual: NormedResidualPlan | None = None
+    mlp_residual: NormedResidualPlan | None = None
     token_input: TokenInputPlan | None = None
     output_scale: bool = False
     """Whether what the layer gives is multiplied by a number."""
@@ -151,9 +161,11 @@ class TokenInputsPlan:
 class EmbeddingPlan:
     """Rows of the table times `scale`, rounded to their type; plus learned positions; then a norm.
 
-    There are `positions` of them, 0 for none; position p takes row p + `position_offset`. Rows of another `size` than
-    the hidden one are projected to it, and what the layers give back to theirs before the output layer. Layers may have
-    embeddings of their own (`each_layer`).
+    There are `positions` of them, 0 for none; position p takes row p + `position_offset`. With `sinusoids` positions
+    are not learned: their sines and then their cosines, each of half the hidden size, are added, where pair j turns by
+    10000 ** (-j / sinusoids). With `token_types` the first row of a table with so many is added. Rows of another `size`
+    than the hidden one are projected to it, and what the layers give back to theirs before the output layer. Layers may
+    have embeddings of their own (`each_layer`).
 
     What a request gives in place of rows is `scaled` already where the scale belongs to the table: where embeddings
     are looked up with `transformers`, they come out of its embedding layer so.
@@ -164,8 +176,19 @@ class EmbeddingPlan:
     scaled: bool = False
     positions: int = 0
     position_offset: int = 0
+    sinusoids: float | None = None
+    token_types: int = 0
     norm: NormPlan | None = None
     each_layer: TokenInputsPlan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputTransformPlan:
+    """What hidden states pass before the output layer: a product, an activation and a norm, as in BERT."""
+
+    activation: str
+    norm: NormPlan
+    bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +198,4 @@ class OutputPlan:
     scale: float = 1.0
     soft_cap: float | None = None
     bias: bool = False
+    transform: OutputTransformPlan | None = None

@@ -32,6 +32,7 @@ from jaxllm.models.layers.projection import Outputs, Projection, projection_weig
 from jaxllm.models.layers.whole_slots import WholeSlots
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import AdapterShape, ForwardOptions
+from jaxllm.models.plan import OutputPlan
 from jaxllm.pallas_kernels.low_rank import TokenSlots
 from jaxllm.pallas_kernels.paged_attention import NULL_PAGE, RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
@@ -48,7 +49,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
         # Without the output layer, as if the embedding served for it.
-        self.model = CausalLM(replace(config, tie_word_embeddings=True), options, dtype)
+        self.model = CausalLM(replace(config, tie_word_embeddings=True, output=OutputPlan()), options, dtype)
         self.config, self.options, self.dtype = config, options, dtype
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
@@ -225,6 +226,7 @@ def checkpoint_names(family: Family, config: ModelConfig, outputs: Outputs) -> C
         names=weight_names(family, config),
         renamed=family.renamed,
         omitted=family.omitted,
+        synonyms=family.synonyms,
         ignored=family.ignored_tensors,
         ignored_beginnings=(*family.other_heads, *heads, *generating, *family.other_parts_of(config)),
         optional_prefix=family.prefix,

@@ -42,7 +42,8 @@ class GatedDeltaPlan(RecurrentPlan):
     """A gated delta net (arXiv 2412.06464), as Qwen3-Next has it.
 
     Queries, keys and values pass a causal convolution of `width` tokens and the activation; value heads share the
-    `key_heads`. What comes out is normalised by head, then gated by the SiLU of one more product.
+    `key_heads`. What comes out is normalised by head, then gated by the SiLU of one more product. Rates are sigmoids
+    times `rate_scale`: with 2, what a state holds for a key may change its sign (arXiv 2411.12537).
     """
 
     key_heads: int
@@ -52,6 +53,7 @@ class GatedDeltaPlan(RecurrentPlan):
     width: int = 4
     activation: str = "silu"
     norm: NormPlan = NormPlan()
+    rate_scale: float = 1.0
 
     @property
     def keys(self) -> int:
@@ -201,3 +203,45 @@ class SelectiveScanPlan(RecurrentPlan):
     def num_weights(self, hidden_size: int) -> int:
         """Weights of the products before and after the recurrence."""
         return self.channels * (3 * hidden_size + 2 * self.rank + 2 * self.state_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningPlan(RecurrentPlan):
+    """Lightning attention (arXiv 2401.04658): linear attention whose heads forget at a rate of their own.
+
+    Queries, keys and values pass the activation. What comes out is normalised over all heads, then multiplied by the
+    sigmoid of one more product. Rates are weights.
+    """
+
+    heads: int
+    head_size: int
+    activation: str = "silu"
+    norm: NormPlan = NormPlan()
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def states(self) -> tuple[StateArray, ...]:
+        """What heads hold: values by key."""
+        return (StateArray(shape=(self.heads, self.head_size, self.head_size), axes=("heads", None, None)),)
+
+    @property
+    def draft_inputs(self) -> tuple[StateArray, ...]:
+        """Values, decays and keys."""
+        return (
+            StateArray(shape=(self.heads, self.head_size), axes=("heads", None)),
+            StateArray(shape=(self.heads,), axes=("heads",)),
+            StateArray(shape=(self.heads, self.head_size), axes=("heads", None), dtype=None),
+        )
+
+    @property
+    def split_sizes(self) -> tuple[int, ...]:
+        """Devices share the heads."""
+        return (self.heads,)
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Weights of the products before and after the recurrence."""
+        return 5 * hidden_size * self.inner

@@ -98,7 +98,7 @@ class _Layers(nnx.Module):
     def view(self, layer: int) -> LayerPaging:
         """A layer's view of a step."""
         cache, plan = self.cache, self.plans[layer].attention
-        heads = plan.num_kv_heads, plan.head_size
+        heads = plan.num_heads or 0, plan.num_kv_heads or 0, plan.head_size or 0
         return LayerPaging(cache.tables[layer], plan.chunk, cache.shares[layer], cache.parts[layer], *heads)
 
 

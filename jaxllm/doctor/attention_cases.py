@@ -79,11 +79,11 @@ def check_cases(context: Context, resolved: ResolvedConfig, *, checks: bool = Fa
 def suited_cases(resolved: ResolvedConfig) -> Iterator[Case]:
     """The cases with the model's heads, pages and type; those that become the same only once."""
     model, seen = resolved.model, set()
-    for case, (heads, size) in product(CASES, model.kv_heads):
+    for case, (heads, kv_heads, size) in product(CASES, model.attention_heads):
         own = replace(
             case,
-            num_heads=model.num_heads,
-            num_kv_heads=heads,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
             head_size=size,
             page_size=resolved.page_size,
             dtype=resolved.dtype,
@@ -100,7 +100,7 @@ def _outcome(resolved: ResolvedConfig, count: int, results: list[CaseResult]) ->
     wrong = [result for result in results if result.is_wrong]
     refused = [result for result in results if result.error is None]
     errors = [each.error / each.limit for each in results if each.error is not None and not each.is_wrong]
-    kinds = " and ".join(f"{model.num_heads} heads of {size}, {heads} of keys" for heads, size in model.kv_heads)
+    kinds = " and ".join(f"{many} heads of {size}, {few} of keys" for many, few, size in model.attention_heads)
     if model.latent is not None:
         kinds = f"{model.num_heads} heads, latents of {model.latent.rank} + {model.latent.rope_size}"
     heads = f"{kinds}, {resolved.dtype}"

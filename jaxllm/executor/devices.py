@@ -117,7 +117,7 @@ def split_over(
     if not splits(model, count, expert_parallel=expert_parallel, shards=shards):
         sizes = ", ".join(map(str, working_sizes(model, expert_parallel=expert_parallel, shards=shards)))
         columns = sorted(set(model.mlp_sizes(with_experts=not expert_parallel)))
-        parts = [f"{model.num_heads} query heads"]
+        parts = [f"{heads} query heads" for heads in dict.fromkeys(heads for heads, _, _ in model.attention_heads)]
         parts += [f"{heads} KV heads" for heads in dict.fromkeys(heads for heads, _ in model.kv_heads)]
         parts += [f"{size} feed-forward columns" for size in columns]
         parts += [f"{experts} experts" for experts in model.expert_counts if expert_parallel]

@@ -26,11 +26,14 @@ def looks_of(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan,
     latent = latent_sizes(model)
     # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
     each = 2 * model.head_size_of(attention) if latent is None else latent.key + latent.latent
-    flops = 2 * model.num_heads * each / devices
+    flops = 2 * model.heads_of(attention) * each / devices
     index = attention.index if isinstance(attention, LatentAttentionPlan) else None
     if index is None or latent is None:
         return (Look(attention.window, flops, 1.0),)
+    chosen = Look(index.top, flops, latent.key / latent.token)
+    if isinstance(attention, LatentAttentionPlan) and attention.shares_choice:
+        return (chosen,)
     return (
-        Look(index.top, flops, latent.key / latent.token),
+        chosen,
         Look(0, 2.0 * index.heads * index.size, latent.index / latent.token),
     )

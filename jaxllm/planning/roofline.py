@@ -199,11 +199,13 @@ def attention_share(resolved: ResolvedConfig, chip: Chip, kernel: str) -> float 
         return None
     model, devices = resolved.stage_model, resolved.num_devices
     kinds = Counter(
-        (model.kv_heads_of(layer.attention), model.head_size_of(layer.attention)) for layer in model.attention_layers
+        (model.heads_of(layer.attention), model.kv_heads_of(layer.attention), model.head_size_of(layer.attention))
+        for layer in model.attention_layers
     )
-    ((num_kv_heads, head_size), _), *_ = kinds.most_common(1) or [((model.num_kv_heads, model.head_size), 0)]
+    none = ((model.num_heads, model.num_kv_heads, model.head_size), 0)
+    ((num_heads, num_kv_heads, head_size), _), *_ = kinds.most_common(1) or [none]
     heads = split_kv_heads(num_kv_heads, devices) // devices
-    shared = SharedRows(heads, model.num_heads // devices // heads, head_size)
+    shared = SharedRows(heads, num_heads // devices // heads, head_size)
     key: dict[str, int | str] = {
         "kernel": kernel,
         "head_size": shared.lanes,
@@ -234,11 +236,11 @@ def _attention_weights(model: ModelConfig, plan: AttentionPlan | LatentAttention
     if isinstance(plan, AttentionPlan):
         size = model.head_size_of(plan)
         own = 0 if plan.source is not None else 1 if plan.values_are_keys else 2
-        return hidden * size * (2 * model.num_heads + own * model.kv_heads_of(plan))
+        return hidden * size * (2 * model.heads_of(plan) + own * model.kv_heads_of(plan))
     down = hidden * (plan.rank + plan.rope_size + (plan.query_rank or 0))
     of_head = (plan.query_rank or hidden) * plan.query_size + (plan.rank * (plan.plain_size + plan.value_size))
     index = 0
-    if plan.index is not None:
+    if plan.index is not None and not plan.shares_choice:
         index = plan.index.heads * (plan.index.size * (plan.query_rank or 0) + hidden) + plan.index.size * hidden
     return down + index + model.num_heads * (of_head + plan.value_size * hidden)
 

@@ -149,6 +149,21 @@ class OfOne:
 
 
 @dataclass(frozen=True)
+class OfOneElement:
+    """The tensor with axes of one after its own."""
+
+    times: int = 1
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """With axes of one after its own."""
+        return tuple(wanted) + (1,) * self.times
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor.reshape(wanted)
+
+
+@dataclass(frozen=True)
 class OfSquare:
     """Rows that lie in a square, (side, side, columns), line by line; as the one of a batch, if it `is_batch`."""
 

@@ -38,7 +38,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     )
     options["layers"] = with_experts(
         file,
-        tuple(layer.attending(norm=norm, output_gate=True) for layer in layers),
+        tuple(layer.attending(norm=norm, output_gate="elements") for layer in layers),
         only=range(file.integer("num_dense_layers", 1, minimum=0), count),
         count=file.integer("num_experts", 64),
         per_token=file.integer("num_experts_per_tok", 6),

@@ -20,7 +20,7 @@ from jaxllm.models.plan import OutputPlan
 def read_cohere(file: ConfigFile, architecture: str) -> ModelConfig:
     """Cohere's configuration; heads may have norms, each with a weight of its own."""
     file.ignore("model_max_length")  # longer than what it was trained on
-    options, norm = _options(file)
+    options, norm = read_parallel(file)
     if file.boolean("use_qk_norm", False):
         layers = options["layers"]
         options["layers"] = tuple(layer.attending(norm=norm, norm_over="heads") for layer in layers)
@@ -33,7 +33,7 @@ def read_cohere2(file: ConfigFile, architecture: str) -> ModelConfig:
     file.expect(layer_switch=file.integer("sliding_window_pattern", 4), order_of_interleaved_layers="local_attn_first")
     file.expect(rotary_pct=1.0, use_gated_activation=True, use_parallel_block=True)
     file.expect(use_embedding_sharing=True, use_parallel_embedding=True)
-    options, _ = _options(file)
+    options, _ = read_parallel(file)
     count = len(options["layers"])
     types = layer_types(file, count, every_nth_full(count, file.integer("sliding_window_pattern", 4)))
     window = file.optional_integer("sliding_window") or 0
@@ -42,11 +42,11 @@ def read_cohere2(file: ConfigFile, architecture: str) -> ModelConfig:
     return ModelConfig(architecture=architecture, **options)
 
 
-def _options(file: ConfigFile) -> tuple[dict[str, Any], NormPlan]:
-    """The embeddings that both have, and their norm."""
+def read_parallel(file: ConfigFile, norm: NormPlan | None = None) -> tuple[dict[str, Any], NormPlan]:
+    """The embeddings and parallel layers that all have, and their norm, which may be given."""
     ids = {"bos_token_id": 5, "eos_token_id": 255001}
     file = file.reading(**ids, max_position_embeddings=8192, rope_theta=500_000.0, tie_word_embeddings=True)
-    norm = NormPlan(kind="layer", eps=file.number("layer_norm_eps", 1e-5))
+    norm = norm or NormPlan(kind="layer", eps=file.number("layer_norm_eps", 1e-5))
     options, bias = read_llama(file, interleaved=True), file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
     options["layers"] = tuple(replace(layer, attention_norm=norm, mlp_norm=None, is_parallel=True) for layer in layers)

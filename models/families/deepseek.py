@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash, Mistral Small 4: latent attention, and experts in groups alongside one
-that all tokens have.
+"""DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash, A.X-K1, Mistral Small 4: latent attention, and experts in groups
+alongside one that all tokens have.
 
 A layer after the last that predicts a further token (`num_nextn_predict_layers`) serves speculative decoding.
 """
@@ -53,6 +53,19 @@ def read_glm4_lite(file: ConfigFile, architecture: str) -> ModelConfig:
     interleaved = file.boolean("rope_interleave", True)
     router, dense = sigmoid_router(file, groups=None, scale=1.8), dense_layers(file, 1)
     return with_latent_experts(file, architecture, router, dense, interleaved=interleaved)
+
+
+def read_axk1(file: ConfigFile, architecture: str) -> ModelConfig:
+    """A.X-K1's configuration (SK Telecom): V3's layers, with a norm after experts alone."""
+    sizes = {"max_position_embeddings": 32768, "q_lora_rank": 1536, "n_group": 8, "topk_group": 4}
+    file = file.reading(**sizes, bos_token_id=163_691, eos_token_id=163_691)
+    _expect(file, scoring_func="sigmoid", topk_method="noaux_tc")
+    router, dense = sigmoid_router(file, groups=None, scale=2.5), dense_layers(file, 1)
+    interleaved = file.boolean("rope_interleave", True)
+    config = with_latent_experts(file, architecture, router, dense, interleaved=interleaved)
+    behind = (None if layer in dense else config.norm for layer in range(config.num_layers))
+    layers = (replace(layer, mlp_output_norm=norm) for layer, norm in zip(config.layers, behind, strict=True))
+    return replace(config, layers=tuple(layers))
 
 
 def read_mistral4(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -146,8 +159,17 @@ def weight_names(config: ModelConfig) -> Names:
     }
 
 
+def axk1_names(config: ModelConfig) -> Names:
+    """And the norm after experts."""
+    return {**weight_names(config), "layers.*.mlp_output_norm": "model.layers.*.post_mlp_layernorm"}
+
+
 V2 = Family(read_v2, weight_names=weight_names)
 V3 = Family(read_v3, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
 GLM4_LITE = Family(read_glm4_lite, weight_names=weight_names, other_parts=further_layers, mtp=FURTHER_LAYER)
+# Released checkpoints have the norm after dense layers, too, where it is not used.
+AXK1 = Family(
+    read_axk1, weight_names=axk1_names, ignored_tensors=(".rotary_emb.inv_freq", ".post_mlp_layernorm.weight")
+)
 MISTRAL4 = Family(read_mistral4, weight_names=weight_names)
 KIMI_K2 = replace(V3, like="DeepseekV3")

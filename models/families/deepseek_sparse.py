@@ -29,7 +29,7 @@ def read_v32(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_glm5(file: ConfigFile, architecture: str) -> ModelConfig:
-    """GLM-5's configuration. Layers that take the choice of another one are not supported."""
+    """GLM-5's configuration, and GLM-5.2's, where layers share the choice of one before them."""
     file = file.reading(
         max_position_embeddings=202752,
         q_lora_rank=2048,
@@ -42,13 +42,34 @@ def read_glm5(file: ConfigFile, architecture: str) -> ModelConfig:
     file.expect(indexer_rope_interleave=True, moe_router_dtype="float32")
     # Of use to drafts alone; and the size of rotated parts has a name of its own.
     file.ignore("index_share_for_mtp_iteration", "head_dim")
+    config = _with_index(file, architecture, interleaved=True)
+    shared = _shared(file, config.num_layers)
+    layers = zip(config.layers, shared, strict=True)
+    return replace(config, layers=tuple(layer.attending(shares_choice=is_shared) for layer, is_shared in layers))
+
+
+def _shared(file: ConfigFile, count: int) -> list[bool]:
+    """For each layer whether it shares a choice: as the list of types says, else the pattern, else every so many."""
     if file.has("indexer_types"):
-        _expect_all(file, "indexer_types", "full")
-        file.ignore("index_topk_freq", "index_topk_pattern")
+        file.ignore("index_topk_freq", "index_topk_pattern", "index_skip_topk_offset")
+        key, kinds = "indexer_types", file.texts("indexer_types")
+    elif file.has("index_topk_pattern"):
+        file.ignore("index_topk_freq", "index_skip_topk_offset")
+        key = "index_topk_pattern"
+        is_text = isinstance(file.values[key], str)
+        kinds = [_LETTERS.get(kind, kind) for kind in (file.text(key) if is_text else file.texts(key))]
     else:
-        file.expect(index_topk_freq=1, index_topk_pattern=None)
-    file.ignore("index_skip_topk_offset")
-    return _with_index(file, architecture, interleaved=True)
+        key, every = "index_topk_freq", file.integer("index_topk_freq", 1, minimum=0) or 1
+        offset = file.integer("index_skip_topk_offset", 2, minimum=0)
+        kinds = ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(count)]
+    if len(kinds) != count or set(kinds) - {"full", "shared"}:
+        raise file.wrong(key, f"{count} times 'full' or 'shared'")
+    if kinds[0] == "shared":
+        raise file.wrong(key, "'full' for the first layer")
+    return [kind == "shared" for kind in kinds]
+
+
+_LETTERS = {"F": "full", "S": "shared"}
 
 
 def _with_index(file: ConfigFile, architecture: str, *, interleaved: bool) -> ModelConfig:

@@ -1,14 +1,14 @@
-"""LFM2: gated short convolutions in most layers and attention in the others; and with experts."""
+"""LFM2: gated short convolutions in most layers and attention in the others; and with experts. LFM3 adds windows."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.tensor_source import Source, fused
+from jaxllm.models.checkpoint.tensor_source import Source, WithoutBias, fused
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
-from jaxllm.models.families.common import FULL, read_llama, with_experts
+from jaxllm.models.families.common import FULL, SLIDING, read_llama, read_ropes, with_biases, with_experts
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names, expert_names
 from jaxllm.models.mlp_plan import RouterPlan
 from jaxllm.models.recurrent_plan import ShortConvolutionPlan
@@ -58,6 +58,50 @@ def read_lfm2_moe(file: ConfigFile, architecture: str) -> ModelConfig:
     return ModelConfig(architecture=architecture, **options)
 
 
+def read_lfm3(file: ConfigFile, architecture: str) -> ModelConfig:
+    """LFM3's configuration: attention with windows in some layers, gates of its heads, and norms after the blocks."""
+    file = file.reading({"rms_norm_eps": "norm_eps"}, **_LFM3, rope_parameters=_LFM3_ROPES)
+    ropes = read_ropes(file)
+    options, size = read_llama(file, rope=ropes[FULL]), file.integer("hidden_size")
+    norm, count, bias = options["norm"], len(options["layers"]), file.boolean("attention_bias", False)
+    behind = norm if file.boolean("use_sandwich_norm", True) else None
+    gate = "heads" if file.boolean("use_attention_gate", True) else None
+    full, *_ = with_biases(options["layers"], qkv=bias, output=bias)
+    full = replace(full, attention_output_norm=behind, mlp_output_norm=behind).attending(norm=norm, output_gate=gate)
+    window = file.optional_integer("sliding_window") or 0
+    by_kind = {
+        FULL: full,
+        SLIDING: full.attending(rope=ropes[SLIDING], window=window),
+        CONVOLUTION: replace(full, recurrence=_convolution(file, size, 7)),
+    }
+    default = [FULL if layer % 4 == 2 else CONVOLUTION if layer % 4 or not layer else SLIDING for layer in range(count)]
+    kinds = file.texts("layer_types") if file.has("layer_types") else default
+    _check_kinds(file, kinds, count, by_kind)
+    return ModelConfig(architecture=architecture, **options | {"layers": tuple(by_kind[kind] for kind in kinds)})
+
+
+_LFM3: Mapping[str, Any] = {
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 128_000,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 256,
+    "bos_token_id": 124_894,
+    "eos_token_id": 124_900,
+}
+_LFM3_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+}
+
+
+def _convolution(file: ConfigFile, size: int, width: int) -> ShortConvolutionPlan:
+    """A convolution over so many tokens, unless the file says otherwise."""
+    bias = file.boolean("conv_bias", False)
+    return ShortConvolutionPlan(channels=size, width=file.integer("conv_L_cache", width, minimum=2), bias=bias)
+
+
 def _options(file: ConfigFile) -> dict[str, Any]:
     file.ignore("block_*_init*", "conv_use_xavier_init", "block_norm_eps", "num_heads", "theta", "full_attn_idxs")
     file = file.reading({"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"}, **DEFAULTS)
@@ -69,9 +113,7 @@ def _options(file: ConfigFile) -> dict[str, Any]:
         if not file.boolean(key, True):
             raise file.wrong(key, "true")
     options = read_llama(file)
-    plan = ShortConvolutionPlan(
-        channels=size, width=file.integer("conv_L_cache", 3, minimum=2), bias=file.boolean("conv_bias", False)
-    )
+    plan = _convolution(file, size, 3)
     layers = (layer.attending(norm=layer.attention_norm) for layer in options["layers"])
     kinds = _kinds(file, len(options["layers"]))
     options["layers"] = tuple(
@@ -86,12 +128,17 @@ def _kinds(file: ConfigFile, count: int) -> list[str]:
         full = file.integers("full_attn_idxs") if file.has("full_attn_idxs") else range(count)
         return [FULL if layer in full else CONVOLUTION for layer in range(count)]
     kinds = file.texts("layer_types")
+    _check_kinds(file, kinds, count, (FULL, CONVOLUTION))
+    return kinds
+
+
+def _check_kinds(file: ConfigFile, kinds: Sequence[str], count: int, known: Collection[str]) -> None:
+    """Raise `ModelError` unless there is a known kind for each layer."""
     if len(kinds) != count:
         raise ModelError(f"{file.source}: 'layer_types' has {len(kinds)} entries for {count} layers")
-    unknown = sorted(set(kinds) - {FULL, CONVOLUTION})
+    unknown = sorted(set(kinds) - set(known))
     if unknown:
         raise ModelError(f"{file.source}: unsupported layer type {unknown[0]!r} in 'layer_types'")
-    return kinds
 
 
 def _feed_forward(file: ConfigFile) -> int:
@@ -127,5 +174,21 @@ def weight_names(config: ModelConfig) -> Names:
     }
 
 
+def lfm3_names(config: ModelConfig) -> Names:
+    """Names of LFM3, which has norms after its blocks and calls some parts otherwise."""
+    attention = "model.layers.*.self_attn"
+    gate = Source(f"{attention}.gate_proj", WithoutBias(config.hidden_size), endings={"bias": ".weight"})
+    return {
+        **weight_names(config),
+        "layers.*.attention.gate": gate,
+        "layers.*.attention.output": f"{attention}.o_proj",
+        "layers.*.attention.query_norm": f"{attention}.q_norm",
+        "layers.*.attention.key_norm": f"{attention}.k_norm",
+        "layers.*.attention_output_norm": "model.layers.*.post_operator_norm",
+        "layers.*.mlp_output_norm": "model.layers.*.post_ffn_norm",
+    }
+
+
 FAMILY = Family(read_lfm2, weight_names=weight_names)
 MOE = Family(read_lfm2_moe, weight_names=weight_names)
+LFM3 = Family(read_lfm3, weight_names=lfm3_names, synonyms={"g_proj": "gate_proj"})

@@ -87,8 +87,8 @@ def _options(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]
     norm = NormPlan(eps=file.number("rms_norm_eps", 1e-6), offset=1.0)
     bias = file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
-    layers = tuple(replace(layer.attending(norm=norm, output_gate=True), **_norms(norm)) for layer in layers)
-    recurrence = _recurrence(file)
+    layers = tuple(replace(layer.attending(norm=norm, output_gate="elements"), **_norms(norm)) for layer in layers)
+    recurrence = read_delta(file)
     kinds = _kinds(file, len(layers))
     return options | {
         "norm": norm,
@@ -105,10 +105,11 @@ def _norms(norm: NormPlan) -> dict[str, Any]:
     return {"attention_norm": norm, "mlp_norm": norm}
 
 
-def _recurrence(file: ConfigFile) -> GatedDeltaPlan:
+def read_delta(file: ConfigFile, key_heads: int = 16, value_heads: int = 32) -> GatedDeltaPlan:
+    """The recurrence, with so many heads unless the file says otherwise."""
     plan = GatedDeltaPlan(
-        key_heads=file.integer("linear_num_key_heads", 16),
-        value_heads=file.integer("linear_num_value_heads", 32),
+        key_heads=file.integer("linear_num_key_heads", key_heads),
+        value_heads=file.integer("linear_num_value_heads", value_heads),
         key_size=file.integer("linear_key_head_dim", 128),
         value_size=file.integer("linear_value_head_dim", 128),
         width=file.integer("linear_conv_kernel_dim", 4, minimum=2),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxllm.models.attention_plan import AttentionPlan
+from jaxllm.models.attention_plan import AttentionPlan, DifferencePlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.kv_shape import CacheLayout, LayerPages
@@ -23,12 +23,15 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, get_backend, paged_attention
 
+if TYPE_CHECKING:
+    from jaxllm.models.layers.difference import Difference
+
 
 class Attention(nnx.Module):
     """Projections, optional norms on query and key heads, rotary embedding, paged attention; see `AttentionPlan`."""
 
     def __init__(self, config: ModelConfig, plan: AttentionPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
-        size, given = config.head_size_of(plan), config.kv_heads_of(plan)
+        size, heads, given = config.head_size_of(plan), config.heads_of(plan), config.kv_heads_of(plan)
         self.plan, self.head_size, self.mesh = plan, size, options.mesh
         self.implementation, self.checks = options.attention, options.attention_checks
         self.one_layer_cache = options.one_layer_cache and not config.shares_keys
@@ -36,32 +39,25 @@ class Attention(nnx.Module):
         self.kv_heads = kv_heads = split_kv_heads(given, devices)
         layout = CacheLayout.of(config, options, dtype.name)
         self.pages = LayerPages.of(config, plan, layout)
-        queries, keys = config.num_heads * size, kv_heads * size
-        repeated = Rows(group=size, times=kv_heads // given)
-        order = pair_order(plan.rope, size)
-        linear = partial(Linear, dtype=dtype, options=options)
-
-        query_rows, key_rows = Rows(group=size, order=order), replace(repeated, order=order)
-        parts = {"query": (queries, query_rows)}
-        if plan.source is None:
-            parts["key"] = (keys, key_rows)
-            if not plan.values_are_keys:
-                parts["value"] = (keys, repeated)
-        assert order is None or not plan.values_are_keys, "values would be in the order of pairs"
-        self.parts = merged(devices, parts | ({"gate": (queries, Rows())} if plan.output_gate else {}))
+        self.key_size, self.value_size = plan.key_size or size, plan.value_size or size
+        self.times, self.num_heads = kv_heads // given, heads
+        query_rows = Rows(group=self.key_size, order=pair_order(plan.rope, self.key_size))
+        key_rows, linear = replace(query_rows, times=self.times), partial(Linear, dtype=dtype, options=options)
+        self.parts = merged(devices, self._projected(query_rows, key_rows))
         project = partial(linear, bias=plan.qkv_bias, axes=("heads", "hidden"), rows=self.parts)
         self.query_key_value = project(plan.input_size or config.hidden_size, self.parts.size)
-        self.output = linear(queries, config.hidden_size, bias=plan.output_bias, axes=("hidden", "heads"))
-        norm = partial(_head_norm, plan, size, options=options, dtype=dtype)
-        self.query_norm = norm(config.num_heads, query_rows, name="query_norm")
+        values = heads * self.value_size
+        self.output = linear(values, config.hidden_size, bias=plan.output_bias, axes=("hidden", "heads"))
+        self.output_norm = make_norm(plan.output_norm, values, dtype=dtype, options=options, axes=("heads",))
+        self.difference = None if plan.difference is None else _make_difference(self, plan.difference, options, dtype)
+        norm = partial(_head_norm, plan, self.key_size, options=options, dtype=dtype)
+        self.query_norm = norm(heads, query_rows, name="query_norm")
         self.key_norm = norm(kv_heads, key_rows, name="key_norm") if plan.source is None else NoNorm()
         value_norm = plan.value_norm if plan.source is None else None
-        self.value_norm = make_norm(value_norm, size, dtype=dtype, options=options)
-        heads = sharding(options.mesh, "heads")
-        self.sinks = parameter((config.num_heads,), dtype, heads) if plan.sinks else None
+        self.value_norm = make_norm(value_norm, self.value_size, dtype=dtype, options=options)
+        self.sinks = parameter((heads,), dtype, sharding(options.mesh, "heads")) if plan.sinks else None
         has_scales = options.kv_cache is not None and options.kv_cache.scales == "checkpoint"
         self.kv_scales = parameter((2,), jnp.dtype("float32"), sharding(options.mesh)) if has_scales else None
-        self.num_heads = config.num_heads
         # Some backends take what the product makes, and rotate it on the way.
         self.scale_bytes = layout.scale_bytes(size)
         stored = layout.dtype if self.scale_bytes == 0 else dtype.name
@@ -70,6 +66,20 @@ class Attention(nnx.Module):
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1
+
+    def _projected(self, query_rows: Rows, key_rows: Rows) -> dict[str, tuple[int, Rows]]:
+        """Tensors of the product before attention, with their numbers of rows."""
+        plan, heads = self.plan, self.num_heads
+        parts = {"query": (heads * self.key_size, query_rows)}
+        if plan.source is None:
+            parts["key"] = (self.kv_heads * self.key_size, key_rows)
+            if not plan.values_are_keys:
+                value_rows = Rows(group=self.value_size, times=self.times)
+                parts["value"] = (self.kv_heads * self.value_size, value_rows)
+        assert query_rows.order is None or not plan.values_are_keys, "values would be in the order of pairs"
+        if plan.output_gate is not None:
+            parts["gate"] = (heads * self.value_size if plan.output_gate == "elements" else heads, Rows())
+        return parts
 
     def __call__(self, x: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, D]; returns the cache (see `cache_shape`) with the new tokens, too."""
@@ -93,8 +103,15 @@ class Attention(nnx.Module):
             out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, options=options)
         else:
             out = self._attend_whole_texts(query, key, value, context.ragged)
-        out = out.reshape(len(projected), -1)
-        return out * jax.nn.sigmoid(parts[-1]) if self.plan.output_gate else out, kv_cache
+        out = out[..., : self.value_size] if self.difference is None else self.difference(out)
+        return self.output_norm(self._gated(out, parts[-1]).reshape(len(projected), -1)), kv_cache
+
+    def _gated(self, out: jax.Array, gate: jax.Array) -> jax.Array:
+        """What attention gives [T, N, H], times the activation of its gate [T, N] or [T, N * H], if it has one."""
+        if self.plan.output_gate is None:
+            return out
+        activation = jax.nn.sigmoid if self.plan.gate_activation == "sigmoid" else jax.nn.softplus
+        return out * activation(gate).reshape(*out.shape[:2], -1)
 
     def _heads(self, parts: tuple[jax.Array, ...], context: LayerContext) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [T, N, H], keys and values [T, K, H], as attention takes them, from what products give.
@@ -110,7 +127,7 @@ class Attention(nnx.Module):
         else:
             key = self._turned(parts[1], self.key_norm, context.rotation)
             own = parts[1 if plan.values_are_keys else 2]
-            value = self.value_norm(own.reshape(len(own), -1, self.head_size))
+            value = self._value(own)
         if plan.query_scale is not None:
             growth = query_growth(plan.query_scale, context.ragged.positions)
             query = (query * growth[:, None, None]).astype(query.dtype)
@@ -118,17 +135,24 @@ class Attention(nnx.Module):
             query, key = lax.optimization_barrier(query), lax.optimization_barrier(key)
         return query, key, value
 
+    def _value(self, part: jax.Array) -> jax.Array:
+        """Value heads [T, K, H] from what a product gives."""
+        heads = self.value_norm(part.reshape(len(part), -1, self.value_size))
+        if self.plan.value_scale != 1.0:
+            heads = heads * jnp.asarray(self.plan.value_scale, heads.dtype)
+        return _padded(heads, self.head_size) if self.difference is None else self.difference.values(heads)
+
     def _turned(self, part: jax.Array, norm: AnyNorm, rotation: Rotation | None) -> jax.Array:
         """Query or key heads [T, heads, H], normalised and rotated, from what a product gives."""
         plan = self.plan
         if plan.norm_over == "all":
             part = norm(part)
-        heads = part.reshape(len(part), -1, self.head_size)
+        heads = part.reshape(len(part), -1, self.key_size)
         if plan.norm_over != "all" and not plan.norm_is_last:
             heads = norm(heads)
         if rotation is not None:
             heads = rotate(heads, rotation)
-        return norm(heads) if plan.norm_over != "all" and plan.norm_is_last else heads
+        return _padded(norm(heads) if plan.norm_over != "all" and plan.norm_is_last else heads, self.head_size)
 
     def _attend_whole_texts(self, query: jax.Array, key: jax.Array, value: jax.Array, ragged: RaggedBatch) -> jax.Array:
         """Attention [T, N, H] within the texts of a step, each of which is there from its first token to its last."""
@@ -139,7 +163,7 @@ class Attention(nnx.Module):
         segments = Segments(ragged.query_start, ragged.token_rows, ragged.num_tokens, ragged.num_requests)
         group = query.shape[1] // key.shape[1]
         key, value = jnp.repeat(key, group, axis=1), jnp.repeat(value, group, axis=1)
-        scale = self.head_size**-0.5 if self.plan.scale is None else self.plan.scale
+        scale = self.key_size**-0.5 if self.plan.scale is None else self.plan.scale
         return segment_attention(query, key, value, segments, scale=scale, window=self.plan.window or None)
 
     def _options(self) -> AttentionOptions:
@@ -148,7 +172,7 @@ class Attention(nnx.Module):
             None if plan.alibi is None else jnp.asarray(alibi_slopes(self.num_heads, plan.alibi) * plan.alibi_scale)
         )
         return AttentionOptions(
-            self.head_size**-0.5 if plan.scale is None else plan.scale,
+            self.key_size**-0.5 if plan.scale is None else plan.scale,
             (not plan.is_chunked and plan.window) or None,
             soft_cap=plan.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...].astype(jnp.float32),
@@ -184,8 +208,12 @@ class Attention(nnx.Module):
 
 def _is_plain(plan: AttentionPlan) -> bool:
     """Whether nothing but a rotation happens between projections and attention, which is over pages."""
-    changed = plan.norm is not None or plan.clip is not None or plan.query_scale is not None or plan.output_gate
+    changed = (
+        plan.norm is not None or plan.clip is not None or plan.query_scale is not None or plan.output_gate is not None
+    )
     of_others = plan.source is not None or plan.values_are_keys or plan.value_norm is not None
+    has_zeros = plan.key_size is not None or plan.value_size is not None
+    of_others = of_others or has_zeros or plan.value_scale != 1.0 or plan.output_norm is not None
     return plan.rope is not None and plan.is_causal and not changed and not of_others
 
 
@@ -201,6 +229,21 @@ def _head_norm(
     each = replace(rows, group=1, order=None, columns=rows.order)
     whole = merged(1, {name: (rows.times, each)}, heads // rows.times) if plan.norm_is_split else each
     return make(heads, head_size, axes=("heads", None), rows=whole)
+
+
+def _padded(heads: jax.Array, size: int) -> jax.Array:
+    """Heads [T, K, S] with zeros up to `size` elements."""
+    missing = size - heads.shape[-1]
+    return jnp.pad(heads, ((0, 0), (0, 0), (0, missing))) if missing else heads
+
+
+def _make_difference(
+    attention: Attention, plan: DifferencePlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "Difference":
+    # Few models have it: starts of others are faster without the import.
+    from jaxllm.models.layers.difference import Difference
+
+    return Difference(attention.key_size, attention.times, plan, options, dtype=dtype)
 
 
 def alibi_slopes(num_heads: int, largest: float = 8.0) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
-from jaxllm.models.cache import States
+from jaxllm.models.cache import ChosenPages, States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.attention import Attention
@@ -16,7 +16,7 @@ from jaxllm.models.layers.norm import AnyNorm, make_norm
 from jaxllm.models.layers.parameter import parameter
 from jaxllm.models.mlp_plan import ExpertsPlan
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.plan import LayerPlan, RecurrentPlan, TokenInputPlan
+from jaxllm.models.plan import LayerPlan, NormedResidualPlan, RecurrentPlan, TokenInputPlan
 from jaxllm.models.sharding import sharding
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from jaxllm.models.layers.recurrent import RecurrentBlock
     from jaxllm.models.layers.token_input import TokenInput
 
-LayerCache = jax.Array | States
-"""A layer's part of the cache: pages (see `cache_shape`), or states."""
+LayerCache = jax.Array | States | ChosenPages
+"""A layer's part of the cache: pages (see `cache_shape`), perhaps with keys that layers share, or states."""
 
 
 class DecoderLayer(nnx.Module):
@@ -66,7 +66,8 @@ class DecoderLayer(nnx.Module):
         """Attention, or what is in its place, and the MLP."""
         normed = self.attention_norm(x)
         mixed, cache = self._mix(normed, cache, context)
-        after = self._add(x, mixed, self.attention_output_norm)
+        own = self.plan.attention_residual
+        after = self._add(x, mixed, self.attention_output_norm) if own is None else _joined(normed, mixed, own)
         if self.cross is not None:
             after, cache = self._cross(after, cache, context)
         if self.mlp is None:
@@ -77,7 +78,8 @@ class DecoderLayer(nnx.Module):
             normed = self.mlp_norm(x)
         if self.residual_mlp is not None:
             after = after + self.residual_mlp(self.residual_norm(after), context.forward)
-        return self._add(after, self.mlp(normed, context.forward), self.mlp_output_norm), cache
+        out, own = self.mlp(normed, context.forward), self.plan.mlp_residual
+        return self._add(after, out, self.mlp_output_norm) if own is None else _joined(normed, out, own), cache
 
     def _mix(self, normed: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """The output of attention, or of the block in its place."""
@@ -86,6 +88,9 @@ class DecoderLayer(nnx.Module):
             return self.recurrence(normed, cache, context)
         assert self.attention is not None
         assert not isinstance(cache, tuple)
+        if isinstance(self.attention, Attention):
+            assert isinstance(cache, jax.Array)
+            return self.attention(normed, cache, context)
         return self.attention(normed, cache, context)
 
     def _cross(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
@@ -93,7 +98,7 @@ class DecoderLayer(nnx.Module):
         assert self.cross is not None
         assert self.cross_norm is not None
         assert context.cross is not None
-        assert not isinstance(cache, tuple)
+        assert isinstance(cache, jax.Array)
         seen, cache = self.cross(self.cross_norm(x), cache, context._replace(ragged=context.cross))
         return x + seen, cache
 
@@ -105,6 +110,12 @@ class DecoderLayer(nnx.Module):
             return norm(residual + (x if scale == 1.0 else x * scale))
         x = norm(x)
         return residual + (x if scale == 1.0 else x * scale)
+
+
+def _joined(normed: jax.Array, out: jax.Array, plan: NormedResidualPlan) -> jax.Array:
+    """What goes into a block and what comes out, in the proportions of `plan`."""
+    kept = normed if plan.keep == 1.0 else normed * jnp.asarray(plan.keep, normed.dtype)
+    return kept + (out if plan.add == 1.0 else out * jnp.asarray(plan.add, out.dtype))
 
 
 class Scale(nnx.Module):

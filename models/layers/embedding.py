@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -76,6 +77,8 @@ class TokenEmbedding(Embedding):
         self.scale, self.scaled, self.offset = plan.scale, plan.scaled, plan.position_offset
         rows = plan.positions + plan.position_offset
         self.positions = Table(rows, config.hidden_size, dtype, options) if plan.positions else None
+        self.sinusoids = plan.sinusoids
+        self.types = Table(plan.token_types, config.hidden_size, dtype, options) if plan.token_types else None
         self.norm = make_norm(plan.norm, config.hidden_size, dtype=dtype, options=options)
         project = partial(Linear, config.embedding_size, config.hidden_size, bias=False, axes=(None, None))
         self.projection = project(dtype=dtype, options=options) if plan.size else None
@@ -103,11 +106,30 @@ class TokenEmbedding(Embedding):
         if self.positions is not None:
             assert positions is not None
             x = x + self.positions(positions + self.offset)
+        if self.sinusoids is not None:
+            assert positions is not None
+            x = x + sinusoids(positions + self.offset, x.shape[1], self.sinusoids).astype(x.dtype)
+        if self.types is not None:
+            x = x + self.types(jnp.zeros_like(token_ids))
         return self.norm(x)
+
+
+def sinusoids(positions: jax.Array, size: int, slowest: float) -> jax.Array:
+    """Sines and then cosines of `positions` int32 [T], float32 [T, size], see `EmbeddingPlan.sinusoids`."""
+    turns = np.float32(10000.0) ** (-np.arange(size // 2, dtype=np.float32) / np.float32(slowest))
+    angles = positions.astype(jnp.float32)[:, None] * turns
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 def _with_given(x: jax.Array, given: GivenEmbeddings) -> jax.Array:
     return jnp.where(given.is_given[:, None], given.rows.astype(x.dtype), x)
+
+
+class Bias(nnx.Module):
+    """`bias` [V] of an output layer that the embedding serves for, with rows as `vocab_rows` has them."""
+
+    def __init__(self, size: int, rows: Rows, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
+        self.bias = parameter((size,), dtype, sharding(options.mesh, "vocab"), rows)
 
 
 class Table(nnx.Module):

@@ -157,7 +157,7 @@ class MixtureOfExperts(nnx.Module):
             if self.shared_gate is not None:
                 shared = jax.nn.sigmoid(self.shared_gate(x, context.over_all_rows())) * shared
             out = out + shared
-        return out
+        return out if self.plan.scale == 1.0 else out * jnp.asarray(self.plan.scale, out.dtype)
 
     def _experts(self, x: jax.Array, choice: "_Choice") -> jax.Array:
         """The sum of each token's experts [T, D]."""

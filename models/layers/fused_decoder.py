@@ -29,7 +29,7 @@ class FusedDecoderLayer(DecoderLayer):
             x = x + mixed
         else:
             projected = attention.query_key_value(x, forward, Fused(self.attention_norm.norm))
-            assert not isinstance(cache, tuple)
+            assert isinstance(cache, jax.Array)
             attended, cache = attention.attend(projected, cache, context)
             x = attention.output(attended, forward, Fused(residual=x))
         wide = mlp.gate_up(x, forward, Fused(self.mlp_norm.norm))
@@ -52,6 +52,8 @@ def can_fuse(plan: LayerPlan) -> bool:
         and not plan.is_parallel
         and not plan.normalises_sum
         and plan.residual_scale == 1.0
+        and plan.attention_residual is None
+        and plan.mlp_residual is None
         and plan.token_input is None
         and not plan.output_scale
         and plan.altup is None

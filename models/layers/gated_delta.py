@@ -56,6 +56,7 @@ class GatedDeltaNet(nnx.Module):
         query, key, value = self._heads(find_activation(plan.activation)(mixed))
         decay = -jnp.exp(self.a_log[...]) * jax.nn.softplus(decay.astype(jnp.float32) + self.dt_bias[...])
         rate = jax.nn.sigmoid(rate.astype(jnp.float32))
+        rate = rate if plan.rate_scale == 1.0 else rate * plan.rate_scale
         arrays = (query, key, value, decay, rate)
         kept = (plan.states[1], *plan.draft_inputs[1:])
         own = (*states[1:2], *states[3:])

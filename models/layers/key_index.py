@@ -28,11 +28,12 @@ class KeyIndexer(nnx.Module):
         self,
         config: ModelConfig,
         plan: LatentAttentionPlan,
-        index: KeyIndexPlan,
         options: ForwardOptions,
         *,
         dtype: jnp.dtype,
     ) -> None:
+        index = plan.index
+        assert index is not None
         self.plan, self.rope_size = index, plan.rope_size
         assert plan.query_rank is not None, "an index takes the latents of queries"
         linear = partial(Linear, bias=False, dtype=dtype, options=options, axes=(None, "hidden"))

@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.attention_plan import LatentAttentionPlan
+from jaxllm.models.cache import ChosenPages
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.head_projection import HeadProjection
@@ -24,8 +25,16 @@ from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
 from jaxllm.models.layers.rope import pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import over_model, partition
-from jaxllm.pallas_kernels.latent_attention import KeyIndex, LatentOptions, latent_attention
+from jaxllm.pallas_kernels.latent_attention import (
+    ChosenKeys,
+    KeyIndex,
+    LatentOptions,
+    indexed_latent_attention,
+    latent_attention,
+)
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
+
+LatentCache = jax.Array | ChosenPages
 
 
 class LatentAttention(nnx.Module):
@@ -36,7 +45,7 @@ class LatentAttention(nnx.Module):
     ) -> None:
         self.plan, self.mesh = plan, options.mesh
         self.implementation, self.checks = options.attention, options.attention_checks
-        self.one_layer_cache = options.one_layer_cache
+        self.one_layer_cache, self.is_alone = options.one_layer_cache, not config.shared_choice
         linear, norm = partial(Linear, dtype=dtype, options=options), partial(make_norm, plan.norm)
         heads, hidden = config.num_heads, config.hidden_size
         latent = (plan.rank + plan.rope_size, _rotated_last(plan, plan.rank))
@@ -54,11 +63,15 @@ class LatentAttention(nnx.Module):
         )
         project = partial(HeadProjection, heads, plan.rank, dtype=dtype, options=options)
         self.key_up, self.value_up = project(plan.plain_size), project(plan.value_size)
-        self.indexer = None if plan.index is None else KeyIndexer(config, plan, plan.index, options, dtype=dtype)
+        has_index = plan.index is not None and not plan.shares_choice
+        self.indexer = KeyIndexer(config, plan, options, dtype=dtype) if has_index else None
         self.output = linear(heads * plan.value_size, hidden, bias=plan.bias, axes=("hidden", "heads"))
 
-    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
-        """Map `x` [T, D] to [T, D]; returns the cache (see `latent_cache_shape`) with the new tokens, too."""
+    def __call__(self, x: jax.Array, kv_cache: LatentCache, context: LayerContext) -> tuple[jax.Array, LatentCache]:
+        """Map `x` [T, D] to [T, D]; returns the cache (see `latent_cache_shape`) with the new tokens, too.
+
+        Where layers share choices of keys, it has the last choice, which a layer with an index replaces.
+        """
         plan, forward = self.plan, context.forward
         *query_latent, latent = self.parts.split(self.down(x, forward))
         of = x if self.query_norm is None else self.query_norm(query_latent[0])
@@ -73,29 +86,41 @@ class LatentAttention(nnx.Module):
         q_latent = self.key_up.transposed(plain, forward)
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
         new = self.latent_norm(latent), k_rope[:, 0]
-        index = None if self.indexer is None else self.indexer(x, of, context)
-        attended, kv_cache = self._attend(q_latent, q_rope, *new, kv_cache, layer, index, ragged=context.ragged)
+        pages = kv_cache.pages if isinstance(kv_cache, ChosenPages) else kv_cache
+        index: KeyIndex | ChosenKeys | None = None if self.indexer is None else self.indexer(x, of, context)
+        if isinstance(kv_cache, ChosenPages) and plan.shares_choice:
+            index = ChosenKeys(kv_cache.places)
+        attended, pages, chosen = self._attend(q_latent, q_rope, *new, pages, layer, index, ragged=context.ragged)
+        kv_cache = pages if chosen is None or self.is_alone else ChosenPages(pages, chosen.places)
         values = self.value_up(attended, forward)
         return self.output(values.reshape(len(x), -1), forward), kv_cache
 
-    def _attend(self, *arrays: jax.Array | KeyIndex | None, ragged: RaggedBatch) -> tuple[jax.Array, jax.Array]:
-        """`latent_attention`, by each device for its own heads; `arrays` are its arguments before the batch."""
+    def _attend(
+        self, *arrays: jax.Array | KeyIndex | ChosenKeys | None, ragged: RaggedBatch
+    ) -> tuple[jax.Array, jax.Array, ChosenKeys | None]:
+        """`latent_attention`, by each device for its own heads; `arrays` are its arguments before the batch.
+
+        And the keys that were chosen, if there is an index.
+        """
         plan = self.plan
         scale = plan.query_size**-0.5 if plan.scale is None else plan.scale
         options = LatentOptions(scale, checks=self.checks)
 
-        def attend(ragged: RaggedBatch, *arrays: Any) -> tuple[jax.Array, jax.Array]:
+        def attend(ragged: RaggedBatch, *arrays: Any) -> tuple[jax.Array, jax.Array, ChosenKeys | None]:
             q_latent, q_rope, latent, k_rope, kv_cache, layer, index = arrays
-            new = q_latent, q_rope, latent, k_rope
-            return latent_attention(
-                *new, kv_cache, layer, ragged, options, index=index, implementation=self.implementation
+            new, implementation = (q_latent, q_rope, latent, k_rope), self.implementation
+            if index is None:
+                out = latent_attention(*new, kv_cache, layer, ragged, options, implementation=implementation)
+                return *out, None
+            return indexed_latent_attention(
+                *new, kv_cache, layer, ragged, options, index, implementation=implementation
             )
 
         if self.mesh is None:
             return attend(ragged, *arrays)
         heads, whole = partition(None, "heads"), PartitionSpec()
         in_specs = (whole, heads, heads, *(whole,) * (len(arrays) - 2))
-        sharded = over_model(attend, self.mesh, in_specs, (heads, whole))
+        sharded = over_model(attend, self.mesh, in_specs, (heads, whole, whole))
         return sharded(ragged, *arrays)
 
 

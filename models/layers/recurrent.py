@@ -10,12 +10,19 @@ from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.gated_delta import GatedDeltaNet
+from jaxllm.models.layers.lightning import LightningAttention
 from jaxllm.models.layers.selective_scan import SelectiveScanMixer
 from jaxllm.models.layers.short_convolution import ShortConvolution
 from jaxllm.models.layers.state_space import StateSpaceMixer
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import RecurrentPlan
-from jaxllm.models.recurrent_plan import GatedDeltaPlan, SelectiveScanPlan, ShortConvolutionPlan, StateSpacePlan
+from jaxllm.models.recurrent_plan import (
+    GatedDeltaPlan,
+    LightningPlan,
+    SelectiveScanPlan,
+    ShortConvolutionPlan,
+    StateSpacePlan,
+)
 
 
 class RecurrentBlock(Protocol):
@@ -28,6 +35,7 @@ class RecurrentBlock(Protocol):
 
 KINDS: Mapping[type[RecurrentPlan], Callable[..., Any]] = {
     GatedDeltaPlan: GatedDeltaNet,
+    LightningPlan: LightningAttention,
     SelectiveScanPlan: SelectiveScanMixer,
     ShortConvolutionPlan: ShortConvolution,
     StateSpacePlan: StateSpaceMixer,

@@ -43,6 +43,8 @@ class Router(nnx.Module):
         logits = linear(x, weight_of(self.weight, self.layout), context.num_rows, platform=self.platform)
         if self.bias is not None:
             logits = logits + self.bias[...].astype(jnp.float32)
+        if self.plan.soft_cap is not None:
+            logits = self.plan.soft_cap * jnp.tanh(logits / self.plan.soft_cap)
         correction = None if self.correction is None else self.correction[...]
         experts, weights = choose(logits, self.plan, self.per_token, correction)
         if self.expert_scale is not None:

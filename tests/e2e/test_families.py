@@ -26,8 +26,9 @@ def check(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> None:
 
 
 ALIKE = (
-    "arctic", "bamba", "bloom", "cwm", "deepseek_v2-lite", "falcon-7b", "falcon_mamba", "gemma4", "glm_moe_dsa",
-    "hunyuan", "lfm2-wide", "mamba", "ministral3", "mpt-clip", "nemotron_h", "olmo3", "phi3-short",
+    "arctic", "bamba", "bert", "bloom", "ctrl", "cwm", "deepseek_v2-lite", "diffllama", "falcon-7b", "falcon_mamba",
+    "gemma4", "glm_moe_dsa-shared", "hunyuan", "laguna", "lfm2-wide", "mamba", "ministral3", "modernbert_decoder",
+    "mpt-clip", "nemotron_h", "olmo3", "phi3-short",
     "stablelm-norms", "zamba2-plain",
 )  # fmt: skip
 """Families whose caches and states are of the kinds that others have; their logits are compared in any case."""

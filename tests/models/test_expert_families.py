@@ -32,6 +32,26 @@ CASES = {
             "attention_bias": True,
         },
     ),
+    "axk1": Case("AXK1", {**LATENT, "q_lora_rank": 16, "num_hidden_layers": 3, "n_group": 4, "topk_group": 2}),
+    "cohere2_moe": Case(
+        "Cohere2Moe",
+        {
+            **EIGHT,
+            "head_dim": 16,
+            "logit_scale": 0.7,
+            "num_hidden_layers": 5,
+            "sliding_window": 5,
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 40,
+            "num_shared_experts": 2,
+            "expert_selection_fn": "sigmoid",
+        },
+    ),
+    "cohere2_moe-sum": Case(
+        "Cohere2Moe",
+        {**EIGHT, "head_dim": 16, "logit_scale": 0.7, "sliding_window": 5, "rms_norm_eps": 1e-5}
+        | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum"},
+    ),
     "dbrx": Case(
         "Dbrx",
         {
@@ -98,6 +118,11 @@ CASES = {
         },
     ),
     "glm_moe_dsa": Case("GlmMoeDsa", {**LATENT, **INDEX, "q_lora_rank": 16, "mlp_layer_types": ["sparse", "dense"]}),
+    "glm_moe_dsa-shared": Case(
+        "GlmMoeDsa",
+        {**LATENT, **INDEX, "q_lora_rank": 16, "num_hidden_layers": 5, "index_topk_pattern": "FFSSF"}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "dense"]},
+    ),
     "glm4_moe_lite": Case("Glm4MoeLite", {**LATENT, "q_lora_rank": 16, "mlp_layer_types": ["sparse", "dense"]}),
     "dots1": Case(
         "Dots1",
@@ -111,6 +136,17 @@ CASES = {
             "routed_scaling_factor": 1.5,
             "sliding_window": 5,
             "max_window_layers": 2,
+        },
+    ),
+    "flint": Case(
+        "Flint",
+        {
+            **EIGHT,
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "num_hidden_layers": 5,
+            "sliding_window": 5,
         },
     ),
     "flex_olmo": Case("FlexOlmo", {**EIGHT, "norm_topk_prob": True}),
@@ -212,6 +248,40 @@ CASES = {
             },
         },
     ),
+    "kolibri1": Case(
+        "Kolibri1",
+        {
+            **EIGHT_LOCAL,
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 3,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "laguna": Case(
+        "Laguna",
+        {
+            **EIGHT,
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads_per_layer": [8, 4, 8],
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 5,
+            "moe_routed_scaling_factor": 1.5,
+            "moe_router_logit_softcapping": 0.5,
+            "attention_bias": True,
+        },
+    ),
+    "laguna-elements": Case(
+        "Laguna",
+        {**EIGHT, "head_dim": 16, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+        | {"gating": "per-element"},
+    ),
     "hunyuan_moe": Case(
         "HunYuanMoEV1",
         {
@@ -232,6 +302,23 @@ CASES = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
             "mlp_layer_types": ["dense", "sparse", "sparse"],
             "rope_parameters": LOCAL_AND_GLOBAL,
+        },
+    ),
+    "mimo_v2_flash": Case(
+        "MiMoV2Flash",
+        {
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "num_attention_heads": 8,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "sliding_window": 5,
+            "attention_bias": True,
         },
     ),
     "mistral4": Case(

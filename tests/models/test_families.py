@@ -70,6 +70,7 @@ CASES = {
     "cwm": Case(
         "Cwm", {"bos_token_id": 1, "head_dim": 16, "sliding_window": 5, "num_hidden_layers": 5, "mlp_bias": True}
     ),
+    "diffllama": Case("DiffLlama", {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 3}),
     "ernie4_5": Case("Ernie4_5", {"use_bias": True, "head_dim": 16}),
     "exaone4": Case("Exaone4", {"sliding_window": 5, "num_hidden_layers": 4}),
     "exaone4-full": Case("Exaone4", {"sliding_window": None, "layer_types": [FULL, FULL]}),

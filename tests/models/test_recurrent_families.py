@@ -14,7 +14,7 @@ from tests.models.stacks import in_stacks
 from tests.models.test_families import Case, Stack, Tensors, check, randomise, save
 from tests.models.test_parity import SMALL
 
-FULL, LINEAR = "full_attention", "linear_attention"
+FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
 DELTA = {
     # What a head gives may be near zero, and the norm after it would make much of the last bits.
     "rms_norm_eps": 1e-3,
@@ -95,9 +95,47 @@ CASES = {
             "mamba_proj_bias": True,
         },
     ),
+    "lara_mini": Case(
+        "LaraMini",
+        {
+            **DELTA,
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "layer_types": [LINEAR, SLIDING, LINEAR, FULL],
+            "sliding_window": 5,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm3": Case(
+        "Lfm3",
+        {
+            "layer_types": ["conv", SLIDING, FULL, "conv"],
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "conv_bias": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "mamba": Case("Mamba", {**SCAN, "use_bias": True}),
     "mamba2": Case(
         "Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 4, "time_step_limit": (0.2, 1.0)}
+    ),
+    "minimax": Case(
+        "MiniMax",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": [LINEAR, FULL, LINEAR, FULL],
+            "num_local_experts": 6,
+            "head_dim": 16,
+            "full_attn_alpha_factor": 1.3,
+            "full_attn_beta_factor": 0.7,
+            "linear_attn_alpha_factor": 1.2,
+            "linear_attn_beta_factor": 0.8,
+            "mlp_alpha_factor": 0.9,
+            "mlp_beta_factor": 1.1,
+        },
     ),
     "nemotron_h": Case(
         "NemotronH",
@@ -117,6 +155,18 @@ CASES = {
             "routed_scaling_factor": 1.5,
             "moe_intermediate_size": 24,
             "moe_shared_expert_intermediate_size": 40,
+        },
+    ),
+    "olmo_hybrid": Case(
+        "OlmoHybrid",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": [LINEAR, LINEAR, FULL],
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "rms_norm_eps": 1e-3,
         },
     ),
     "qwen3_next": Case("Qwen3Next", {**DELTA, **EXPERTS, "mlp_only_layers": [1]}),
@@ -162,7 +212,24 @@ def save_random(folder: Path, case: Case) -> torch.nn.Module:
     model = save(folder, case)
     slow_decays(model)
     model.save_pretrained(folder)
+    if case.name == "OlmoHybrid":
+        save_file(as_olmo_hybrid(load_file(folder / "model.safetensors"), model), folder / "model.safetensors")
     return model
+
+
+def as_olmo_hybrid(values: Tensors, model: torch.nn.Module) -> Tensors:
+    """The same as in published checkpoints: transformers 5.24 writes a norm and convolutions in another way."""
+    made = {name: value for name, value in values.items() if "conv1d" not in name}
+    for number, layer in enumerate(model.model.layers):
+        prefix = f"model.layers.{number}."
+        if not hasattr(layer, "linear_attn"):
+            made[f"{prefix}post_attention_layernorm.weight"] = made.pop(f"{prefix}feedforward_layer_norm.weight")
+            continue
+        mixer = layer.linear_attn
+        parts = mixer.conv1d.weight.detach().split([mixer.key_dim, mixer.key_dim, mixer.value_dim])
+        for name, part in zip("qkv", parts, strict=True):
+            made[f"{prefix}linear_attn.{name}_conv1d.weight"] = part.contiguous().numpy()
+    return made
 
 
 def slow_decays(model: torch.nn.Module) -> None:

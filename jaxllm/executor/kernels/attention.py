@@ -35,7 +35,7 @@ def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
     rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, workload.sees_spans
-    return tuple(AttentionShape(model.num_heads // heads, size, *rest) for heads, size in model.kv_heads)
+    return tuple(AttentionShape(heads // kv_heads, size, *rest) for heads, kv_heads, size in model.attention_heads)
 
 
 def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:

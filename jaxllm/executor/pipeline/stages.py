@@ -67,6 +67,7 @@ def _check(resolved: ResolvedConfig, runner: str, processes: int) -> None:
         "data shards support one stage only; omit data from mesh": data_shards(parallel) > 1,
         "recurrent layers support one stage only": bool(model.recurrences),
         "layers that share keys and values support one stage only": model.shares_keys,
+        "layers that share choices of keys support one stage only": model.shared_choice > 0,
         "KV heads of several sizes support one stage only": len(model.kv_heads) > 1,
         "blocks shared by layers support one stage only": registry.lookup(model.architecture).make_shared is not None,
         "per-layer embeddings support one stage only": model.embedding.each_layer is not None,

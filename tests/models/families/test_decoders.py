@@ -35,6 +35,11 @@ class Case:
     """How transformers computes attention."""
 
 
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+CAUSAL = {"is_decoder": True}
+# Positions are counted from after the number of padding, which no prompt has.
+PADDED = {**CAUSAL, "vocab_size": 136, "pad_token_id": 130, "max_position_embeddings": 131 + 112}
+
 CASES = {
     "gpt2": Case("GPT2", both_stacks=True),
     "gpt2-unscaled-wide": Case("GPT2", {"scale_attn_weights": False, "n_inner": 96, "tie_word_embeddings": False}),
@@ -63,8 +68,27 @@ CASES = {
     "falcon-rw": Case(
         "Falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}, oracle="sdpa"
     ),
+    "bert": Case("Bert", CAUSAL),
+    "bert_generation": Case("BertGeneration", CAUSAL),
+    "camembert": Case("Camembert", PADDED),
+    "data2vec_text": Case("Data2VecText", PADDED),
+    "ernie": Case("Ernie", CAUSAL),
+    "megatron_bert": Case("MegatronBert", CAUSAL),
+    "roberta": Case("Roberta", {**PADDED, "tie_word_embeddings": False}),
+    "roberta_prelayernorm": Case("RobertaPreLayerNorm", PADDED),
+    "xlm_roberta": Case("XLMRoberta", PADDED),
+    "xlm_roberta_xl": Case("XLMRobertaXL", PADDED),
     "biogpt": Case("BioGpt"),
     "codegen": Case("CodeGen", {"rotary_dim": 8}),
+    "ctrl": Case("CTRL", {"dff": 96}),
+    "gpt_neox_japanese": Case("GPTNeoXJapanese", {"intermediate_multiple_size": 2}),
+    "modernbert_decoder": Case("ModernBertDecoder", {**IDS, "local_attention": 10, "num_hidden_layers": 4}),
+    "modernbert_decoder-biases": Case(
+        "ModernBertDecoder",
+        {**IDS, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
+        | {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
+    ),
+    "xglm": Case("XGLM", {"ffn_dim": 96}),
     "nanochat": Case("NanoChat", {"final_logit_softcapping": 5.0, "attention_bias": True}),
     "openai_gpt": Case("OpenAIGPT"),
     "persimmon": Case("Persimmon"),

@@ -72,12 +72,28 @@ def test_dense_layers_come_first(tmp_path: Path) -> None:
         ({**V32, "q_lora_rank": None}, "'q_lora_rank' must be given"),
         ({**V32, "rope_interleave": False}, "'rope_interleave' must be true"),
         ({**V32, "layer_types": ["full_attention"] * 3}, "'layer_types' must be 'indexed_attention' for every layer"),
-        ({**GLM5, "indexer_types": ["full", "shared", "shared"]}, "'indexer_types' must be 'full' for every layer"),
-        ({**GLM5, "index_topk_freq": 4}, "'index_topk_freq' must be 1, found 4"),
-        ({**GLM5, "index_topk_pattern": "FSS"}, "'index_topk_pattern' must be null"),
+        ({**GLM5, "indexer_types": ["shared", "full", "full"]}, "'indexer_types' must be 'full' for the first layer"),
+        ({**GLM5, "indexer_types": ["full", "none", "full"]}, "'indexer_types' must be 3 times 'full' or 'shared'"),
+        ({**GLM5, "index_topk_pattern": "FS"}, "'index_topk_pattern' must be 3 times 'full' or 'shared'"),
+        ({**GLM5, "index_topk_freq": 2, "index_skip_topk_offset": 0}, "'index_topk_freq' must be 'full' for the first"),
         ({**GLM5, "indexer_rope_interleave": False}, "'indexer_rope_interleave' must be true"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ({}, "FFF"),
+        ({"index_topk_freq": 4}, "FFS"),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, "FSF"),
+        ({"index_topk_pattern": "FSS"}, "FSS"),
+        ({"indexer_types": ["full", "shared", "full"]}, "FSF"),
+    ],
+)
+def test_layers_that_share_a_choice_of_keys(tmp_path: Path, changes: dict[str, Any], shared: str) -> None:
+    layers = read(tmp_path, **GLM5, **changes).layers
+    assert ["FS"[layer.attention.shares_choice] for layer in layers] == list(shared)

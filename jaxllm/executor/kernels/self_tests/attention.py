@@ -41,7 +41,6 @@ def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
     case = Case(
         "self_test",
         rows,
-        num_heads=model.num_heads // devices,
         page_size=resolved.page_size,
         padding_tokens=3,
         dtype=resolved.dtype,
@@ -52,10 +51,12 @@ def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
     seeing = {plan.window > 0 for plan in plans if plan.sees_spans and resolved.sees_spans}
     for is_windowed in sorted({plan.window > 0 for plan in plans}):
         kinds = dict.fromkeys(
-            (model.kv_heads_of(plan), model.head_size_of(plan)) for plan in plans if (plan.window > 0) == is_windowed
+            (model.heads_of(plan), model.kv_heads_of(plan), model.head_size_of(plan))
+            for plan in plans
+            if (plan.window > 0) == is_windowed
         )
-        for heads, size in kinds:
-            own = replace(case, num_kv_heads=max(heads // devices, 1), head_size=size)
+        for heads, kv_heads, size in kinds:
+            own = replace(case, num_heads=heads // devices, num_kv_heads=max(kv_heads // devices, 1), head_size=size)
             prompts = range(len(rows) - 2, len(rows))
             spans = tuple((row, *span) for row, span in zip(prompts, _SPANS, strict=True) if is_windowed in seeing)
             yield replace(own, window=100 if is_windowed else None, spans=spans)
