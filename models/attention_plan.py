@@ -180,6 +180,8 @@ class LatentAttentionPlan:
     norm: NormPlan = NormPlan()
     bias: bool = False
     query_scale: QueryScale | None = None
+    head_gates: bool = False
+    """Whether what each head gives is multiplied by the sigmoid of one more product."""
     index: KeyIndexPlan | None = None
     shares_choice: bool = False
 

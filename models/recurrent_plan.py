@@ -95,6 +95,60 @@ class GatedDeltaPlan(RecurrentPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChannelDeltaPlan(RecurrentPlan):
+    """Kimi's delta attention (arXiv 2510.26692): a gated delta net that forgets each element of a key at its own rate.
+
+    Decays and the gate of what comes out are products, perhaps of `rank`; the gate is a sigmoid. Queries, keys and
+    values of `heads` pass a causal convolution of `width` tokens and the activation. What comes out is normalised by
+    head. With a `lowest_decay`, logarithms of decays are sigmoids times that, else they have no bound.
+    """
+
+    heads: int
+    head_size: int
+    rank: int | None = None
+    width: int = 4
+    activation: str = "silu"
+    norm: NormPlan = NormPlan()
+    lowest_decay: float | None = None
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def states(self) -> tuple[StateArray, ...]:
+        """The last inputs of the convolution, and what each head holds: its values by key."""
+        return (
+            StateArray(shape=(self.width - 1, 3 * self.inner), axes=(None, "heads"), dtype=None),
+            StateArray(shape=(self.heads, self.head_size, self.head_size), axes=("heads", None, None)),
+        )
+
+    @property
+    def draft_inputs(self) -> tuple[StateArray, ...]:
+        """The input of the convolution; key, value, decay and rate."""
+        by_head = StateArray(shape=(self.heads, self.head_size), axes=("heads", None))
+        return (
+            StateArray(shape=(3 * self.inner,), axes=("heads",), dtype=None),
+            by_head,
+            StateArray(shape=(self.heads, self.head_size), axes=("heads", None), dtype=None),
+            by_head,
+            StateArray(shape=(self.heads,), axes=("heads",)),
+        )
+
+    @property
+    def split_sizes(self) -> tuple[int, ...]:
+        """Devices share the heads."""
+        return (self.heads,)
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Weights of the products before and after the recurrence."""
+        rank = self.rank or hidden_size
+        down = 2 * hidden_size * self.rank if self.rank else 0
+        return hidden_size * (4 * self.inner + self.heads) + down + 2 * rank * self.inner
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateSpacePlan(RecurrentPlan):
     """A Mamba-2 mixer (arXiv 2405.21060).
 

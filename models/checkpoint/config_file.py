@@ -62,7 +62,8 @@ class ConfigFile:
         """
         spelled = {ours: self.values[theirs] for ours, theirs in (names or {}).items() if theirs in self.values}
         view = ConfigFile({**defaults, **self.values, **spelled}, self.source)
-        view._own, view._names = self, {ours: theirs for ours, theirs in (names or {}).items() if ours in spelled}
+        new = {ours: theirs for ours, theirs in (names or {}).items() if ours in spelled}
+        view._own, view._names = self, {**self._names, **new}
         view._used, view._sections = self._used, self._sections
         view._known = self._known.union(defaults, names or ())
         return view

@@ -150,13 +150,14 @@ class OfOne:
 
 @dataclass(frozen=True)
 class OfOneElement:
-    """The tensor with axes of one after its own."""
+    """The tensor with axes of one after its own, and perhaps before them."""
 
     times: int = 1
+    before: int = 0
 
     def shape_of(self, wanted: Shape) -> Shape:
-        """With axes of one after its own."""
-        return tuple(wanted) + (1,) * self.times
+        """With these axes."""
+        return (1,) * self.before + tuple(wanted) + (1,) * self.times
 
     def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
         """A view."""

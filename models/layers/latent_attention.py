@@ -65,6 +65,8 @@ class LatentAttention(nnx.Module):
         self.key_up, self.value_up = project(plan.plain_size), project(plan.value_size)
         has_index = plan.index is not None and not plan.shares_choice
         self.indexer = KeyIndexer(config, plan, options, dtype=dtype) if has_index else None
+        gate = partial(linear, hidden, heads, bias=False, axes=("heads", "hidden"))
+        self.gate = gate() if plan.head_gates else None
         self.output = linear(heads * plan.value_size, hidden, bias=plan.bias, axes=("hidden", "heads"))
 
     def __call__(self, x: jax.Array, kv_cache: LatentCache, context: LayerContext) -> tuple[jax.Array, LatentCache]:
@@ -93,6 +95,8 @@ class LatentAttention(nnx.Module):
         attended, pages, chosen = self._attend(q_latent, q_rope, *new, pages, layer, index, ragged=context.ragged)
         kv_cache = pages if chosen is None or self.is_alone else ChosenPages(pages, chosen.places)
         values = self.value_up(attended, forward)
+        if self.gate is not None:
+            values = values * jax.nn.sigmoid(self.gate(x, forward))[:, :, None]
         return self.output(values.reshape(len(x), -1), forward), kv_cache
 
     def _attend(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
+from jaxllm.models.layers.channel_delta import ChannelDeltaNet
 from jaxllm.models.layers.gated_delta import GatedDeltaNet
 from jaxllm.models.layers.lightning import LightningAttention
 from jaxllm.models.layers.selective_scan import SelectiveScanMixer
@@ -17,6 +18,7 @@ from jaxllm.models.layers.state_space import StateSpaceMixer
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import RecurrentPlan
 from jaxllm.models.recurrent_plan import (
+    ChannelDeltaPlan,
     GatedDeltaPlan,
     LightningPlan,
     SelectiveScanPlan,
@@ -34,6 +36,7 @@ class RecurrentBlock(Protocol):
 
 
 KINDS: Mapping[type[RecurrentPlan], Callable[..., Any]] = {
+    ChannelDeltaPlan: ChannelDeltaNet,
     GatedDeltaPlan: GatedDeltaNet,
     LightningPlan: LightningAttention,
     SelectiveScanPlan: SelectiveScanMixer,

@@ -24,17 +24,22 @@ class Case:
     value_size: int = 6
     dtype: str = "float32"
     repeated: bool = False
+    by_channel: bool = False
+    """Whether each element of a key has a decay of its own."""
 
     @property
     def name(self) -> str:
         """Name of the rows, and of other special features."""
-        return "-".join((self.rows.name, self.dtype, *(("repeated",) if self.repeated else ())))
+        special = {"repeated": self.repeated, "by_channel": self.by_channel}
+        return "-".join((self.rows.name, self.dtype, *(name for name, has in special.items() if has)))
 
 
 CASES: tuple[Case, ...] = (
     *(Case(rows) for rows in ROWS),
     Case(PROMPT, repeated=True),
     Case(MIXED, dtype="bfloat16"),
+    Case(PROMPT, by_channel=True),
+    Case(MIXED, by_channel=True),
 )
 """Equal keys are the worst case of the equations of a chunk."""
 
@@ -63,7 +68,10 @@ def make_inputs(case: Case) -> Inputs:
         return (values / jnp.linalg.norm(values, axis=-1, keepdims=True)).astype(case.dtype)
 
     key = unit(count, case.key_heads, case.key_size)
-    decay, rate = -jnp.abs(random(count, case.value_heads)), jax.nn.sigmoid(random(count, case.value_heads))
+    channels = (case.key_size,) if case.by_channel else ()
+    # Some elements forget nearly all.
+    decay = -jnp.abs(random(count, case.value_heads, *channels)) * (8.0 if case.by_channel else 1.0)
+    rate = jax.nn.sigmoid(random(count, case.value_heads))
     if case.repeated:
         key, decay, rate = jnp.broadcast_to(key[:1], key.shape), jnp.zeros_like(decay), jnp.ones_like(rate)
     value = random(count, case.value_heads, case.value_size).astype(case.dtype)

@@ -19,7 +19,7 @@ class GatedDeltaInputs(NamedTuple):
     value: jax.Array
     """[T, V, E]"""
     decay: jax.Array
-    """float32 [T, V] logarithm of what is kept, at most 0."""
+    """float32 [T, V] logarithm of what is kept, at most 0; or [T, V, H], for each element of a key."""
     rate: jax.Array
     """float32 [T, V] how much of the difference is corrected (beta)."""
 

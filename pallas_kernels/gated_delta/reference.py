@@ -17,7 +17,8 @@ def reference_gated_delta(
     def token(inputs: tuple[jax.Array, ...], state: jax.Array) -> tuple[jax.Array, jax.Array]:
         query, key, value, decay, rate = inputs
         query, key = (jnp.repeat(each, times, axis=0) for each in (query, key))
-        state = state * jnp.exp(decay)[:, None, None]
+        # By head, or by element of its key.
+        state = state * jnp.exp(decay).reshape(len(state), -1)[:, :, None]
         change = (value - (state * key[:, :, None]).sum(axis=1)) * rate[:, None]
         state = state + key[:, :, None] * change[:, None]
         return (state * query[:, :, None]).sum(axis=1), state

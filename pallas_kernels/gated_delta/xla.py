@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.pallas_kernels.gated_delta.by_channel import chunk_by_channel, step_by_channel
 from jaxllm.pallas_kernels.gated_delta.inputs import GatedDeltaInputs
+from jaxllm.pallas_kernels.gated_delta.inverse import solve
 from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.run import run_rows
 
@@ -28,6 +30,8 @@ class _GatedDelta:
 
     def step(self, inputs: GatedDeltaInputs, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
+        if inputs.decay.ndim == inputs.key.ndim:
+            return step_by_channel(inputs, states)
         query, key, value, decay, rate = inputs.repeat_for_value_heads()
         kept = jnp.exp(decay)[:, :, None]
         # The state is read once for both, and once more to be written.
@@ -38,6 +42,8 @@ class _GatedDelta:
 
     def chunk(self, inputs: GatedDeltaInputs, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
+        if inputs.decay.ndim == inputs.key.ndim:
+            return chunk_by_channel(inputs, state, length)
         size = len(inputs.key)
         number = jnp.arange(size, dtype=jnp.int32)
         query, key, value, decay, rate = (jnp.moveaxis(each, 1, 0) for each in inputs.repeat_for_value_heads())
@@ -50,40 +56,12 @@ class _GatedDelta:
         system = _einsum("vih,vjh->vij", key * rate, key) * between
         since_start = jnp.exp(total)[:, :, None]
         before = _einsum("vih,vhe->vie", key, state) * since_start
-        change = _solve(system, (value - before) * rate)
+        change = solve(system, (value - before) * rate)
         scores = _einsum("vih,vjh->vij", query, key) * between
         out = _einsum("vih,vhe->vie", query * since_start, state) + _einsum("vij,vje->vie", scores, change)
         to_end = jnp.exp(total[:, -1:] - total)[:, :, None]
         state = state * since_start[:, -1:] + _einsum("vih,vie->vhe", key * to_end, change)
         return jnp.moveaxis(out, 0, 1), state
-
-
-def _solve(system: jax.Array, right: jax.Array) -> jax.Array:
-    """X [V, C, E] of (1 + the part of `system` [V, C, C] below its diagonal) x = `right`."""
-    return _einsum("vij,vje->vie", _inverse(system), right)
-
-
-def _inverse(system: jax.Array) -> jax.Array:
-    """The inverse of 1 + the part of `system` [V, C, C] below its diagonal, with as few operations in a row as can be.
-
-    Inverses of blocks on the diagonal grow from 1 to C: [[A, 0], [B, D]] has [[a, 0], [-d B a, d]], where a and d are
-    inverses of A and D. Unlike sums of powers, this is as stable as substitution.
-    """
-    heads, size, _ = system.shape
-    wide = 1 << (size - 1).bit_length()
-    system = jnp.pad(system, ((0, 0), (0, wide - size), (0, wide - size)))
-    inverse, half = jnp.ones((heads, wide, 1, 1), jnp.float32), 1
-    while half < wide:
-        count = wide // (2 * half)
-        number = jnp.arange(count, dtype=jnp.int32)
-        blocks = system.reshape(heads, count, 2, half, count, 2, half)
-        below = blocks[:, number, 1, :, number, 0].swapaxes(0, 1)
-        first, second = inverse[:, 0::2], inverse[:, 1::2]
-        corner = -_einsum("vbij,vbjk,vbkl->vbil", second, below, first)
-        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
-        inverse = jnp.concatenate([upper, jnp.concatenate([corner, second], axis=-1)], axis=-2)
-        half *= 2
-    return inverse[:, 0, :size, :size]
 
 
 def xla_gated_delta(

@@ -26,9 +26,9 @@ def check(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> None:
 
 
 ALIKE = (
-    "arctic", "bamba", "bert", "bloom", "ctrl", "cwm", "deepseek_v2-lite", "diffllama", "falcon-7b", "falcon_mamba",
-    "gemma4", "glm_moe_dsa-shared", "hunyuan", "laguna", "lfm2-wide", "mamba", "ministral3", "modernbert_decoder",
-    "mpt-clip", "nemotron_h", "olmo3", "phi3-short",
+    "arctic", "bailing_hybrid", "bamba", "bert", "bloom", "ctrl", "cwm", "deepseek_v2-lite", "diffllama", "falcon-7b",
+    "falcon_mamba", "gemma4", "glm_moe_dsa-shared", "hunyuan", "laguna", "lfm2-wide", "mamba", "ministral3",
+    "modernbert_decoder", "mpt-clip", "nemotron_h", "olmo3", "phi3-short",
     "stablelm-norms", "zamba2-plain",
 )  # fmt: skip
 """Families whose caches and states are of the kinds that others have; their logits are compared in any case."""

@@ -50,6 +50,25 @@ SCAN = {"state_size": 8, "intermediate_size": 128, "time_step_rank": 6}
 SCALES = {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 0.5}
 
 CASES = {
+    "bailing_hybrid": Case(
+        "BailingHybrid",
+        {
+            "rms_norm_eps": 1e-3,
+            "num_hidden_layers": 3,
+            "layer_group_size": 3,
+            "head_dim": 12,
+            "kv_lora_rank": 24,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "num_key_value_heads": 4,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "bamba": Case("Bamba", {**MAMBA, "attn_layer_indices": [1], "num_hidden_layers": 3, "mamba_proj_bias": True}),
     "granite4": Case(
         "GraniteMoeHybrid",
@@ -93,6 +112,25 @@ CASES = {
             "mamba_d_state": 8,
             "mamba_dt_rank": 6,
             "mamba_proj_bias": True,
+        },
+    ),
+    "kimi_linear": Case(
+        "KimiLinear",
+        {
+            "rms_norm_eps": 1e-3,
+            "num_hidden_layers": 3,
+            "layer_types": [LINEAR, FULL, LINEAR],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "linear_num_heads": 4,
+            "linear_head_dim": 12,
+            "kv_lora_rank": 24,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "num_key_value_heads": 4,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
         },
     ),
     "lara_mini": Case(
@@ -212,9 +250,19 @@ def save_random(folder: Path, case: Case) -> torch.nn.Module:
     model = save(folder, case)
     slow_decays(model)
     model.save_pretrained(folder)
+    weights = folder / "model.safetensors"
     if case.name == "OlmoHybrid":
-        save_file(as_olmo_hybrid(load_file(folder / "model.safetensors"), model), folder / "model.safetensors")
+        save_file(as_olmo_hybrid(load_file(weights), model), weights)
+    if case.name == "KimiLinear":
+        # transformers 5.24 writes dense layers otherwise than it reads them.
+        dense = ("block_sparse_moe.gate_proj", "block_sparse_moe.up_proj", "block_sparse_moe.down_proj")
+        values = load_file(weights).items()
+        save_file({_renamed(name, dense): value for name, value in values}, weights)
     return model
+
+
+def _renamed(name: str, dense: tuple[str, ...]) -> str:
+    return name.replace("block_sparse_moe", "mlp") if any(part in name for part in dense) else name
 
 
 def as_olmo_hybrid(values: Tensors, model: torch.nn.Module) -> Tensors:
