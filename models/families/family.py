@@ -151,8 +151,8 @@ class Family:
     `read_config` gets the configuration file and the architecture's name. `weight_names` and `other_parts` may follow
     from the configuration. Checkpoint tensors whose name ends with one of `ignored_tensors`, or begins with one of
     `other_parts`, may be there without being used. The prefixes in `renamed` of names in the checkpoint are replaced
-    first, longest first; `omitted` is left out where it stands before the end of a name. Where transformers calls a part
-    of a module's name otherwise than checkpoints do, `synonyms` has that by its own: adapters have either.
+    first, longest first; `omitted` is left out where it stands before the end of a name. Where transformers calls a
+    part of a module's name otherwise than checkpoints do, `synonyms` has that by its own: adapters have either.
 
     A family that transformers does not have is compared with one there that computes the same: `like`. With `mtp` its
     checkpoints may have a layer that predicts a further token, as many as `ModelConfig.mtp_layers` says.

@@ -1,8 +1,8 @@
 """New keys and values of bfloat16 on their way into pages of pairs.
 
 Keys of a head are [H / 2, C, 2], values [C / 2, H, 2]: a word of 32 bits holds two neighbouring numbers of a key, or
-the same number of the values of two tokens. The second token may come in a later step, or be written by another thread at
-the same time, so nothing but its own half of a word is written for a single token.
+the same number of the values of two tokens. The second token may come in a later step, or be written by another thread
+at the same time, so nothing but its own half of a word is written for a single token.
 """
 
 from llvmlite import ir

@@ -120,11 +120,12 @@ def test_stages(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_slots_for_adapters(tmp_path: Path) -> None:
     """An adapter comes into a slot of an engine from a bundle without compiling; other slots are another engine's."""
-    slots = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    slots: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     flags = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"]
     assert cli.main(["compile", "demo", "--output", str(tmp_path / "bundle"), *FLAGS, *flags]) == 0
     check(tmp_path / "bundle", OPTIONS | slots, LoRARequest("own", 1, str(write_adapter(tmp_path / "own", scale=0.3))))
-    for others in ({}, {**slots, "max_lora_rank": 16}):
+    several: list[dict[str, Any]] = [{}, {**slots, "max_lora_rank": 16}]
+    for others in several:
         with pytest.raises(ConfigError, match="this bundle is for another engine: "):
             LLM("demo", **OPTIONS, **others, executables=str(tmp_path / "bundle"))
 
