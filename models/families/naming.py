@@ -15,6 +15,7 @@ _OLD: Final = {
 
 _TYPES: Final = {
     "baichuan": "BaichuanForCausalLM",
+    "bertgeneration": "BertGenerationDecoder",
     "gptsw3": "GPT2LMHeadModel",
     "hunyuanv1dense": "HunYuanDenseV1ForCausalLM",
     "hunyuanv1moe": "HunYuanMoEV1ForCausalLM",
@@ -62,6 +63,9 @@ def _of_type(file: ConfigFile) -> str:
         return _TYPES[wanted]
     uses = {use: name for name in known_architectures() for family, use in [split(name)] if _plain(family) == wanted}
     order = ("ForConditionalGeneration", *_USES) if file.values.get("text_config") else _USES
+    if "ForMaskedLM" in uses and not file.values.get("is_decoder"):
+        # An encoder, which generates only where it is said to.
+        order = ("Model", *_USES)
     found = next((uses[use] for use in order if use in uses), None)
     if found is None:
         raise ModelError(

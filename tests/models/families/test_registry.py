@@ -53,7 +53,7 @@ ADVICE = "`jaxllm models` lists all supported ones, and docs/add-a-model.md expl
             "BertForCausalLM",
             (
                 "supported architectures of Bert are BertForMaskedLM, BertForSequenceClassification, "
-                "BertForTokenClassification, BertModel"
+                "BertForTokenClassification, BertLMHeadModel, BertModel"
             ),
         ),
     ],
