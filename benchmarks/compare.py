@@ -235,7 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     machine = measure_machine()
     print(
         f"this machine: {machine.flops / 1e9:.0f} GFLOP/s of float32 in registers, "
-        f"{machine.bfloat16_flops / 1e9:.0f} of bfloat16, {machine.bandwidth / 1e9:.0f} GB/s of memory; {options.dtype}"
+        f"{machine.bfloat16_flops / 1e9:.0f} of bfloat16, {machine.bandwidth / 1e9:.0f} GB/s from memory; "
+        f"{options.dtype}"
     )
     print(f"{'model':5} {'workload':40}   jaxllm     vLLM, how many times better jaxllm is (shares of the bound)")
     rows = []
