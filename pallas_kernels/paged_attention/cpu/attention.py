@@ -62,11 +62,12 @@ def attention_target(dtype: str, *, scaled: bool = False, spans: bool = False, p
 
 
 def _build(dtype: str, *, scaled: bool, spans: bool, paired: bool) -> bytes:
-    from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS
     from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
-    return build(make_kernel(PAIRS if paired else dtype, CACHE_BYTES[dtype], scaled=scaled, spans=spans))
+    # For pairs: `cpu_common.bfloat16.PAIRS`.
+    kind = f"{dtype}_pairs" if paired else dtype
+    return build(make_kernel(kind, CACHE_BYTES[dtype], scaled=scaled, spans=spans))
 
 
 def cpu_paged_attention(
