@@ -81,8 +81,10 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
     rotation = jnp.asarray(cos), jnp.asarray(sin)
     out, found_cache = merged_pairs(qkv, rotation, cache, 1, inputs.batch, inputs.options)
     # Queries that are not rounded between rotation and scale differ by half of a last place.
-    np.testing.assert_allclose(np.float32(out.reshape(wanted.shape)), np.float32(wanted), rtol=0, atol=2e-2)
-    np.testing.assert_allclose(np.float32(found_cache), np.float32(wanted_cache), rtol=2**-7, atol=1e-30)
+    found, expected = (np.asarray(each, np.float32).reshape(wanted.shape) for each in (out, wanted))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2)
+    found, expected = (np.asarray(each, np.float32) for each in (found_cache, wanted_cache))
+    np.testing.assert_allclose(found, expected, rtol=2**-7, atol=1e-30)
 
 
 def _turned(x: Any, cos: np.ndarray, sin: np.ndarray) -> Any:
