@@ -31,8 +31,8 @@ from tests.quick import QUICK
 
 SOON = ("llama", "phi3", "gpt2", "deepseek_v2", "mamba2")
 SHAPE, SLOT = AdapterShape(16, 8, "float32"), 5
-REFUSED = ("altup_", "per_layer_model_projection", "project_in", "project_out")
-"""Parts of names of modules without slots: what is before and after the layers."""
+REFUSED = ("altup_", "per_layer_model_projection", "project_in", "project_out", "indexer.weights_proj", "mlp.gate.wg")
+"""Parts of names of modules without slots: before and after the layers, weights of an indexer's heads, a router."""
 
 
 def logits(folder: Path, adapter: Path | None, stack: str, shape: AdapterShape = SHAPE) -> np.ndarray:
@@ -69,6 +69,13 @@ def logits(folder: Path, adapter: Path | None, stack: str, shape: AdapterShape =
 
     run: Callable[..., jax.Array] = jax.jit(step, compiler_options=QUICK)
     return np.asarray(run(parameters, arrays))
+
+
+@pytest.mark.parametrize(("name", "module"), [("deepseek_v32", "indexer.weights_proj"), ("hunyuan_moe", "mlp.gate.wg")])
+def test_a_matrix_without_slots_is_named(tmp_path: Path, name: str, module: str) -> None:
+    folder = save(train(FAMILIES[name].save(tmp_path), target_modules=[module]), tmp_path / "adapter")
+    with pytest.raises(AdapterError, match=rf"adapters of 'model.layers.0.\S*{module}' are not supported; merge the"):
+        logits(tmp_path, folder, "loop")
 
 
 @pytest.mark.parametrize(
