@@ -21,7 +21,7 @@ FIRST_COMPARISON, LAST_COMPARISON, GROWTH = 16, 4096, 4
 """Uses of drafts before the first one, and so many times as many before each later one, up to a last number."""
 
 FEW_TOKENS = 16 * COMPARISON
-"""Tokens of a request that what makes drafts may have missed and still guess well: some rests of comparison."""
+"""Generated tokens of a request that what makes drafts may have missed and still guess well: some comparisons."""
 
 
 class DeviceDrafts:
@@ -36,10 +36,10 @@ class DeviceDrafts:
         self._num_missed = np.zeros(num_slots, np.int32)
 
     def miss(self, table: RequestTable, slots: Int32Array, num_tokens: Int32Array) -> None:
-        """The device has not read so many tokens of these slots, int32 [n] each."""
+        """The device has not read so many tokens of these slots, int32 [n] each: of a prompt, if more than one."""
         before = np.where(self._missed[slots] == table.generation[slots], self._num_missed[slots], 0)
         self._missed[slots] = table.generation[slots]
-        self._num_missed[slots] = before + num_tokens
+        self._num_missed[slots] = before + np.where(num_tokens > 1, FEW_TOKENS + 1, num_tokens)
 
     def has_read(self, table: RequestTable, slots: Int32Array) -> npt.NDArray[np.bool_]:
         """Whether the device has read all tokens of each of these slots but a few, bool [n].
@@ -102,11 +102,14 @@ class DraftPace:
         """Whether the device did not read the text of the last step."""
         return self._rests
 
-    def rests(self, *, begins: bool) -> bool:
-        """Whether the device rests in the step that is planned now, in which some request begins or none."""
+    def rests(self, *, begins: bool, reads_prompt: bool = False) -> bool:
+        """Whether the device rests in the step that is planned now, in which some request begins or none.
+
+        No step that reads a part of a prompt, beginning or not, is one for comparison.
+        """
         if self._rests:
             self._rest_left -= 1
-            if self._rest_left < 0 and (begins or self._compares):
+            if (self._rest_left < 0 and (begins or self._compares)) or (self._compares and reads_prompt):
                 self._rests = self._compares = False
                 self._pause = self._left = 0
         return self._rests

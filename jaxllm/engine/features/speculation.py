@@ -134,8 +134,9 @@ class Speculation(StepFeature):
         """Let the device make drafts of what follows this step, if some request of it can use them."""
         assert self._on_device is not None
         table = self._scheduler.table
-        if self._pace.rests(begins=bool(plan.admitted)):
-            self._on_device.miss(table, plan.slots, plan.num_new_tokens)
+        own = plan.num_new_tokens if plan.num_drafts is None else plan.num_new_tokens - plan.num_drafts
+        if self._pace.rests(begins=bool(plan.admitted), reads_prompt=bool((own > 1).any())):
+            self._on_device.miss(table, plan.slots, own)
             for part in _parts_of(plan):
                 part.is_followed = False
             return

@@ -43,6 +43,8 @@ def collected() -> dict[str, SeeingCase]:
 
 
 CASES = collected()
+OF_AUTHORS = ("internvl published",)
+"""Their adapters are trained with code of their authors, which calls modules as checkpoints do."""
 OF_TEXT = ("input_ids", "attention_mask", "mm_token_type_ids")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -144,7 +146,7 @@ def test_rows(saved: Saved) -> None:
         np.testing.assert_allclose(rows_of(model, saved.folder, image) / scale, wanted / scale, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("saved", CASES, indirect=True)
+@pytest.mark.parametrize("saved", [name for name in CASES if name not in OF_AUTHORS], indirect=True)
 def test_modules_that_adapters_are_trained_for(saved: Saved) -> None:
     """Those of the language model have their places. Where the model sees, no other is passed over without a word."""
     linear = [name for name, module in saved.model.named_modules() if isinstance(module, torch.nn.Linear)]

@@ -13,6 +13,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.features import speculation
 from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.request import Request
+from jaxllm.speculation import device_drafts
 from tests.e2e.driving import make_engine, run
 from tests.e2e.images.qwen import FAMILIES, expected, inputs_of, save
 from tests.e2e.images.qwen_prompts import Parts, pixels, seeing
@@ -80,6 +81,7 @@ def test_drafts_of_the_device(
     # The model drafts for itself, but sees no images then.
     drafter = {"method": "mtp"} if is_hybrid else {"method": "draft_model", "model": str(family[0])}
     monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
+    monkeypatch.setattr(device_drafts, "FIRST_COMPARISON", 10**6)  # it reads every token
     engine = make_engine(model=str(family[0]), **SMALL, speculative_config={**drafter, "num_speculative_tokens": 3})
     for _ in range(2):
         found = run(engine, requests())

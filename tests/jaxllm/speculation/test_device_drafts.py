@@ -75,6 +75,18 @@ def test_an_unknown_size_is_compared_soon() -> None:
     assert len(begun) == 40 * COMPARISON
 
 
+def test_no_part_of_a_prompt_is_missed_for_a_comparison() -> None:
+    pace = DraftPace()
+    for _ in range(FIRST_COMPARISON):
+        pace.note(used=True)
+    assert pace.rests(begins=False)
+    assert not pace.rests(begins=False, reads_prompt=True)
+    assert not pace.rests(begins=False)
+    table, drafts, slots = RequestTable(2, 16, 4), DeviceDrafts(2, 3), np.arange(2, dtype=np.int32)
+    drafts.miss(table, slots, np.array([1, 2], np.int32))
+    assert drafts.has_read(table, slots).tolist() == [True, False]
+
+
 def test_rests_are_short_again_after_drafts_that_were_used() -> None:
     pace = DraftPace()
     steps_until_rest(pace)
@@ -92,8 +104,10 @@ def test_no_drafts_for_a_text_that_was_not_read() -> None:
     table, drafts = RequestTable(2, 16, 4), DeviceDrafts(2, 3)
     slots = np.arange(2, dtype=np.int32)
     table.num_tokens[:] = 5
-    drafts.miss(table, slots, np.array([FEW_TOKENS, FEW_TOKENS - 1], np.int32))
-    drafts.miss(table, slots, np.ones(2, np.int32))
+    for _ in range(FEW_TOKENS):
+        drafts.miss(table, slots, np.ones(2, np.int32))
+    assert drafts.has_read(table, slots).all(), "a few tokens"
+    drafts.miss(table, slots[:1], np.ones(1, np.int32))
     drafts.take(table, slots, np.full(2, 5, np.int32), np.arange(6, dtype=np.int32).reshape(2, 3))
     counts, ids = drafts.propose(table, slots, np.full(2, 3, np.int32))
     assert counts.tolist() == [0, 3]
