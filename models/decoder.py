@@ -18,7 +18,6 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.sharding import model_parallel, split_kv_heads
 from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
-from jaxllm.pallas_kernels.latent_attention import prepare_latent
 from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, get_backend, prepare, prepare_chunked
 
 if TYPE_CHECKING:
@@ -80,6 +79,9 @@ class Decoder(nnx.Module):
             views[view] = view.of(tables[view.table])
             implementation = self.options.attention
             if cache.pages and self.config.latent is not None:
+                # Few models have it: starts of others are faster without.
+                from jaxllm.pallas_kernels.latent_attention import prepare_latent
+
                 num_heads = self.config.num_heads // model_parallel(self.options.mesh)
                 most_short = 1 + self.options.most_drafts
                 views[view] = prepare_latent(implementation, views[view], num_heads, most_short)

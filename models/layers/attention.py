@@ -157,14 +157,13 @@ class Attention(nnx.Module):
     def _attend_whole_texts(self, query: jax.Array, key: jax.Array, value: jax.Array, ragged: RaggedBatch) -> jax.Array:
         """Attention [T, N, H] within the texts of a step, each of which is there from its first token to its last."""
         # Few models have it: starts of others are faster without the imports.
-        from jaxllm.pallas_kernels.segment_attention.api import segment_attention
-        from jaxllm.pallas_kernels.segment_attention.segments import Segments
+        from jaxllm.pallas_kernels.segment_attention import api, segments
 
-        segments = Segments(ragged.query_start, ragged.token_rows, ragged.num_tokens, ragged.num_requests)
+        texts = segments.Segments(ragged.query_start, ragged.token_rows, ragged.num_tokens, ragged.num_requests)
         group = query.shape[1] // key.shape[1]
         key, value = jnp.repeat(key, group, axis=1), jnp.repeat(value, group, axis=1)
         scale = self.key_size**-0.5 if self.plan.scale is None else self.plan.scale
-        return segment_attention(query, key, value, segments, scale=scale, window=self.plan.window or None)
+        return api.segment_attention(query, key, value, texts, scale=scale, window=self.plan.window or None)
 
     def _options(self) -> AttentionOptions:
         plan = self.plan
