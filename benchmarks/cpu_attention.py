@@ -1,4 +1,4 @@
-"""Attention on CPU over a cache of bfloat16 as it is (AVX512-BF16), compared with one widened to float32, in turn.
+"""Attention on CPU over a cache of bfloat16 as it is (AVX512-BF16), and widened to float32, alternating.
 
     python -m benchmarks.cpu_attention [--heads 12,4,64] [--layers 12] [--batches 8x200,32x200,8x8000,p2000]
 

@@ -71,8 +71,8 @@ class Linear(Matrix):
         if last is not None:
             fused = replace(fused, residual=None)
         # Where a library or a kernel is called for the product, a float32 result is written, and read again to be
-        # rounded. Adapters are added to it before, unless that would take longer than the product of the adapters. What
-        # is added to a residual is never rounded alone.
+        # rounded. Adapters are added to it before. A kernel that adds to bfloat16 gets it rounded: to convert it would
+        # take longer than to add. A sum with a residual is rounded once, at the end.
         is_whole = self.bias is None and (slots is None or (slots.takes_rounded and fused.residual is None))
         rounds = partial or (is_whole and (self.is_packed or self.platform == "gpu"))
         kind = x.dtype if rounds else jnp.float32

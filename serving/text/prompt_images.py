@@ -135,6 +135,9 @@ class PromptImages:
             raise RequestError(
                 f"the prompt names {len(set(numbers))} images, but {len(prepared)} images were given", FIELD
             )
+        if self.most is not None:
+            # A name of a few bytes becomes thousands of tokens, each time.
+            check_count([IMAGE] * len(numbers), self.most)
         return [prepared[number] for number in numbers] if numbers else prepared
 
     @property

@@ -1,6 +1,7 @@
 """Prompts that name their images, by numbers as Phi-3-Vision's do, or without as InternVL's."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,14 @@ def test_images_by_their_numbers(images: PromptImages, text: str, count: int) ->
 def test_numbers_that_do_not_fit(images: PromptImages, text: str, count: int, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         placed(images, text, count)
+
+
+def test_each_name_counts_as_an_image(images: PromptImages) -> None:
+    """One image that is named without end would be written out before anything counts tokens."""
+    limited = replace(images, most={IMAGE: 2})
+    assert placed(limited, "<|image_1|> and <|image_1|>", 1)[0]
+    with pytest.raises(RequestError, match=r"100000 images: a prompt may have at most 2 \(max_images_per_prompt\)"):
+        placed(limited, "<|image_1|>" * 100_000, 1)
 
 
 def test_images_without_numbers() -> None:
