@@ -60,9 +60,9 @@ class Attention(nnx.Module):
         self.kv_scales = parameter((2,), jnp.dtype("float32"), sharding(options.mesh)) if has_scales else None
         # Some backends take what the product makes, and rotate it on the way.
         self.scale_bytes = layout.scale_bytes(size)
-        stored = layout.dtype if self.scale_bytes == 0 else dtype.name
-        supports_merged = stored == dtype.name and get_backend(options.attention).supports_merged(size, dtype.name)
-        self.is_merged = supports_merged and options.mesh is None and _is_plain(plan)
+        supports_merged = get_backend(options.attention).supports_merged
+        is_supported = supports_merged(size, dtype.name, layout.dtype, self.scale_bytes)
+        self.is_merged = is_supported and options.mesh is None and _is_plain(plan)
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1

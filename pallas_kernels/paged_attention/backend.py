@@ -102,8 +102,10 @@ class Backend:
     supports_spans: bool = False
     """Whether tokens may see later ones of their row, see `RaggedBatch.visible_until`."""
     merged: MergedAttention | None = None
-    supports_merged: Callable[[int, str], bool] = lambda head_size, dtype: False
-    """Whether `merged` can, for heads of a size, and activations and a cache of a type (NumPy's name)."""
+    supports_merged: Callable[[int, str, str, int], bool] = lambda head_size, dtype, stored, scale_bytes: False
+    """Whether `merged` can, for heads of a size, activations and a cache of types (NumPy's names), and so many bytes of
+    scales after each stored head.
+    """
 
 
 BACKENDS: Mapping[str, str] = {

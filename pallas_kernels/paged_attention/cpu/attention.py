@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, CacheGeometry
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import SCALE
@@ -51,23 +52,27 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1
 """Types of KV cache that the kernel reads, and their bytes."""
 
 
-def attention_target(dtype: str, *, scaled: bool = False, spans: bool = False, paired: bool = False) -> Target:
+def attention_target(
+    dtype: str, *, scaled: bool = False, spans: bool = False, paired: bool = False, is_narrow: bool = False
+) -> Target:
     """The kernel for a cache of a type (NumPy's name), whose tokens and heads have scales of their own if `scaled`.
 
-    With `spans` tokens may see later ones. `paired` is for a cache of `cpu.pairs`, of bfloat16.
+    With `spans` tokens may see later ones. `paired` is for a cache of `cpu.pairs`, of bfloat16; `is_narrow` for other
+    caches, if queries and results are bfloat16.
     """
-    parts = {"pairs": paired, "scaled": scaled, "spans": spans}
+    parts = {"pairs": paired, "scaled": scaled, "spans": spans, "narrow": is_narrow}
     name = "_".join(["jaxllm_paged_attention", dtype, *(part for part, is_there in parts.items() if is_there)])
-    return Target(name, partial(_build, dtype, scaled=scaled, spans=spans, paired=paired), Path(__file__).parent)
+    make = partial(_build, dtype, scaled=scaled, spans=spans, paired=paired, is_narrow=is_narrow)
+    return Target(name, make, Path(__file__).parent)
 
 
-def _build(dtype: str, *, scaled: bool, spans: bool, paired: bool) -> bytes:
+def _build(dtype: str, *, scaled: bool, spans: bool, paired: bool, is_narrow: bool) -> bytes:
     from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
     # For pairs: `cpu_common.bfloat16.PAIRS`.
     kind = f"{dtype}_pairs" if paired else dtype
-    return build(make_kernel(kind, CACHE_BYTES[dtype], scaled=scaled, spans=spans))
+    return build(make_kernel(kind, CACHE_BYTES[dtype], scaled=scaled, spans=spans, is_narrow=is_narrow))
 
 
 def cpu_paged_attention(
@@ -94,9 +99,13 @@ def cpu_paged_attention(
     return out.astype(q.dtype), kv_cache
 
 
-def supports_merged(head_size: int, dtype: str) -> bool:
-    """Whether `merged_attention` can, for activations and a cache of a type (NumPy's name)."""
-    return dtype == "float32" and head_size % (2 * MULTIPLE) == 0
+def supports_merged(head_size: int, dtype: str, stored: str, scale_bytes: int) -> bool:
+    """See `Backend.supports_merged`. bfloat16 is rounded by an instruction that not all processors have."""
+    if head_size % (2 * MULTIPLE) or dtype not in ("float32", "bfloat16"):
+        return False
+    if dtype == "bfloat16":
+        return scale_bytes > 0 and host_processor().multiplies_bfloat16
+    return scale_bytes > 0 or stored == "float32"
 
 
 def merged_attention(
@@ -110,27 +119,30 @@ def merged_attention(
     """`cpu_paged_attention` of queries, keys and values that one product has made, before the rotary embedding.
 
     Args:
-        qkv: float32 [T, (N + 2 K) * H]: the query heads of a token, then its keys, then its values.
+        qkv: float32 [T, (N + 2 K) * H]: the query heads of a token, then its keys, then its values. bfloat16 if the
+            cache is int8.
         rotation: cosine and sine, float32 [T, H / 2], of the angles by which the pairs (i, i + H / 2) of queries and
             keys are turned.
         kv_cache: float32 [L, P, 2, K, C * H], or int8 with a scale for each token and head.
         layer, batch, options: see `paged_attention`; no scales of a whole layer.
 
-    Returns float32 [T, N * H] and the cache.
+    Returns [T, N * H], of the type of `qkv`, and the cache.
 
     Raises:
         ValueError: a type is not float32, or half a head is no multiple of 16.
     """
     cos, sin = rotation
     head_size = 2 * cos.shape[1]
+    is_narrow = options.scale_bytes > 0 and qkv.dtype == jnp.bfloat16
     is_stored = kv_cache.dtype == (jnp.int8 if options.scale_bytes else jnp.float32)
-    if not (is_stored and qkv.dtype == cos.dtype == sin.dtype == jnp.float32) or cos.shape[1] % MULTIPLE:
+    is_taken = (is_narrow or qkv.dtype == jnp.float32) and cos.dtype == sin.dtype == jnp.float32
+    if not (is_stored and is_taken) or cos.shape[1] % MULTIPLE:
         raise ValueError(
             f"{qkv.dtype} of heads of {head_size} for a cache of {kv_cache.dtype}: needs float32 and a multiple of 32"
         )
     tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
     arrays = (qkv.reshape(tokens, -1, head_size),) * 3
-    out, kv_cache = call_kernel(arrays, num_heads, kv_cache, layer, batch, options, rotation)
+    out, kv_cache = call_kernel(arrays, num_heads, kv_cache, layer, batch, options, rotation, is_narrow=is_narrow)
     return out.reshape(tokens, num_heads * head_size), kv_cache
 
 
@@ -144,8 +156,9 @@ def call_kernel(
     rotation: tuple[jax.Array, jax.Array] | None,
     *,
     paired: bool = False,
+    is_narrow: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Results [T, N, H], float32 or if `paired` bfloat16, and the cache; `arrays` are as in `work`.
+    """Results [T, N, H], float32 or if `paired` or `is_narrow` bfloat16, and the cache; `arrays` are as in `work`.
 
     Raises:
         ValueError: heads or pages are no multiples of 16.
@@ -155,8 +168,10 @@ def call_kernel(
     if head_size % MULTIPLE or page_size % MULTIPLE:
         raise ValueError(f"head size {head_size} and page size {page_size} must be multiples of {MULTIPLE}")
     until = () if batch.visible_until is None else (batch.visible_until,)
-    target = attention_target(kv_cache.dtype.name, scaled=options.scale_bytes > 0, spans=len(until) > 0, paired=paired)
+    scaled, spans = options.scale_bytes > 0, len(until) > 0
+    target = attention_target(kv_cache.dtype.name, scaled=scaled, spans=spans, paired=paired, is_narrow=is_narrow)
     provide(target)
+    result = jnp.bfloat16 if paired or is_narrow else jnp.float32
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
     sinks, slopes = options.sinks, options.alibi_slopes
     k_scale, v_scale = (1.0 if factor is None else factor for factor in (options.k_scale, options.v_scale))
@@ -166,7 +181,7 @@ def call_kernel(
     out, kv_cache = jax.ffi.ffi_call(
         target.name,
         (
-            jax.ShapeDtypeStruct((tokens, num_heads, head_size), jnp.bfloat16 if paired else jnp.float32),
+            jax.ShapeDtypeStruct((tokens, num_heads, head_size), result),
             jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),
         ),
         input_output_aliases={3: 1},

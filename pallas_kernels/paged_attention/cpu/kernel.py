@@ -97,10 +97,11 @@ def _make_go_through(kind: str, *, scaled: bool, spans: bool) -> Any:
     return go_through
 
 
-def _make_attend(kind: str, *, scaled: bool, spans: bool) -> Any:
+def _make_attend(kind: str, *, scaled: bool, spans: bool, is_narrow: bool) -> Any:
     go_through = _make_go_through(kind, scaled=scaled, spans=spans)
     _, furthest = visible_ends(spans=spans)
-    start_rows, finish_rows = (make(is_narrow=kind == PAIRS) for make in (make_start_rows, make_finish_rows))
+    start_rows = make_start_rows(is_narrow=is_narrow, paired=kind == PAIRS)
+    finish_rows = make_finish_rows(is_narrow=is_narrow)
 
     @compiled
     def attend(work: int, chunk: int, head: int, scratch: int) -> None:
@@ -126,29 +127,37 @@ def _make_attend(kind: str, *, scaled: bool, spans: bool) -> Any:
     return attend
 
 
-def _make_writer(kind: str, bytes_each: int, *, scaled: bool) -> Any:
+def _make_writer(kind: str, bytes_each: int, *, scaled: bool, is_narrow: bool) -> Any:
     if kind == PAIRS:
         return write_pairs
-    return make_scaled_write() if scaled else make_write(kind, bytes_each)
+    return make_scaled_write(is_narrow=is_narrow) if scaled else make_write(kind, bytes_each)
 
 
-def _bytes_of(kind: str, bytes_each: int, *, scaled: bool) -> tuple[int, int, int]:
+def _bytes_of(kind: str, bytes_each: int, *, scaled: bool, is_narrow: bool) -> tuple[int, int, int]:
     """Bytes of a new key's number, of a result's, and of what products take of a cached key at a time."""
-    if kind == PAIRS:
-        return bytes_each, bytes_each, 2 * bytes_each
-    return 4 if scaled else bytes_each, 4, bytes_each
+    activation = 2 if is_narrow else 4
+    return (
+        activation if scaled else bytes_each,
+        activation,
+        2 * bytes_each if kind == PAIRS else bytes_each,
+    )
 
 
-def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False, spans: bool = False) -> Kernel:
+def make_kernel(
+    kind: str, bytes_each: int, *, scaled: bool = False, spans: bool = False, is_narrow: bool = False
+) -> Kernel:
     """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes, or for one of `PAIRS`.
 
-    For pairs queries, new keys and values, and results are bfloat16. For others queries and results are float32.
+    Queries and results are float32, or bfloat16 if `is_narrow`. New keys and values have the cache's type.
 
-    If `scaled`, that is int8, each token and head has a scale in the page, and new keys and values are float32. With
-    `spans` there is one more argument, which says how far tokens see.
+    If `scaled`, that is int8, each token and head has a scale in the page, and new keys and values have the type of
+    queries. With `spans` there is one more argument, which says how far tokens see.
     """
-    write, attend = _make_writer(kind, bytes_each, scaled=scaled), _make_attend(kind, scaled=scaled, spans=spans)
-    source_bytes, result_bytes, column_bytes = _bytes_of(kind, bytes_each, scaled=scaled)
+    is_narrow = is_narrow or kind == PAIRS
+    write = _make_writer(kind, bytes_each, scaled=scaled, is_narrow=is_narrow)
+    attend = _make_attend(kind, scaled=scaled, spans=spans, is_narrow=is_narrow)
+    sizes = _bytes_of(kind, bytes_each, scaled=scaled, is_narrow=is_narrow)
+    source_bytes, result_bytes, column_bytes = sizes
 
     @compiled
     def plan(frame: int, work: int) -> int:

@@ -88,9 +88,9 @@ def _check(kv_cache: jax.Array) -> None:
         raise NotImplementedError(f"pairs of {kv_cache.dtype}: only bfloat16 is multiplied in pairs; use 'cpu'")
 
 
-def supports_merged(head_size: int, dtype: str) -> bool:
-    """Whether `merged_pairs` can, for activations and a cache of a type (NumPy's name)."""
-    return dtype == "bfloat16" and head_size % (2 * MULTIPLE) == 0
+def supports_merged(head_size: int, dtype: str, stored: str, scale_bytes: int) -> bool:
+    """See `Backend.supports_merged`."""
+    return stored == dtype == "bfloat16" and scale_bytes == 0 and head_size % (2 * MULTIPLE) == 0
 
 
 BACKEND = Backend(

@@ -8,6 +8,7 @@ from numba.core import types
 
 from jaxllm.pallas_kernels.cpu_common.attention_softmax import ONE, ZERO
 from jaxllm.pallas_kernels.cpu_common.attention_words import W_C, W_H, W_KV_STRIDE, W_NEW_K, W_NEW_V, W_POSITIONS
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import load_narrow
 from jaxllm.pallas_kernels.cpu_common.memory import byte, compiled, int32, set_byte, set_real, word
 from jaxllm.pallas_kernels.cpu_common.movers import finite
 from jaxllm.pallas_kernels.cpu_common.vectors import (
@@ -16,15 +17,17 @@ from jaxllm.pallas_kernels.cpu_common.vectors import (
     LANES,
     emit_load,
     emit_maximum,
+    load,
     max_lanes,
     maximum,
     number,
     operation,
     pointer,
     splat,
+    store,
     vector,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
+from jaxllm.pallas_kernels.paged_attention.cpu.rotate import make_rotate
 from jaxllm.pallas_kernels.paged_attention.cpu.work import key_and_value_at
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import INVERSE, LARGEST, SMALLEST
 
@@ -67,8 +70,10 @@ def _quantise_head(source: int, to: int, scale_at: int, head_size: int) -> None:
         _quantise(to, source, place, factor)
 
 
-def make_scaled_write() -> Any:
-    """The function that writes, from float32."""
+def make_scaled_write(*, is_narrow: bool) -> Any:
+    """The function that writes, from float32, or if `is_narrow` from bfloat16."""
+    source_bytes, load_from = (2, load_narrow) if is_narrow else (4, load)
+    rotate = make_rotate(load_from, store)
 
     @compiled
     def write(work: int, row: int, first: int, last: int, head: int, scratch: int) -> None:
@@ -78,11 +83,13 @@ def make_scaled_write() -> Any:
         for token in range(first, last):
             position = int32(word(work, W_POSITIONS), token)
             key, value, key_scale, value_scale = key_and_value_at(work, row, position, head)
-            source = 4 * (token * stride + head * head_size)
+            source = source_bytes * (token * stride + head * head_size)
             rotate(work, token, word(work, W_NEW_K) + source, scratch, ONE)
             _quantise_head(scratch, numbers, key_scale, head_size)
             for place in range(head_size):
                 set_byte(key, place * page_size, byte(numbers, place))
-            _quantise_head(word(work, W_NEW_V) + source, value, value_scale, head_size)
+            for place in range(0, head_size, LANES):
+                store(scratch, place, load_from(word(work, W_NEW_V) + source, place))
+            _quantise_head(scratch, value, value_scale, head_size)
 
     return write

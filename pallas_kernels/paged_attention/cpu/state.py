@@ -52,9 +52,9 @@ def copy_rows(work: int, first: int, count: int, state: int, to: int) -> None:
             store(to_sums, place * head_size + number, load(sums, source * head_size + number))
 
 
-def make_start_rows(*, is_narrow: bool) -> Any:
-    """`start_rows`, from float32 queries, or if `is_narrow` from bfloat16."""
-    rotate = make_rotate(load_narrow, store_narrow) if is_narrow else make_rotate(load, store)
+def make_start_rows(*, is_narrow: bool, paired: bool) -> Any:
+    """`start_rows`, from float32 queries, or if `is_narrow` from bfloat16, which they become again if `paired`."""
+    rotate = make_rotate(load_narrow if is_narrow else load, store_narrow if paired else store)
     bytes_each = 2 if is_narrow else 4
 
     @compiled

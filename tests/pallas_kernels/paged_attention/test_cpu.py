@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.paged_attention.backend import get_backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
@@ -73,6 +74,26 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
     )
     np.testing.assert_allclose(out.reshape(wanted.shape), wanted, rtol=0, atol=5e-6)
     np.testing.assert_allclose(found_cache, wanted_cache, rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not host_processor().multiplies_bfloat16, reason="needs AVX512-BF16 to round")
+def test_merged_bfloat16_over_int8_with_scales() -> None:
+    rows = ((1, 5), (70, 3), (3, 29))
+    case = Case("merged_int8", rows, num_heads=6, dtype="bfloat16", kv_dtype="int8", scale_bytes=4)
+    inputs = cached_inputs(case)
+    angles = np.random.default_rng(0).uniform(-4, 4, (inputs.q.shape[0], case.head_size // 2))
+    rotation = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
+    cache = get_backend("cpu").from_canonical(inputs.kv_cache, inputs.options.scale_bytes)
+    query, key = (_turned(np.asarray(each, np.float32), *rotation) for each in (inputs.q, inputs.k))
+    # Float32 from the same bfloat16: what differs is that results are rounded.
+    wanted, wanted_cache = replace(inputs, q=query, k=key, v=inputs.v.astype(jnp.float32), kv_cache=cache).call("cpu")
+    qkv = jnp.concatenate([inputs.q, inputs.k, inputs.v], axis=1).reshape(inputs.q.shape[0], -1)
+    angles_of = tuple(jnp.asarray(each) for each in rotation)
+    out, found_cache = merged_attention(qkv, angles_of, cache, 1, inputs.batch, inputs.options)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(out, np.float32).reshape(wanted.shape), wanted, rtol=2**-8, atol=1e-5)
+    # A number of half a step may be rounded the other way, since angles were multiplied in float64.
+    assert np.mean(np.asarray(found_cache) != np.asarray(wanted_cache)) < 0.01
 
 
 def test_merged_wants_float32() -> None:
