@@ -2,6 +2,9 @@
 
     python -m benchmarks.peers.worker ENGINE OPTIONS      ENGINE: jaxllm or vllm; OPTIONS: JSON
 
+`OPTIONS["extra"]` are options of that engine alone. With folders in `OPTIONS["adapters"]`, each request uses one of
+these LoRA adapters, in turn.
+
 Each line of input is JSON, `{"workload": {...}, "seed": 1}`; the answer is one line of JSON, a `Measurement`. The first
 line it prints says how long the start took. Other output of the engine goes to standard error. Runs under either
 interpreter.
@@ -9,6 +12,7 @@ interpreter.
 
 # mypy: disable-error-code="import-not-found"
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -29,13 +33,14 @@ class Jaxllm:
         from jaxllm import SamplingParams
         from jaxllm.config import EngineConfig
         from jaxllm.load import load_engine
+        from jaxllm.requests.lora_request import LoRARequest
 
         self._params = SamplingParams
         engine = load_engine(
             EngineConfig.from_options(
                 {
                     "model": options["model"],
-                    "load_format": "dummy",
+                    "load_format": options.get("load_format", "dummy"),
                     "dtype": options["dtype"],
                     "max_model_len": options["max_model_len"],
                     "max_num_seqs": options["max_num_seqs"],
@@ -48,6 +53,8 @@ class Jaxllm:
         )
         self._engine = cast("Engine", engine)
         self._counts: dict[str, int] = {}
+        adapters = options.get("adapters", [])
+        self._adapters = itertools.cycle([LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters)] or [None])
 
     def add(self, request_id: str, prompt: list[int], output_tokens: int) -> None:
         """See `SteppedEngine`."""
@@ -57,9 +64,9 @@ class Jaxllm:
 
         params = self._params(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
         self._counts[request_id] = 0
-        self._engine.add_request(
-            Request(request_id=request_id, prompt_token_ids=np.array(prompt, np.int32), params=params)
-        )
+        request = Request(request_id=request_id, prompt_token_ids=np.array(prompt, np.int32), params=params)
+        request.lora_request = next(self._adapters)
+        self._engine.add_request(request)
 
     def step(self) -> Sequence[tuple[str, int]]:
         """See `SteppedEngine`."""
@@ -86,11 +93,14 @@ class Vllm:
             VLLM_CPU_OMP_THREADS_BIND=f"0-{(os.cpu_count() or 1) - 1}",
         )
         from vllm import LLM, SamplingParams
+        from vllm.lora.request import LoRARequest
 
         self._params = SamplingParams
+        adapters = options.get("adapters", [])
+        self._adapters = itertools.cycle([LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters)] or [None])
         self._engine = LLM(
             model=options["model"],
-            load_format="dummy",
+            load_format=options.get("load_format", "dummy"),
             dtype=options["dtype"],
             skip_tokenizer_init=True,
             max_model_len=options["max_model_len"],
@@ -102,7 +112,8 @@ class Vllm:
     def add(self, request_id: str, prompt: list[int], output_tokens: int) -> None:
         """See `SteppedEngine`."""
         params = self._params(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False)
-        self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+        adapter = next(self._adapters)
+        self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params, lora_request=adapter)
 
     def step(self) -> Sequence[tuple[str, int]]:
         """See `SteppedEngine`."""

@@ -16,7 +16,8 @@ FIRST_TOKEN_ID = 3
 class Workload:
     """Requests that all arrive at once, greedy and of fixed length.
 
-    `shared_tokens` of each prompt are the same for all; prefix caching is on for that workload only.
+    `shared_tokens` of each prompt are the same for all; prefix caching is on for that workload only. With `cycle`, a
+    prompt is a text of so many tokens in order, over and over, in place of random tokens.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Workload:
     prompt_tokens: int
     output_tokens: int
     shared_tokens: int = 0
+    cycle: int = 0
 
     def __str__(self) -> str:
         shared = f", {self.shared_tokens} shared" if self.shared_tokens else ""
@@ -32,6 +34,10 @@ class Workload:
     def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
         """Random token ids; another seed gives prompts that share nothing with these."""
         rng = random.Random(seed)
+        if self.cycle:
+            texts = vocab_size // 2 // self.cycle
+            starts = [self.cycle * rng.randrange(texts) for _ in range(self.requests)]
+            return [[start + place % self.cycle for place in range(self.prompt_tokens)] for start in starts]
 
         def tokens(count: int) -> list[int]:
             return [rng.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(count)]
