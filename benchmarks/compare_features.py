@@ -1,10 +1,11 @@
-"""What adapters and drafts cost or bring in jaxllm and in vLLM for CPU on this machine, alternating.
+"""What adapters and drafts cost or bring in jaxllm and in vLLM for CPU on this machine.
 
 `adapters`: 32 requests of 128 tokens that make 64, over 8 LoRA adapters of rank 16 for all linear layers, in turn, and
 the same requests without any, in an engine that has no slots for adapters. `drafts`: requests that copy their prompt,
 with and without n-grams of the prompt as drafts, on the model of `benchmarks.speculation`.
 
-For each engine: output tokens/s, prompts included, without and with the feature, and their ratio.
+For one engine after the other, two processes that alternate: output tokens/s, prompts included, without and with the
+feature, and their ratio. vLLM takes over a minute for a run with adapters.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def with_feature(feature: str, engine: str, adapters: Sequence[str]) -> dict[str
 
 def compare(feature: str, dtype: str, pythons: dict[str, Path], runs: int) -> Iterator[dict[str, Any]]:
     """A row for each workload and engine. `dtype` is that of weights, activations and cache."""
-    with tempfile.TemporaryDirectory(prefix="jaxllm-compare-") as scratch, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="jaxllm-compare-") as scratch:
         folder = Path(scratch)
         drafts = feature == "drafts"
         model = write_chain_model(folder / "model") if drafts else write_reference_model(folder / "model")
@@ -58,35 +59,33 @@ def compare(feature: str, dtype: str, pythons: dict[str, Path], runs: int) -> It
             "kv_bytes": KV_BYTES,
             "vocab_size": VOCAB_SIZE,
         }
-        workers: dict[tuple[str, bool], Worker] = {}
         for engine, python in pythons.items():
-            for on in (False, True):
-                cache = folder / f"{engine}-{on}"
-                cache.mkdir()
-                added = with_feature(feature, engine, [each.lora_path for each in adapters]) if on else {}
-                workers[engine, on] = stack.enter_context(started(engine, python, {**options, **added}, cache))
-        for workload in COPIES if drafts else (MANY,):
-            yield from _in_turn(workers, workload, runs)
+            with ExitStack() as stack:
+                workers = []
+                for on in (False, True):
+                    cache = folder / f"{engine}-{on}"
+                    cache.mkdir()
+                    added = with_feature(feature, engine, [each.lora_path for each in adapters]) if on else {}
+                    workers.append(stack.enter_context(started(engine, python, {**options, **added}, cache)))
+                for workload in COPIES if drafts else (MANY,):
+                    yield {"workload": str(workload), "engine": engine, **_in_turn(workers, workload, runs)}
 
 
-def _in_turn(workers: dict[tuple[str, bool], Worker], workload: Workload, runs: int) -> Iterator[dict[str, Any]]:
-    """Medians over `runs` runs of each worker, after some to warm up."""
-    figures: dict[tuple[str, bool], list[float]] = {each: [] for each in workers}
+def _in_turn(workers: Sequence[Worker], workload: Workload, runs: int) -> dict[str, float]:
+    """Medians over `runs` runs of both workers, after some to warm up."""
+    figures: list[list[float]] = [[] for _ in workers]
     for seed in range(WARM_UPS + runs):
-        for each in list(workers) if seed % 2 else list(workers)[::-1]:
+        for place in (0, 1) if seed % 2 else (1, 0):
             time.sleep(PAUSE_S)
-            result = workers[each].run(workload, seed)
+            result = workers[place].run(workload, seed)
             if seed >= WARM_UPS:
-                figures[each].append(result.output_tokens_per_s)
-    for engine in dict.fromkeys(engine for engine, _ in workers):
-        without, wanted = figures[engine, False], figures[engine, True]
-        yield {
-            "workload": str(workload),
-            "engine": engine,
-            "without": round(statistics.median(without), 1),
-            "with": round(statistics.median(wanted), 1),
-            "ratio": round(statistics.median(b / a for a, b in zip(without, wanted, strict=True)), 3),
-        }
+                figures[place].append(result.output_tokens_per_s)
+    without, wanted = figures
+    return {
+        "without": round(statistics.median(without), 1),
+        "with": round(statistics.median(wanted), 1),
+        "ratio": round(statistics.median(b / a for a, b in zip(without, wanted, strict=True)), 3),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

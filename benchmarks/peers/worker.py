@@ -54,7 +54,9 @@ class Jaxllm:
         self._engine = cast("Engine", engine)
         self._counts: dict[str, int] = {}
         adapters = options.get("adapters", [])
-        self._adapters = itertools.cycle([LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters)] or [None])
+        self._adapters = itertools.cycle(
+            [LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters)] or [None]
+        )
 
     def add(self, request_id: str, prompt: list[int], output_tokens: int) -> None:
         """See `SteppedEngine`."""
@@ -97,7 +99,9 @@ class Vllm:
 
         self._params = SamplingParams
         adapters = options.get("adapters", [])
-        self._adapters = itertools.cycle([LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters)] or [None])
+        self._adapters = itertools.cycle(
+            [LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters)] or [None]
+        )
         self._engine = LLM(
             model=options["model"],
             load_format=options.get("load_format", "dummy"),
