@@ -178,6 +178,8 @@ class LatentAttentionPlan:
     rope: RopeConfig | None = RopeConfig()
     scale: float | None = None
     norm: NormPlan = NormPlan()
+    latent_scale: float = 1.0
+    """Factor on normalised latents."""
     bias: bool = False
     query_scale: QueryScale | None = None
     head_gates: bool = False

@@ -77,6 +77,8 @@ class ExpertsPlan:
     count: int
     per_token: int
     size: int
+    identities: int = 0
+    """Experts after those, which give their input back (zero-computation experts, arXiv 2509.01322)."""
     activation: str = "silu"
     is_gated: bool = True
     clamped: ClampedPlan | None = None

@@ -93,7 +93,8 @@ class LayerPlan:
     the sum, as in arXiv 1706.03762, and with a `NormedResidualPlan` the residual is, too. Blocks follow one another, or
     both take the layer's input (`is_parallel`); then without an `mlp_norm` they share what the `attention_norm` gives.
 
-    A `residual_mlp` comes between the two, with its norm, as a block of its own (Arctic).
+    A `residual_mlp` comes between the two, with its norm, as a block of its own (Arctic). Without a norm it takes what
+    the MLP gets.
 
     With a `token_input`, that is added last.
 
@@ -128,6 +129,10 @@ class LayerPlan:
     """Number of the block, of those that layers have in common, which is in place of attention and MLP (Zamba 2)."""
     adds_shared: bool = False
     """Whether the layer's input is added to by such a block, which is the layer before it."""
+    is_late: bool = False
+    """Whether the next layer adds what the MLP gives, after its own blocks (shortcut experts, arXiv 2404.05019)."""
+    adds_late: bool = False
+    """Whether the layer adds what the MLP of the one before it gives."""
     altup: AltUpPlan | None = None
     """In all layers of a model or in none."""
     adds_images: bool = False

@@ -227,7 +227,9 @@ def _layer_weights(model: ModelConfig) -> int:
     attention += 0 if each is None else model.hidden_size * each.size * model.num_layers
     attention += _altup_weights(model)
     recurrences = sum(plan.num_weights(model.hidden_size) for plan in model.recurrences)
-    return attention + recurrences + sum(_mlp_weights(model, layer.mlp) for layer in model.layers if layer.has_mlp)
+    residual = sum(_mlp_weights(model, layer.residual_mlp) for layer in model.layers)
+    mlps = sum(_mlp_weights(model, layer.mlp) for layer in model.layers if layer.has_mlp)
+    return attention + recurrences + residual + mlps
 
 
 def _attention_weights(model: ModelConfig, plan: AttentionPlan | LatentAttentionPlan) -> int:
@@ -258,7 +260,9 @@ def _mlp_weights(model: ModelConfig, plan: MLPPlan | ExpertsPlan | None) -> int:
     if plan is None:
         return 0
     if isinstance(plan, ExpertsPlan):
-        own = plan.per_token * _expert_weights(model, plan) + plan.count * model.hidden_size
+        # Were each as likely as another, so many of those that compute are chosen.
+        own = plan.per_token * plan.count * _expert_weights(model, plan) // (plan.count + plan.identities)
+        own += (plan.count + plan.identities) * model.hidden_size
         return own + _mlp_weights(model, plan.shared)
     return (3 if plan.is_gated else 2) * model.hidden_size * (plan.size or model.intermediate_size)
 
@@ -273,7 +277,7 @@ def _unread_experts(model: ModelConfig, tokens: int, item: int) -> float:
     return sum(
         _expert_weights(model, plan)
         * plan.count
-        * (1 - plan.per_token / plan.count) ** tokens
+        * (1 - plan.per_token / (plan.count + plan.identities)) ** tokens
         * _bytes_each(layer.weight_types, "mlp.expert_up", item)
         for layer in model.layers
         if isinstance(plan := layer.mlp, ExpertsPlan)

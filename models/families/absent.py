@@ -43,7 +43,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "Inkling2LoopForCausalLM": "dynamic short convolutions, and layers that run several times",
     "InklingForCausalLM": "short convolutions alongside attention, and logits by relative position",
     "JetMoeForCausalLM": "experts in place of the heads of attention",
-    "LongcatFlashForCausalLM": "two latent attentions in a layer, and experts that return their input",
     "MBartForCausalLM": DECODER_OF_TWO,
     "MarianForCausalLM": DECODER_OF_TWO,
     "MiniMaxM3VLForCausalLM": INDEXER,

@@ -88,6 +88,7 @@ _DECODERS: dict[str, str] = {
     "Laguna": "laguna",
     "LaraMini": "lara_mini",
     "Lfm3": "lfm2.LFM3",
+    "LongcatFlash": "longcat_flash",
     "ModernBertDecoder": "modernbert_decoder",
     "GPTNeoXJapanese": "gpt_neox_japanese",
     "XGLM": "xglm",

@@ -55,8 +55,16 @@ class DecoderLayer(nnx.Module):
         self.plan = plan
 
     def __call__(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
-        """Map `x` [T, D] to [T, D] and update its part of the cache at the context's layer."""
+        """Map `x` [T, D] to [T, D] and update its part of the cache at the context's layer.
+
+        What a layer leaves to the next one to add lies after its result: [T, 2 D].
+        """
+        late = None
+        if self.plan.adds_late:
+            x, late = jnp.split(x, 2, axis=-1)
         x, cache = self._blocks(x, cache, context)
+        if late is not None:
+            x = x + late
         if self.token_input is not None:
             assert context.token_input is not None
             x = x + self.token_input(x, context.token_input, context.forward)
@@ -77,8 +85,11 @@ class DecoderLayer(nnx.Module):
         elif self.plan.mlp_norm is not None:
             normed = self.mlp_norm(x)
         if self.residual_mlp is not None:
-            after = after + self.residual_mlp(self.residual_norm(after), context.forward)
+            into = normed if self.plan.residual_norm is None else self.residual_norm(after)
+            after = after + self.residual_mlp(into, context.forward)
         out, own = self.mlp(normed, context.forward), self.plan.mlp_residual
+        if self.plan.is_late:
+            return jnp.concatenate([after, out], axis=-1), cache
         return self._add(after, out, self.mlp_output_norm) if own is None else _joined(normed, out, own), cache
 
     def _mix(self, normed: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:

@@ -149,7 +149,12 @@ class MixtureOfExperts(nnx.Module):
             is_used = jnp.arange(len(x), dtype=jnp.int32) < context.num_rows
             experts = jnp.where(is_used[:, None], experts, self.plan.count)
         slots = None if self.gate_up.adapters is None or context.adapters is None else context.adapters.slots
-        out = self.expert_output_norm(self._experts(self.expert_norm(x), _Choice(experts, weights, slots)))
+        normed = self.expert_norm(x)
+        kept = None if not self.plan.identities else self._kept(normed, experts, weights)
+        # Those that give their input back are in no group.
+        experts = experts if kept is None else jnp.minimum(experts, self.plan.count)
+        out = self._experts(normed, _Choice(experts, weights, slots))
+        out = self.expert_output_norm(out if kept is None else out + kept)
         if self.output_bias is not None:
             out = out + self.output_bias[...]
         if self.shared is not None:
@@ -158,6 +163,11 @@ class MixtureOfExperts(nnx.Module):
                 shared = jax.nn.sigmoid(self.shared_gate(x, context.over_all_rows())) * shared
             out = out + shared
         return out if self.plan.scale == 1.0 else out * jnp.asarray(self.plan.scale, out.dtype)
+
+    def _kept(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
+        """What experts that give their input back add, [T, D]."""
+        share = jnp.where(experts >= self.plan.count, weights, 0.0).sum(axis=1, keepdims=True)
+        return (x.astype(jnp.float32) * share).astype(x.dtype)
 
     def _experts(self, x: jax.Array, choice: "_Choice") -> jax.Array:
         """The sum of each token's experts [T, D]."""

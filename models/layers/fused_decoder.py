@@ -57,6 +57,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and plan.token_input is None
         and not plan.output_scale
         and plan.altup is None
+        and not plan.adds_late
     )
 
 

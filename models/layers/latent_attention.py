@@ -87,7 +87,10 @@ class LatentAttention(nnx.Module):
             q_rope, k_rope = rotate(q_rope, context.rotation), rotate(k_rope, context.rotation)
         q_latent = self.key_up.transposed(plain, forward)
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
-        new = self.latent_norm(latent), k_rope[:, 0]
+        latent = self.latent_norm(latent)
+        if plan.latent_scale != 1.0:
+            latent = latent * jnp.asarray(plan.latent_scale, latent.dtype)
+        new = latent, k_rope[:, 0]
         pages = kv_cache.pages if isinstance(kv_cache, ChosenPages) else kv_cache
         index: KeyIndex | ChosenKeys | None = None if self.indexer is None else self.indexer(x, of, context)
         if isinstance(kv_cache, ChosenPages) and plan.shares_choice:

@@ -22,18 +22,18 @@ class Router(nnx.Module):
     """A product that gives a logit for each expert, in float32, and the choice among them."""
 
     def __init__(self, hidden_size: int, plan: ExpertsPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
-        whole = sharding(options.mesh, None)
+        whole, count = sharding(options.mesh, None), plan.count + plan.identities
         self.layout = choose_layout(
-            (plan.count, hidden_size), dtype, native=options.native_matmul, multiplies_pairs=options.multiplies_pairs
+            (count, hidden_size), dtype, native=options.native_matmul, multiplies_pairs=options.multiplies_pairs
         )
         self.weight = parameter(self.layout.shape, dtype, sharding(options.mesh, None, "hidden"), layout=self.layout)
-        self.bias = parameter((plan.count,), dtype, whole) if plan.router.bias else None
+        self.bias = parameter((count,), dtype, whole) if plan.router.bias else None
         exact = jnp.dtype(jnp.float32)
-        self.correction = parameter((plan.count,), exact, whole) if plan.router.correction else None
+        self.correction = parameter((count,), exact, whole) if plan.router.correction else None
         self.plan, self.per_token, self.platform = plan.router, plan.per_token, options.platform
         self.norm = make_norm(plan.router.norm, hidden_size, dtype=dtype, options=options)
         self.input_scale = None if plan.router.norm is None else parameter((hidden_size,), dtype, whole)
-        self.expert_scale = parameter((plan.count,), dtype, whole) if plan.router.expert_scale else None
+        self.expert_scale = parameter((count,), dtype, whole) if plan.router.expert_scale else None
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> Choice:
         """The experts of `x` [T, D]."""

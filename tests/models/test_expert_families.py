@@ -283,6 +283,22 @@ CASES = {
         {**EIGHT, "head_dim": 16, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
         | {"gating": "per-element"},
     ),
+    "longcat_flash": Case(
+        "LongcatFlash",
+        {
+            **LATENT,
+            "q_lora_rank": 16,
+            "num_hidden_layers": 4,
+            "n_routed_experts": 8,
+            "zero_expert_num": 4,
+            "moe_topk": 4,
+            "expert_ffn_hidden_size": 24,
+            "ffn_hidden_size": 96,
+            "head_dim": 8,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+        },
+    ),
     "hunyuan_moe": Case(
         "HunYuanMoEV1",
         {

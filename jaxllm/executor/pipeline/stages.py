@@ -68,6 +68,7 @@ def _check(resolved: ResolvedConfig, runner: str, processes: int) -> None:
         "recurrent layers support one stage only": bool(model.recurrences),
         "layers that share keys and values support one stage only": model.shares_keys,
         "layers that share choices of keys support one stage only": model.shared_choice > 0,
+        "layers that add what others give support one stage only": any(each.adds_late for each in model.layers),
         "KV heads of several sizes support one stage only": len(model.kv_heads) > 1,
         "blocks shared by layers support one stage only": registry.lookup(model.architecture).make_shared is not None,
         "per-layer embeddings support one stage only": model.embedding.each_layer is not None,
