@@ -165,6 +165,21 @@ class OfOneElement:
 
 
 @dataclass(frozen=True)
+class InHeads:
+    """Rows that have two axes: those of `count` heads, and then each head's own."""
+
+    count: int
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """With both axes."""
+        return (self.count, wanted[0] // self.count, *wanted[1:])
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor.reshape(wanted)
+
+
+@dataclass(frozen=True)
 class OfSquare:
     """Rows that lie in a square, (side, side, columns), line by line; as the one of a batch, if it `is_batch`."""
 

@@ -56,7 +56,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "PegasusForCausalLM": DECODER_OF_TWO,
     "ProphetNetForCausalLM": "several streams that predict several tokens, in the decoder of an encoder-decoder model",
     "Qwen4ExpForCausalLM": f"{INDEXER}; {HYPER}; tables of n-grams",
-    "RecurrentGemmaForCausalLM": "a real-gated linear recurrence, which no plan has",
     "ReformerModelWithLMHead": "attention within buckets of hashes",
     "RemBertForCausalLM": CAUSAL_BERT,
     "RoCBertForCausalLM": CAUSAL_BERT,

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.models.cache import States
+from jaxllm.models.channel_plan import RealGatedPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.channel_delta import ChannelDeltaNet
 from jaxllm.models.layers.gated_delta import GatedDeltaNet
 from jaxllm.models.layers.lightning import LightningAttention
+from jaxllm.models.layers.real_gated import RealGatedBlock
 from jaxllm.models.layers.selective_scan import SelectiveScanMixer
 from jaxllm.models.layers.short_convolution import ShortConvolution
 from jaxllm.models.layers.state_space import StateSpaceMixer
@@ -39,6 +41,7 @@ KINDS: Mapping[type[RecurrentPlan], Callable[..., Any]] = {
     ChannelDeltaPlan: ChannelDeltaNet,
     GatedDeltaPlan: GatedDeltaNet,
     LightningPlan: LightningAttention,
+    RealGatedPlan: RealGatedBlock,
     SelectiveScanPlan: SelectiveScanMixer,
     ShortConvolutionPlan: ShortConvolution,
     StateSpacePlan: StateSpaceMixer,

@@ -207,6 +207,16 @@ CASES = {
             "rms_norm_eps": 1e-3,
         },
     ),
+    "recurrent_gemma": Case(
+        "RecurrentGemma",
+        {
+            "num_hidden_layers": 4,
+            "block_types": ["recurrent", "attention"],
+            "attention_window_size": 5,
+            "lru_width": 96,
+            "logits_soft_cap": 8.0,
+        },
+    ),
     "qwen3_next": Case("Qwen3Next", {**DELTA, **EXPERTS, "mlp_only_layers": [1]}),
     "qwen3_5": Case("Qwen3_5Text", DELTA),
     "zamba2": Case(
@@ -289,7 +299,9 @@ def slow_decays(model: torch.nn.Module) -> None:
                 tensor.copy_(torch.randn_like(tensor) * 0.15)
             elif name.endswith("A_log"):
                 tensor.copy_(torch.randn_like(tensor) * 0.5 - 1.0)
-            elif "conv1d" in name:
+            elif name.endswith("recurrent_param"):
+                tensor.copy_(torch.randn_like(tensor) - 4.0)
+            elif "conv1d" in name or "conv_1d" in name:
                 tensor.copy_(torch.randn_like(tensor) * 0.3)
 
 

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from jaxllm.pallas_kernels.gated_delta import cases as gated_delta
+from jaxllm.pallas_kernels.linear_recurrence import cases as linear_recurrence
 from jaxllm.pallas_kernels.recurrence.cases import ROWS
 from jaxllm.pallas_kernels.selective_scan import cases as selective_scan
 from jaxllm.pallas_kernels.state_space import cases as state_space
@@ -13,7 +14,9 @@ from jaxllm.pallas_kernels.state_space import cases as state_space
 
 @pytest.mark.parametrize("rows", [row for row in ROWS if row.name in ("one_token", "mixed")], ids=lambda row: row.name)
 @pytest.mark.parametrize(
-    "kernel", [gated_delta, selective_scan, state_space], ids=lambda each: each.__name__.split(".")[-2]
+    "kernel",
+    [gated_delta, linear_recurrence, selective_scan, state_space],
+    ids=lambda each: each.__name__.split(".")[-2],
 )
 def test_states_are_updated_in_place(kernel: Any, rows: Any) -> None:
     inputs = kernel.make_inputs(kernel.Case(rows))

@@ -1,0 +1,54 @@
+"""Cases of the linear recurrence, which every implementation is held to."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.pallas_kernels.linear_recurrence.api import linear_recurrence
+from jaxllm.pallas_kernels.linear_recurrence.inputs import LinearRecurrenceInputs
+from jaxllm.pallas_kernels.recurrence import LayerStates
+from jaxllm.pallas_kernels.recurrence.cases import ROWS, RowsCase, make_rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows and channels."""
+
+    rows: RowsCase
+    channels: int = 12
+
+    @property
+    def name(self) -> str:
+        """Name of the rows."""
+        return self.rows.name
+
+
+CASES: tuple[Case, ...] = tuple(Case(rows) for rows in ROWS)
+
+
+class Inputs(NamedTuple):
+    """The arrays of a case, as `linear_recurrence` takes them."""
+
+    tokens: LinearRecurrenceInputs
+    states: LayerStates
+
+    def call(self, implementation: str) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Outputs and states."""
+        return linear_recurrence(self.tokens, self.states, implementation=implementation)
+
+
+def make_inputs(case: Case) -> Inputs:
+    """Random arrays, with states of two layers, of which the second counts."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape, np.float32))
+
+    shape = (case.rows.tokens, case.channels)
+    # Some channels forget nearly all, others nearly nothing.
+    tokens = LinearRecurrenceInputs(jax.nn.sigmoid(4.0 * random(*shape)), random(*shape))
+    states = random(2, case.rows.num_slots, case.channels)
+    return Inputs(tokens, LayerStates(states, jnp.int32(1), *make_rows(case.rows)))
