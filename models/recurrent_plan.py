@@ -218,13 +218,15 @@ class SelectiveScanPlan(RecurrentPlan):
     """A Mamba mixer (arXiv 2312.00752).
 
     `channels` pass a causal convolution of `width` tokens and the activation. Step sizes, from a product of `rank`, and
-    how a state is written and read, B and C, follow from what comes out, each perhaps normalised (`norm`). The result
-    is gated by the SiLU of one more product.
+    how a state is written and read, B and C, follow from what comes out, each perhaps normalised (`norm`); in each of
+    `heads`, which have their parts of the channels, from its own by a product of its own. The result is gated by the
+    SiLU of one more product.
     """
 
     channels: int
     state_size: int
     rank: int
+    heads: int = 1
     width: int = 4
     activation: str = "silu"
     bias: bool = False
@@ -246,13 +248,20 @@ class SelectiveScanPlan(RecurrentPlan):
             StateArray(shape=(self.channels,), axes=("heads",), dtype=None),
             StateArray(shape=(self.channels,), axes=("heads",)),
             StateArray(shape=(self.channels,), axes=("heads",)),
-            StateArray(shape=(self.state_size,), axes=(None,)),
+            self._write,
         )
 
     @property
+    def _write(self) -> StateArray:
+        """B of a token."""
+        if self.heads == 1:
+            return StateArray(shape=(self.state_size,), axes=(None,))
+        return StateArray(shape=(self.heads, self.state_size), axes=("heads", None))
+
+    @property
     def split_sizes(self) -> tuple[int, ...]:
-        """Devices share the channels."""
-        return (self.channels,)
+        """Devices share the channels, or the heads."""
+        return (self.channels if self.heads == 1 else self.heads,)
 
     def num_weights(self, hidden_size: int) -> int:
         """Weights of the products before and after the recurrence."""

@@ -66,7 +66,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "XLMWithLMHeadModel": "embeddings of languages, and attention both ways",
     "XLNetLMHeadModel": "permuted orders of tokens, and relative positions",
     "XmodForCausalLM": CAUSAL_BERT,
-    "ZambaForCausalLM": "Mamba's recurrence in several heads, with blocks that layers share",
     "ZayaForCausalLM": "convolutions over queries and keys, and routers with an MLP",
     "xLSTMForCausalLM": "the recurrence of xLSTM, which no plan has",
 }

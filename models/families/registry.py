@@ -143,6 +143,7 @@ _DECODERS: dict[str, str] = {
     "Xverse": "llama_like.XVERSE",
     "Yi": "llama_like.YI",
     "Youtu": "youtu",
+    "Zamba": "zamba",
     "Zamba2": "zamba2",
 }
 """Modules of decoders, which all generate, embed and classify. A dot leads to another name there than `FAMILY`."""

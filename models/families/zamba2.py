@@ -44,7 +44,7 @@ MAMBA, HYBRID = OLD_KINDS["mamba"], "hybrid"
 class Zamba2Config(ModelConfig):
     """`hybrids` has the numbers of the layers in the checkpoint that have a shared block, of which there are `blocks`.
 
-    Every use of a block adds products of `rank` to its MLP, and to its attention if that `adapts`.
+    Every use of a block adds products of `rank` to its MLP, and to its attention if that `adapts`; none with a rank of 0.
     """
 
     hybrids: tuple[int, ...]
@@ -76,7 +76,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         raise file.wrong("num_key_value_heads", "that of 'num_attention_heads'")
     # Otherwise transformers shares no blocks either, and the checkpoint has one for each of their layers.
     gpt.refuse(file, tie_word_embeddings=True)
-    kinds, blocks = _kinds(file), file.integer("num_mem_blocks", 1)
+    kinds, blocks = read_kinds(file, 54), file.integer("num_mem_blocks", 1)
     norm, bias = NormPlan(eps=file.number("rms_norm_eps", 1e-5)), file.boolean("add_bias_linear", False)
     has_rope = file.boolean("use_mem_rope", False)
     rope = read_rope(file) if has_rope else None
@@ -106,9 +106,9 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     )
 
 
-def _kinds(file: ConfigFile) -> list[str]:
-    """Kinds of all layers of the checkpoint."""
-    count = file.integer("num_hidden_layers", 54)
+def read_kinds(file: ConfigFile, default: int) -> list[str]:
+    """Kinds of all layers of the checkpoint, `default` by default."""
+    count = file.integer("num_hidden_layers", default)
     kinds = [OLD_KINDS.get(kind, kind) for kind in file.texts("layers_block_type")]
     if len(kinds) != count:
         raise ModelError(f"{file.source}: 'layers_block_type' has {len(kinds)} entries for {count} layers")
@@ -181,7 +181,7 @@ class BlockUse(nnx.Module):
 
         # The same for all uses, but not their own.
         parts = SharedBlock(config, plan, options, dtype).mlp.activation.parts
-        self.gate_up = adapter(size, parts.size, "mlp", rows=parts)
+        self.gate_up = adapter(size, parts.size, "mlp", rows=parts) if config.rank else None
         by_head = partial(adapter, 2 * size, heads, "heads")
         self.query, self.key, self.value = (by_head() if config.adapts else None for _ in range(3))
         self.output = linear(size, size, axes=(None, "hidden"))
@@ -200,7 +200,9 @@ class BlockUse(nnx.Module):
             projected = projected + attention.parts.join(adapted)
         attended, pages = attention.attend(projected, pages, context)
         normed = block.mlp_norm(attention.output(attended, forward))
-        wide = mlp.gate_up(normed, forward) + self.gate_up(normed, forward)
+        wide = mlp.gate_up(normed, forward)
+        if self.gate_up is not None:
+            wide = wide + self.gate_up(normed, forward)
         given = self.output(mlp.down(mlp.activation(wide), forward), forward)
         return jnp.concatenate([x, given], axis=-1), pages
 
@@ -235,7 +237,7 @@ def weight_names(config: ModelConfig) -> Names:
     plan = config.recurrences[0]
     assert isinstance(plan, StateSpacePlan)
     homes = config.hybrids[: config.blocks]
-    numbers = _numbers(config)
+    numbers = checkpoint_numbers(config)
     names: dict[str, str | Source] = {
         "embedding": "model.embed_tokens",
         "norm": "model.final_layernorm",
@@ -244,7 +246,7 @@ def weight_names(config: ModelConfig) -> Names:
     norm = {"layers.*.attention_norm": "model.layers.*.input_layernorm"}
     mixers = {**norm, **state_space_names("model.layers.*.mamba", plan)}
     whole = [f"{number}.mamba_decoder" if layer.adds_shared else number for number, layer in numbers]
-    names |= _renumbered(mixers, whole)
+    names |= renumbered(mixers, whole)
     block = "model.layers.*.shared_transformer"
     shared: dict[str, str | Source] = {
         "shared.*.attention_norm": f"{block}.input_layernorm",
@@ -258,9 +260,9 @@ def weight_names(config: ModelConfig) -> Names:
     both = {"gate": config.intermediate_size, "up": config.intermediate_size}
     gate_up = fused(f"{block}.feed_forward.gate_up_proj", both)
     shared |= {f"shared.*.mlp.{name}": source for name, source in gate_up.items()}
-    names |= _renumbered(shared, homes)
+    names |= renumbered(shared, homes)
     names |= _adapter_names(config, numbers, both)
-    names |= _renumbered({"layers.*.output": "model.layers.*.linear"}, [number for number, _ in numbers])
+    names |= renumbered({"layers.*.output": "model.layers.*.linear"}, [number for number, _ in numbers])
     return names
 
 
@@ -277,13 +279,13 @@ def _adapter_names(
             use = config.hybrids.index(number) if number in config.hybrids else 0
             home = config.hybrids[use % config.blocks] if config.hybrids else 0
             places.append(f"{home}.shared_transformer.{where}.{use}")
-        found |= _renumbered({f"layers.*.{name}.down": "model.layers.*.0"}, places)
+        found |= renumbered({f"layers.*.{name}.down": "model.layers.*.0"}, places)
         up = fused("model.layers.*.1", both) if name == "gate_up" else {"up": source_of("model.layers.*.1")}
-        found |= _renumbered({f"layers.*.{name}.{part}": source for part, source in up.items()}, places)
+        found |= renumbered({f"layers.*.{name}.{part}": source for part, source in up.items()}, places)
     return found
 
 
-def _numbers(config: Zamba2Config) -> list[tuple[int, LayerPlan]]:
+def checkpoint_numbers(config: Zamba2Config) -> list[tuple[int, LayerPlan]]:
     """For each layer, its number in the checkpoint, and its plan."""
     found, number = [], 0
     for plan in config.layers:
@@ -292,7 +294,8 @@ def _numbers(config: Zamba2Config) -> list[tuple[int, LayerPlan]]:
     return found
 
 
-def _renumbered(names: Names, numbers: Sequence[int | str]) -> dict[str, Source]:
+def renumbered(names: Names, numbers: Sequence[int | str]) -> dict[str, Source]:
+    """The same names, where layers have these numbers in the checkpoint."""
     return {name: replace(source_of(source), layers=tuple(numbers)) for name, source in names.items()}
 
 

@@ -11,6 +11,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.activation import find_activation
 from jaxllm.models.layers.by_heads import by_heads
+from jaxllm.models.layers.head_projection import HeadProjection
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
@@ -37,13 +38,21 @@ class SelectiveScanMixer(nnx.Module):
         self.input = linear(size, self.parts.size, bias=plan.bias, axes=("heads", "hidden"), rows=self.parts)
         convolution = partial(Convolution, bias=plan.convolution_bias, dtype=dtype, options=options)
         self.convolution = convolution(channels, plan.width, axis="heads")
-        self.selection = linear(channels, plan.rank + 2 * plan.state_size, bias=False, axes=("hidden", "heads"))
+        selected, heads = plan.rank + 2 * plan.state_size, plan.heads
+        project = partial(HeadProjection, heads, dtype=dtype, options=options)
+        self.selection: HeadProjection | Linear
+        self.step: HeadProjection | Linear
+        if heads == 1:
+            self.selection = linear(channels, selected, bias=False, axes=("hidden", "heads"))
+            self.step = linear(plan.rank, channels, bias=True, axes=("heads", "hidden"))
+        else:
+            self.selection, self.step = project(channels // heads, selected), project(plan.rank, channels // heads)
         norm = partial(make_norm, plan.norm, dtype=dtype, options=options)
         self.step_norm, self.write_norm, self.read_norm = norm(plan.rank), norm(plan.state_size), norm(plan.state_size)
-        self.step = linear(plan.rank, channels, bias=True, axes=("heads", "hidden"))
         by_channel, exact = partial(sharding, options.mesh, "heads"), jnp.dtype("float32")
         self.a_log = parameter((channels, plan.state_size), exact, by_channel(None))
         self.skip = parameter((channels,), exact, by_channel())
+        self.step_bias = None if heads == 1 else parameter((channels,), exact, by_channel())
         self.output = linear(channels, size, bias=plan.bias, axes=("hidden", "heads"))
 
     def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
@@ -53,18 +62,20 @@ class SelectiveScanMixer(nnx.Module):
         before = read_states(states[:1], plan, context, x.dtype)[0]
         own, after, inputs = self.convolution(own, before, states[2:3], context)
         own = find_activation(plan.activation)(own)
-        selected = self.selection(own, forward)
+        is_whole = plan.heads == 1
+        selected = self.selection(own if is_whole else own.reshape(len(x), plan.heads, -1), forward)
         step, write, read = jnp.split(selected, (plan.rank, plan.rank + plan.state_size), axis=-1)
-        rate = jax.nn.softplus(self.step(self.step_norm(step), forward).astype(jnp.float32))
-        wide = own.astype(jnp.float32)
+        step = self.step(self.step_norm(step), forward).reshape(own.shape).astype(jnp.float32)
+        rate = jax.nn.softplus(step if self.step_bias is None else step + self.step_bias[...])
+        wide, of_heads = own.astype(jnp.float32), (self.write_norm(write), self.read_norm(read))
         out, held = by_heads(
             self._kernel,
-            (wide, rate),
+            (wide, rate, *(() if is_whole else of_heads)),
             (*states[1:2], *states[3:]),
             (plan.states[1], *plan.draft_inputs[1:]),
             context,
             self.options.mesh,
-            shared=(self.write_norm(write), self.read_norm(read)),
+            shared=of_heads if is_whole else (),
             weights=(-jnp.exp(self.a_log[...]),),
         )
         out = (out + wide * self.skip[...]) * jax.nn.silu(gate.astype(jnp.float32))

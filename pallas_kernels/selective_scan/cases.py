@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.pallas_kernels.recurrence import LayerStates
-from jaxllm.pallas_kernels.recurrence.cases import ROWS, RowsCase, make_rows
+from jaxllm.pallas_kernels.recurrence.cases import MIXED, PROMPT, ROWS, RowsCase, make_rows
 from jaxllm.pallas_kernels.selective_scan.api import selective_scan
 from jaxllm.pallas_kernels.selective_scan.inputs import SelectiveScanInputs
 
@@ -20,14 +20,15 @@ class Case:
     rows: RowsCase
     channels: int = 12
     state: int = 4
+    heads: int = 1
 
     @property
     def name(self) -> str:
-        """Name of the rows."""
-        return self.rows.name
+        """Name of the rows, and how many heads there are, if several."""
+        return self.rows.name if self.heads == 1 else f"{self.rows.name}_{self.heads}"
 
 
-CASES: tuple[Case, ...] = tuple(Case(rows) for rows in ROWS)
+CASES: tuple[Case, ...] = (*(Case(rows) for rows in ROWS), Case(PROMPT, heads=3), Case(MIXED, heads=3))
 
 
 class Inputs(NamedTuple):
@@ -50,7 +51,8 @@ def make_inputs(case: Case) -> Inputs:
         return jnp.asarray(rng.standard_normal(shape, np.float32))
 
     x, rate = random(count, case.channels), jax.nn.softplus(random(count, case.channels))
-    write, read = random(count, case.state), random(count, case.state)
+    of_token = (count, case.state) if case.heads == 1 else (count, case.heads, case.state)
+    write, read = random(*of_token), random(*of_token)
     log_decay = -jnp.exp(random(case.channels, case.state) - 1.0)
     states = random(2, case.rows.num_slots, case.state, case.channels)
     tokens = SelectiveScanInputs(x, rate, write, read, log_decay)

@@ -13,14 +13,14 @@ from jax import lax
 
 from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.run import run_rows
-from jaxllm.pallas_kernels.selective_scan.inputs import SelectiveScanInputs
+from jaxllm.pallas_kernels.selective_scan.inputs import SelectiveScanInputs, of_channels
 
 UNROLLED = 8
 """Tokens of a chunk between two ends of the loop."""
 
 
 class _Tokens(NamedTuple):
-    """Inputs of tokens, float32: step sizes and what is written [T, D], B and C [T, B]."""
+    """Inputs of tokens, float32: step sizes and what is written [T, D], B and C [T, B] or [T, N, B]."""
 
     rate: jax.Array
     written: jax.Array
@@ -65,6 +65,11 @@ class _SelectiveScan:
     def _token(self, inputs: _Tokens, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Output [D] and state [B, D] of one token, whose inputs have no token axis."""
         rate, written, write, read = inputs
+        if write.ndim == 2:
+            state = state * jnp.exp(rate * self.log_decay) + of_channels(write, len(written)) * written
+            by_head = state.reshape(state.shape[0], len(read), -1)
+            out = jnp.einsum("nb,bnd->nd", read, by_head, precision=lax.Precision.HIGHEST)
+            return out.reshape(-1), state
         state = state * jnp.exp(rate * self.log_decay) + write[:, None] * written
         return jnp.einsum("b,bd->d", read, state, precision=lax.Precision.HIGHEST), state
 

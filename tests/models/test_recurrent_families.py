@@ -219,6 +219,19 @@ CASES = {
     ),
     "qwen3_next": Case("Qwen3Next", {**DELTA, **EXPERTS, "mlp_only_layers": [1]}),
     "qwen3_5": Case("Qwen3_5Text", DELTA),
+    "zamba": Case(
+        "Zamba",
+        {
+            "layers_block_type": [LINEAR, "hybrid", LINEAR, "hybrid"],
+            "num_hidden_layers": 4,
+            "n_mamba_heads": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 6,
+            "num_key_value_heads": 4,
+            "mamba_proj_bias": True,
+        },
+        rescaled=0.6,
+    ),
     "zamba2": Case(
         "Zamba2",
         {

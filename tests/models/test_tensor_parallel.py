@@ -49,6 +49,7 @@ def quick(name: str) -> Any:
 ALIKE = {
     "bailing_hybrid", "bamba", "cwm", "deepseek_v2-lite", "gemma2", "gemma4", "hunyuan", "lfm2-wide", "ministral3",
     "modernbert_decoder", "zamba2-plain",
+    "zamba",
 }  # fmt: skip
 """Families whose parts are all among those of others, as far as devices share them."""
 
