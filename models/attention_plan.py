@@ -75,6 +75,18 @@ class DifferencePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadExpertsPlan:
+    """Experts in place of heads (mixture of attention heads, arXiv 2210.05144), as JetMoe has them.
+
+    Of `count` experts each token has `per_token`, weighted by the softmax of their logits: an expert has a query head
+    for each KV head, and its own last product. A bias is added to their sum.
+    """
+
+    count: int
+    per_token: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
     """Grouped-query attention.
 
@@ -118,6 +130,8 @@ class AttentionPlan:
     value_size: int | None = None
     """Elements of a value, likewise."""
     value_scale: float = 1.0
+    experts: HeadExpertsPlan | None = None
+    """Experts that give queries and take what attention gives; heads are those of a token's experts."""
     difference: "DifferencePlan | None" = None
     """How the difference of two attentions is taken, which half of the heads give each."""
     output_norm: NormPlan | None = None

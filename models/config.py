@@ -135,6 +135,13 @@ class ModelConfig:
         return tuple(dict.fromkeys(kinds))
 
     @property
+    def expert_heads(self) -> tuple[int, ...]:
+        """Query heads of each expert, where layers have experts in place of heads."""
+        plans = (layer.attention for layer in self.attention_layers)
+        own = (plan for plan in plans if isinstance(plan, AttentionPlan) and plan.experts is not None)
+        return tuple(dict.fromkeys(self.kv_heads_of(plan) for plan in own))
+
+    @property
     def attention_layers(self) -> tuple[LayerPlan, ...]:
         """The layers that keep keys and values."""
         return tuple(layer for layer in self.layers if layer.recurrence is None)

@@ -42,7 +42,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "Inkling2ForCausalLM": "dynamic short convolutions and residuals over blocks, which no plan has",
     "Inkling2LoopForCausalLM": "dynamic short convolutions, and layers that run several times",
     "InklingForCausalLM": "short convolutions alongside attention, and logits by relative position",
-    "JetMoeForCausalLM": "experts in place of the heads of attention",
     "MBartForCausalLM": DECODER_OF_TWO,
     "MarianForCausalLM": DECODER_OF_TWO,
     "MiniMaxM3VLForCausalLM": INDEXER,

@@ -96,6 +96,8 @@ _DECODERS: dict[str, str] = {
     "FalconH1": "falcon_h1",
     "FalconMamba": "mamba.FALCON_MAMBA",
     "Jamba": "jamba",
+    "JetMoE": "jetmoe",
+    "JetMoe": "jetmoe",
     "Lfm2": "lfm2",
     "Lfm2Moe": "lfm2.MOE",
     "Llama": "llama",

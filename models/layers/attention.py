@@ -70,7 +70,7 @@ class Attention(nnx.Module):
     def _projected(self, query_rows: Rows, key_rows: Rows) -> dict[str, tuple[int, Rows]]:
         """Tensors of the product before attention, with their numbers of rows."""
         plan, heads = self.plan, self.num_heads
-        parts = {"query": (heads * self.key_size, query_rows)}
+        parts = {} if plan.experts is not None else {"query": (heads * self.key_size, query_rows)}
         if plan.source is None:
             parts["key"] = (self.kv_heads * self.key_size, key_rows)
             if not plan.values_are_keys:
@@ -88,23 +88,35 @@ class Attention(nnx.Module):
 
     def attend(self, projected: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
-        layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
-        options, ragged = self._options(), context.ragged
-        if ragged.visible_until is not None and not self.plan.sees_spans:
-            ragged = replace(ragged, visible_until=None)
         merged = get_backend(self.implementation).merged if self.is_merged else None
-        if merged is not None:
-            assert context.rotation is not None
-            out, own = merged(projected, context.rotation, self.pages.view_layer(kv_cache), layer, ragged, options)
-            return out, own.reshape(kv_cache.shape)
-        parts = self.parts.split(projected)
+        if merged is None:
+            return self.attend_parts(self.parts.split(projected), kv_cache, context)
+        assert context.rotation is not None
+        layer, ragged = self._place(context)
+        pages, options = self.pages.view_layer(kv_cache), self._options()
+        out, own = merged(projected, context.rotation, pages, layer, ragged, options)
+        return out, own.reshape(kv_cache.shape)
+
+    def attend_parts(
+        self, parts: tuple[jax.Array, ...], kv_cache: jax.Array, context: LayerContext
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same from queries, keys and values that are apart, [T, heads * H] each, and perhaps a gate."""
+        layer, ragged = self._place(context)
         query, key, value = self._heads(parts, context)
         if self.plan.is_causal:
-            out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, options=options)
+            out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, options=self._options())
         else:
             out = self._attend_whole_texts(query, key, value, context.ragged)
         out = out[..., : self.value_size] if self.difference is None else self.difference(out)
-        return self.output_norm(self._gated(out, parts[-1]).reshape(len(projected), -1)), kv_cache
+        return self.output_norm(self._gated(out, parts[-1]).reshape(len(parts[0]), -1)), kv_cache
+
+    def _place(self, context: LayerContext) -> tuple[jax.Array, RaggedBatch]:
+        """The layer of the cache, and the batch as this attention sees it."""
+        layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
+        ragged = context.ragged
+        if ragged.visible_until is not None and not self.plan.sees_spans:
+            ragged = replace(ragged, visible_until=None)
+        return layer, ragged
 
     def _gated(self, out: jax.Array, gate: jax.Array) -> jax.Array:
         """What attention gives [T, N, H], times the activation of its gate [T, N] or [T, N * H], if it has one."""
@@ -213,6 +225,7 @@ def _is_plain(plan: AttentionPlan) -> bool:
     of_others = plan.source is not None or plan.values_are_keys or plan.value_norm is not None
     has_zeros = plan.key_size is not None or plan.value_size is not None
     of_others = of_others or has_zeros or plan.value_scale != 1.0 or plan.output_norm is not None
+    of_others = of_others or plan.experts is not None
     return plan.rope is not None and plan.is_causal and not changed and not of_others
 
 

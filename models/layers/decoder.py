@@ -150,6 +150,10 @@ def _make_attention(
         from jaxllm.models.layers.latent_attention import LatentAttention
 
         return LatentAttention(config, plan, options, dtype=dtype)
+    if plan.experts is not None:
+        from jaxllm.models.layers.head_experts import ExpertAttention
+
+        return ExpertAttention(config, plan, options, dtype=dtype)
     return Attention(config, plan, options, dtype=dtype)
 
 

@@ -29,7 +29,16 @@ from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
 from jaxllm.models.layers.router import Router
 from jaxllm.models.mlp_plan import ClampedPlan, ExpertsPlan
 from jaxllm.models.options import AdapterShape, ForwardOptions
-from jaxllm.models.sharding import DATA, MODEL, all_parallel, data_parallel, over_model, partition, sharding
+from jaxllm.models.sharding import (
+    DATA,
+    MODEL,
+    all_parallel,
+    data_parallel,
+    model_parallel,
+    over_model,
+    partition,
+    sharding,
+)
 from jaxllm.pallas_kernels.grouped_matmul import choose_grouped_layout, grouped_matmul
 from jaxllm.pallas_kernels.linear import Weight
 from jaxllm.pallas_kernels.low_rank import GroupedLowRank, RowBlocks, add_grouped_low_rank
@@ -60,7 +69,8 @@ class ExpertLinear(Matrix):
         options: ForwardOptions,
     ) -> None:
         # Where the rows of each expert are split, a device has its part of all of them.
-        blocks, across = (all_parallel(options.mesh) if axis == "expert_mlp" else 1 for axis in axes)
+        shared_by = {"expert_mlp": all_parallel(options.mesh), "heads": model_parallel(options.mesh)}
+        blocks, across = (shared_by.get(axis, 1) for axis in axes)
         rows = merged(blocks, {name: (size, AS_THEY_ARE) for name, size in parts.items()}, experts)
         one = (sum(parts.values()), in_size)
         layout = choose_grouped_layout(
@@ -199,7 +209,7 @@ class MixtureOfExperts(nnx.Module):
             count //= all_parallel(self.mesh)
             experts = experts - device * count
             experts = jnp.where((experts >= 0) & (experts < count), experts, count)
-        by_expert = _Groups.of(experts, count, slots, self.platform)
+        by_expert = Groups.of(experts, count, slots, self.platform)
         multiply = partial(self._multiply, by_expert)
         rows = x[by_expert.order // self.plan.per_token]
         if self.plan.scales_input:
@@ -213,7 +223,7 @@ class MixtureOfExperts(nnx.Module):
         return out.sum(axis=1)
 
     def _multiply(
-        self, groups: "_Groups", rows: jax.Array, operands: Operands, is_added: jax.Array | bool = True
+        self, groups: "Groups", rows: jax.Array, operands: Operands, is_added: jax.Array | bool = True
     ) -> jax.Array:
         """Rows in order of their experts times the matrix of each, and its bias, if it is to be added.
 
@@ -254,7 +264,7 @@ class _Choice(NamedTuple):
     """None where experts have no adapters."""
 
 
-class _Groups(NamedTuple):
+class Groups(NamedTuple):
     """Choices of all tokens, in order of the expert, and then of the adapter's slot."""
 
     order: jax.Array
@@ -269,7 +279,7 @@ class _Groups(NamedTuple):
     """Choices of tokens with an adapter; None where experts have none."""
 
     @classmethod
-    def of(cls, experts: jax.Array, count: int, slots: jax.Array | None, platform: str) -> "_Groups":
+    def of(cls, experts: jax.Array, count: int, slots: jax.Array | None, platform: str) -> "Groups":
         """Groups of `experts` int32 [T, k]; choices of number `count` come last, and are in no group."""
         flat, blocks = experts.reshape(-1), None
         if slots is None:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.attention import Attention
@@ -58,6 +59,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and not plan.output_scale
         and plan.altup is None
         and not plan.adds_late
+        and (isinstance(plan.attention, LatentAttentionPlan) or plan.attention.experts is None)
     )
 
 

@@ -249,6 +249,16 @@ CASES = {
             },
         },
     ),
+    "jetmoe": Case(
+        "JetMoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "kv_channels": 16,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     "kolibri1": Case(
         "Kolibri1",
         {
