@@ -59,7 +59,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "RemBertForCausalLM": CAUSAL_BERT,
     "RoCBertForCausalLM": CAUSAL_BERT,
     "RoFormerForCausalLM": CAUSAL_BERT,
-    "RwkvForCausalLM": "RWKV's recurrence, which no plan has",
     "TrOCRForCausalLM": DECODER_OF_TWO,
     "WhisperForCausalLM": f"{DECODER_OF_TWO}; the whole of Whisper is here",
     "XLMWithLMHeadModel": "embeddings of languages, and attention both ways",

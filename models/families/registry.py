@@ -136,6 +136,7 @@ _DECODERS: dict[str, str] = {
     "Qwen3_5": "qwen3_next.QWEN3_5",
     "Qwen3_5Moe": "qwen3_next.QWEN3_5_MOE",
     "RecurrentGemma": "recurrent_gemma",
+    "Rwkv": "rwkv",
     "SeedOss": "llama_like.SEED_OSS",
     "SmolLM3": "smollm3",
     "SolarOpen": "glm4_moe.SOLAR_OPEN",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.models.cache import States
-from jaxllm.models.channel_plan import RealGatedPlan
+from jaxllm.models.channel_plan import RealGatedPlan, ShiftedMLPPlan, WeightedMeanPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.channel_delta import ChannelDeltaNet
@@ -17,6 +17,7 @@ from jaxllm.models.layers.real_gated import RealGatedBlock
 from jaxllm.models.layers.selective_scan import SelectiveScanMixer
 from jaxllm.models.layers.short_convolution import ShortConvolution
 from jaxllm.models.layers.state_space import StateSpaceMixer
+from jaxllm.models.layers.weighted_mean import ChannelMixing, TimeMixing
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import RecurrentPlan
 from jaxllm.models.recurrent_plan import (
@@ -43,8 +44,10 @@ KINDS: Mapping[type[RecurrentPlan], Callable[..., Any]] = {
     LightningPlan: LightningAttention,
     RealGatedPlan: RealGatedBlock,
     SelectiveScanPlan: SelectiveScanMixer,
+    ShiftedMLPPlan: ChannelMixing,
     ShortConvolutionPlan: ShortConvolution,
     StateSpacePlan: StateSpaceMixer,
+    WeightedMeanPlan: TimeMixing,
 }
 """The blocks by their plans, made from `(config, plan, options, dtype=dtype)`."""
 

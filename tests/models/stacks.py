@@ -16,6 +16,7 @@ COVERING = (
     "jetmoe",
     "longcat_flash",
     "recurrent_gemma",
+    "rwkv",
     "zamba",
 )  # fmt: skip
 """Families that have, together, every choice that a layer plan or a configuration makes: see `every_family.choices`."""

@@ -219,6 +219,10 @@ CASES = {
     ),
     "qwen3_next": Case("Qwen3Next", {**DELTA, **EXPERTS, "mlp_only_layers": [1]}),
     "qwen3_5": Case("Qwen3_5Text", DELTA),
+    "rwkv": Case(
+        "Rwkv",
+        {"num_hidden_layers": 3, "context_length": 64, "rescale_every": 1, "layer_norm_epsilon": 1e-3},
+    ),
     "zamba": Case(
         "Zamba",
         {

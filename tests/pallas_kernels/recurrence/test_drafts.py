@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models.channel_plan import RealGatedPlan
+from jaxllm.models.channel_plan import RealGatedPlan, WeightedMeanPlan
 from jaxllm.models.recurrent_plan import GatedDeltaPlan, SelectiveScanPlan, StateSpacePlan
 from jaxllm.pallas_kernels.gated_delta import cases as gated_delta
 from jaxllm.pallas_kernels.gated_delta import gated_delta as run_gated_delta
@@ -21,6 +21,8 @@ from jaxllm.pallas_kernels.selective_scan import cases as selective_scan
 from jaxllm.pallas_kernels.selective_scan import selective_scan as run_selective_scan
 from jaxllm.pallas_kernels.state_space import cases as state_space
 from jaxllm.pallas_kernels.state_space import state_space as run_state_space
+from jaxllm.pallas_kernels.weighted_mean import cases as weighted_mean
+from jaxllm.pallas_kernels.weighted_mean import weighted_mean as run_weighted_mean
 
 ROWS, TOKENS, MOST, LENGTH = 10, 64, 4, 14
 KERNELS: dict[str, Any] = {
@@ -28,10 +30,11 @@ KERNELS: dict[str, Any] = {
         gated_delta, run_gated_delta, GatedDeltaPlan(key_heads=2, value_heads=4, key_size=8, value_size=6), 1,
     ),
     "linear_recurrence": (linear_recurrence, run_linear_recurrence, RealGatedPlan(channels=12, blocks=3), 1),
+    "weighted_mean": (weighted_mean, run_weighted_mean, WeightedMeanPlan(channels=12, hidden_size=8), 1),
     "state_space": (state_space, run_state_space, StateSpacePlan(heads=4, head_size=6, state_size=8, groups=2), 2),
     "selective_scan": (selective_scan, run_selective_scan, SelectiveScanPlan(channels=12, state_size=4, rank=2), 1),
 }  # fmt: skip
-FIXED = ("log_decay",)
+FIXED = ("log_decay", "bonus")
 """Inputs that are no tokens'."""
 
 
