@@ -14,6 +14,7 @@ class MLPPlan:
     when the others have none (`down_bias`). What the activation gets of a gate is multiplied by `gate_scale`. With
     `sparsity` about that share of the gates of a token is set to zero, those below a number of standard deviations from
     their mean, which is taken off the others (Gemma 3n). Without a gate, the activation may be a learned one (`xielu`).
+    With a `norm`, what the last product takes is normalised.
     """
 
     activation: str = "silu"
@@ -23,6 +24,7 @@ class MLPPlan:
     size: int | None = None
     gate_scale: float = 1.0
     sparsity: float = 0.0
+    norm: NormPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

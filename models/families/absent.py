@@ -21,7 +21,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "BeamForCausalLM": "residuals that are divided by a number of their depth, and gates with a bias for each head",
     "BigBirdForCausalLM": CAUSAL_BERT,
     "BigBirdPegasusForCausalLM": DECODER_OF_TWO,
-    "BitNetForCausalLM": "weights of three values, and activations that are rounded to 8 bits",
     "BlenderbotForCausalLM": DECODER_OF_TWO,
     "BlenderbotSmallForCausalLM": DECODER_OF_TWO,
     "BltForCausalLM": "bytes in patches, whose lengths a second model chooses",

@@ -37,6 +37,7 @@ _DECODERS: dict[str, str] = {
     "Arcee": "llama_like.ARCEE",
     "BailingHybrid": "kimi_linear.BAILING",
     "Bamba": "bamba",
+    "BitNet": "bitnet",
     "BioGpt": "biogpt",
     "Cohere": "cohere",
     "AXK1": "deepseek.AXK1",

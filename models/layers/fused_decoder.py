@@ -50,6 +50,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and plan.cross is None
         and isinstance(plan.mlp, MLPPlan)
         and plan.mlp.is_gated
+        and plan.mlp.norm is None
         and not plan.is_parallel
         and not plan.normalises_sum
         and plan.residual_scale == 1.0

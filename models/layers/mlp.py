@@ -12,6 +12,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import LEARNED, GatedActivation, LearnedActivation, find_activation
 from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.norm import NoNorm, make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, merged
 from jaxllm.models.mlp_plan import MLPPlan
 from jaxllm.models.options import ForwardOptions
@@ -30,6 +31,7 @@ class GatedMLP(nnx.Module):
         parts = merged(model_parallel(options.mesh), {"gate": whole, "up": whole})
         self.activation = GatedActivation(plan.activation, parts, plan.gate_scale, plan.sparsity)
         self.gate_up = linear(narrow, parts.size, bias=plan.bias, axes=("mlp", "hidden"), rows=parts)
+        self.norm = make_norm(plan.norm, wide, dtype=dtype, options=options, axes=("mlp",))
         self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))
         self.mesh, self.platform = options.mesh, options.platform
 
@@ -40,7 +42,7 @@ class GatedMLP(nnx.Module):
             from jaxllm.models.layers.ring_mlp import run_ring_mlp
 
             return run_ring_mlp(self._partial_product, x, self.gate_up.weight[...], self.down.weight[...], self.mesh)
-        return self.down(self.activation(self.gate_up(x, context)), context)
+        return self.down(self.norm(self.activation(self.gate_up(x, context))), context)
 
     def _travels(self, mesh: Mesh, tokens: int) -> bool:
         """Whether tokens go around the ring of devices, see `ring_mlp`."""
@@ -48,8 +50,9 @@ class GatedMLP(nnx.Module):
         from jaxllm.models.layers.ring_mlp import fits_ring
 
         is_split = token_axis(mesh, tokens) is not None and fits_ring(tokens, model_parallel(mesh))
-        # Which gates are low depends on all of them.
+        # Which gates are low depends on all of them, and so does a norm.
         is_separate = self.gate_up.bias is None and self.down.bias is None and not self.activation.sparsity
+        is_separate = is_separate and isinstance(self.norm, NoNorm)
         is_ordinary = self.gate_up.weight_type is None and self.down.weight_type is None
         return is_split and is_separate and is_ordinary
 
@@ -75,12 +78,13 @@ class MLP(nnx.Module):
         if self.learned is None:
             find_activation(plan.activation)
         self.up = linear(narrow, wide, bias=plan.bias, axes=("mlp", "hidden"))
+        self.norm = make_norm(plan.norm, wide, dtype=dtype, options=options, axes=("mlp",))
         self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Map [T, D] to [T, D]."""
         activation = find_activation(self.activation) if self.learned is None else self.learned
-        return self.down(activation(self.up(x, context)), context)
+        return self.down(self.norm(activation(self.up(x, context))), context)
 
 
 def make_mlp(config: ModelConfig, plan: MLPPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> GatedMLP | MLP:

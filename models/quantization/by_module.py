@@ -51,6 +51,11 @@ class ModuleMatrix(MatrixTensor):
 class ByModule(Format):
     """Which module has which format."""
 
+    @property
+    def reads_ordinary(self) -> bool:
+        """Whether ordinary matrices of modules with a format are rounded while they are read."""
+        return False
+
     @abstractmethod
     def format_of(self, module: str) -> MatrixFormat | None:
         """How the checkpoint keeps the matrix of a module, by its name there; None: not quantized."""
@@ -80,7 +85,7 @@ class ByModule(Format):
             form = self.format_found(module, own)
             if form is None or (is_ordinary(own) and is_never_quantised(module, own["weight"])):
                 continue
-            if is_ordinary(own):
+            if is_ordinary(own) and not self.reads_ordinary:
                 raise ModelError(
                     f"{own['weight'].path}: tensor {name!r} has type {own['weight'].dtype}, but the configuration "
                     f"declares it as quantized, as {form.kind}"

@@ -13,6 +13,7 @@ from jaxllm.models.quantization.types import with_format
 
 FORMATS: Mapping[str, str] = {
     "awq": "awq",
+    "bitnet": "bitnet",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed_tensors",
     "fbgemm_fp8": "fbgemm_fp8",

@@ -28,6 +28,7 @@ def check(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> None:
 ALIKE = (
     "arctic", "bailing_hybrid", "bamba", "bert", "bloom", "ctrl", "cwm", "deepseek_v2-lite", "diffllama", "falcon-7b",
     "falcon_mamba", "gemma4", "glm_moe_dsa-shared", "hunyuan", "laguna", "lfm2-wide", "mamba", "ministral3",
+    "bitnet",
     "jetmoe",
     "longcat_flash",
     "zamba",

@@ -13,6 +13,7 @@ COVERING = (
     "arctic", "falcon_h1", "qwen3_5", "lfm2-wide", "ministral3", "bloom", "falcon_mamba", "mamba",
     "falcon-7b", "zamba2", "zamba2-plain", "mistral4", "apertus", "deepseek_v32", "glm_moe_dsa-shared",
     "laguna", "minimax", "diffllama", "bert", "ctrl", "modernbert_decoder", "kimi_linear", "bailing_hybrid",
+    "bitnet",
     "jetmoe",
     "longcat_flash",
     "recurrent_gemma",

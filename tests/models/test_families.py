@@ -64,6 +64,7 @@ MULTIPLIERS = {
 CASES = {
     "apertus": Case("Apertus", {"attention_bias": True}),
     "arcee": Case("Arcee"),
+    "bitnet": Case("BitNet", {"attention_bias": True}),
     "cohere": Case("Cohere", {"logit_scale": 0.7}),
     "cohere-norms": Case("Cohere", {"logit_scale": 0.7, "use_qk_norm": True}),
     "cohere2": Case("Cohere2", {"logit_scale": 0.7, "sliding_window": 5, "num_hidden_layers": 4}),
