@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isqrt
+from math import isqrt, prod
 from typing import Protocol
 
 import numpy as np
@@ -173,6 +173,19 @@ class InHeads:
     def shape_of(self, wanted: Shape) -> Shape:
         """With both axes."""
         return (self.count, wanted[0] // self.count, *wanted[1:])
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor.reshape(wanted)
+
+
+@dataclass(frozen=True)
+class InOneAxis:
+    """The tensor with all its axes in one."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """How many elements there are."""
+        return (prod(wanted),)
 
     def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
         """A view."""

@@ -64,6 +64,5 @@ ABSENT: Final[Mapping[str, str]] = {
     "XLNetLMHeadModel": "permuted orders of tokens, and relative positions",
     "XmodForCausalLM": CAUSAL_BERT,
     "ZayaForCausalLM": "convolutions over queries and keys, and routers with an MLP",
-    "xLSTMForCausalLM": "the recurrence of xLSTM, which no plan has",
 }
 """By architecture, as checkpoints name it."""

@@ -146,6 +146,7 @@ _DECODERS: dict[str, str] = {
     "VaultGemma": "gemma.VAULTGEMMA",
     "Xverse": "llama_like.XVERSE",
     "Yi": "llama_like.YI",
+    "xLSTM": "xlstm",
     "Youtu": "youtu",
     "Zamba": "zamba",
     "Zamba2": "zamba2",

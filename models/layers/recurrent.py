@@ -13,11 +13,13 @@ from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.channel_delta import ChannelDeltaNet
 from jaxllm.models.layers.gated_delta import GatedDeltaNet
 from jaxllm.models.layers.lightning import LightningAttention
+from jaxllm.models.layers.matrix_memory import MatrixMemory
 from jaxllm.models.layers.real_gated import RealGatedBlock
 from jaxllm.models.layers.selective_scan import SelectiveScanMixer
 from jaxllm.models.layers.short_convolution import ShortConvolution
 from jaxllm.models.layers.state_space import StateSpaceMixer
 from jaxllm.models.layers.weighted_mean import ChannelMixing, TimeMixing
+from jaxllm.models.matrix_memory_plan import MatrixMemoryPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import RecurrentPlan
 from jaxllm.models.recurrent_plan import (
@@ -42,6 +44,7 @@ KINDS: Mapping[type[RecurrentPlan], Callable[..., Any]] = {
     ChannelDeltaPlan: ChannelDeltaNet,
     GatedDeltaPlan: GatedDeltaNet,
     LightningPlan: LightningAttention,
+    MatrixMemoryPlan: MatrixMemory,
     RealGatedPlan: RealGatedBlock,
     SelectiveScanPlan: SelectiveScanMixer,
     ShiftedMLPPlan: ChannelMixing,

@@ -18,6 +18,7 @@ COVERING = (
     "longcat_flash",
     "recurrent_gemma",
     "rwkv",
+    "xlstm",
     "zamba",
 )  # fmt: skip
 """Families that have, together, every choice that a layer plan or a configuration makes: see `every_family.choices`."""

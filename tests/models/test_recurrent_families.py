@@ -223,6 +223,11 @@ CASES = {
         "Rwkv",
         {"num_hidden_layers": 3, "context_length": 64, "rescale_every": 1, "layer_norm_epsilon": 1e-3},
     ),
+    "xlstm": Case(
+        "xLSTM",
+        # The norm after a memory would make much of the last bits. transformers rounds up sizes of its cache.
+        {"hidden_size": 128, "num_heads": 4, "norm_eps": 1e-3, "ffn_proj_factor": 0.7, "output_logit_soft_cap": 8.0},
+    ),
     "zamba": Case(
         "Zamba",
         {

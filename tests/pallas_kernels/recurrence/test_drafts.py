@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from jaxllm.models.channel_plan import RealGatedPlan, WeightedMeanPlan
+from jaxllm.models.matrix_memory_plan import MatrixMemoryPlan
 from jaxllm.models.recurrent_plan import GatedDeltaPlan, SelectiveScanPlan, StateSpacePlan
 from jaxllm.pallas_kernels.gated_delta import cases as gated_delta
 from jaxllm.pallas_kernels.gated_delta import gated_delta as run_gated_delta
 from jaxllm.pallas_kernels.linear_recurrence import cases as linear_recurrence
 from jaxllm.pallas_kernels.linear_recurrence import linear_recurrence as run_linear_recurrence
+from jaxllm.pallas_kernels.matrix_memory import cases as matrix_memory
+from jaxllm.pallas_kernels.matrix_memory import matrix_memory as run_matrix_memory
 from jaxllm.pallas_kernels.recurrence.cases import RowsCase, make_batch
 from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, DraftRows, StateRows
 from jaxllm.pallas_kernels.selective_scan import cases as selective_scan
@@ -30,6 +33,7 @@ KERNELS: dict[str, Any] = {
         gated_delta, run_gated_delta, GatedDeltaPlan(key_heads=2, value_heads=4, key_size=8, value_size=6), 1,
     ),
     "linear_recurrence": (linear_recurrence, run_linear_recurrence, RealGatedPlan(channels=12, blocks=3), 1),
+    "matrix_memory": (matrix_memory, run_matrix_memory, MatrixMemoryPlan(heads=2, key_size=8, value_size=6), 0),
     "weighted_mean": (weighted_mean, run_weighted_mean, WeightedMeanPlan(channels=12, hidden_size=8), 1),
     "state_space": (state_space, run_state_space, StateSpacePlan(heads=4, head_size=6, state_size=8, groups=2), 2),
     "selective_scan": (selective_scan, run_selective_scan, SelectiveScanPlan(channels=12, state_size=4, rank=2), 1),
