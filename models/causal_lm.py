@@ -60,16 +60,18 @@ class CausalLM(Decoder):
         self.streams = None if altup is None else _make_streams(config, altup, options, dtype)
         self.norm = make_norm(config.norm if is_last else None, config.hidden_size, dtype=dtype, options=options)
         project = partial(Linear, config.hidden_size, config.embedding_size, bias=False, axes=(None, None))
-        self.projection = project(dtype=dtype, options=options) if config.embedding.size and is_last else None
+        transform = config.output.transform if is_last else None
+        narrows = bool(config.embedding.size) and is_last and transform is None
+        self.projection = project(dtype=dtype, options=options) if narrows else None
         rows = vocab_rows(config, options)
         size, axes = config.vocab_size + rows.padding, ("vocab", "hidden")
-        make_head = partial(Linear, config.embedding_size, size, dtype=dtype, axes=axes, options=options, rows=rows)
+        columns = config.output_size
+        make_head = partial(Linear, columns, size, dtype=dtype, axes=axes, options=options, rows=rows)
         has_head = is_last and not config.tie_word_embeddings
         self.head = make_head(bias=config.output.bias) if has_head else None
         tied_bias = config.output.bias and is_last and config.tie_word_embeddings
         self.output_bias = Bias(size, rows, options, dtype=dtype) if tied_bias else None
-        transform = config.output.transform if is_last else None
-        make_transform = partial(OutputTransform, config.embedding_size, options=options, dtype=dtype)
+        make_transform = partial(OutputTransform, config.hidden_size, columns, options=options, dtype=dtype)
         self.transform = None if transform is None else make_transform(transform)
         self.drafter = None if plan is None else cast("Drafter", plan.make(config, options, dtype))
         """Guesses at further tokens, where an engine asks for them."""

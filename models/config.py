@@ -106,8 +106,14 @@ class ModelConfig:
 
     @property
     def embedding_size(self) -> int:
-        """Columns of the embedding and of the output layer."""
+        """Columns of the embedding."""
         return self.embedding.size or self.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """Columns of the output layer, where that is not the embedding."""
+        transform = self.output.transform
+        return (None if transform is None else transform.size) or self.embedding_size
 
     def heads_of(self, attention: AttentionPlan | LatentAttentionPlan) -> int:
         """Query heads of a layer."""

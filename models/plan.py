@@ -169,14 +169,16 @@ class EmbeddingPlan:
     There are `positions` of them, 0 for none; position p takes row p + `position_offset`. With `sinusoids` positions
     are not learned: their sines and then their cosines, each of half the hidden size, are added, where pair j turns by
     10000 ** (-j / sinusoids). With `token_types` the first row of a table with so many is added. Rows of another `size`
-    than the hidden one are projected to it, and what the layers give back to theirs before the output layer. Layers may
-    have embeddings of their own (`each_layer`).
+    than the hidden one are projected to it, and what the layers give back to theirs before the output layer, or a
+    transform does that; with `projects_sum` all that is added has that size, and its norm is projected, with a bias.
+    Layers may have embeddings of their own (`each_layer`).
 
     What a request gives in place of rows is `scaled` already where the scale belongs to the table: where embeddings
     are looked up with `transformers`, they come out of its embedding layer so.
     """
 
     size: int | None = None
+    projects_sum: bool = False
     scale: float = 1.0
     scaled: bool = False
     positions: int = 0
@@ -189,11 +191,15 @@ class EmbeddingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputTransformPlan:
-    """What hidden states pass before the output layer: a product, an activation and a norm, as in BERT."""
+    """What hidden states pass before the output layer: a product, an activation and a norm, as in BERT.
+
+    The product gives `size` elements, by default as many as embeddings have.
+    """
 
     activation: str
     norm: NormPlan
     bias: bool = True
+    size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from typing import Final
 INDEXER: Final = "attention to keys that an index chooses otherwise than DeepSeek V3.2's"
 HYPER: Final = "hyper-connections between layers, which no plan has"
 DECODER_OF_TWO: Final = "the decoder of an encoder-decoder model, which attends to what the encoder gives"
-CAUSAL_BERT: Final = "a causal BERT with parts that the others do not have"
 FILE: Final = "no new layer: a family file"
 
 ABSENT: Final[Mapping[str, str]] = {
@@ -19,7 +18,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "AriaTextForCausalLM": f"{FILE}; the language model of one that sees",
     "BartForCausalLM": DECODER_OF_TWO,
     "BeamForCausalLM": "residuals that are divided by a number of their depth, and gates with a bias for each head",
-    "BigBirdForCausalLM": CAUSAL_BERT,
     "BigBirdPegasusForCausalLM": DECODER_OF_TWO,
     "BlenderbotForCausalLM": DECODER_OF_TWO,
     "BlenderbotSmallForCausalLM": DECODER_OF_TWO,
@@ -30,7 +28,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "DogeForCausalLM": "masks that are made of values, and experts that are looked up by product keys",
     "DoryForCausalLM": "layers that run several times with caches of their own",
     "Dots3NoteForCausalLM": INDEXER,
-    "ElectraForCausalLM": CAUSAL_BERT,
     "Emu3ForCausalLM": f"{FILE}; Llama, alongside its image tokens",
     "FuyuForCausalLM": "patches that are projected without a tower, into Persimmon",
     "Gemma4AssistantForCausalLM": "a drafter: it reads another model's keys and values",
@@ -55,14 +52,12 @@ ABSENT: Final[Mapping[str, str]] = {
     "ProphetNetForCausalLM": "several streams that predict several tokens, in the decoder of an encoder-decoder model",
     "Qwen4ExpForCausalLM": f"{INDEXER}; {HYPER}; tables of n-grams",
     "ReformerModelWithLMHead": "attention within buckets of hashes",
-    "RemBertForCausalLM": CAUSAL_BERT,
-    "RoCBertForCausalLM": CAUSAL_BERT,
-    "RoFormerForCausalLM": CAUSAL_BERT,
+    "RoCBertForCausalLM": "shapes and pronunciations of tokens, which requests do not have",
     "TrOCRForCausalLM": DECODER_OF_TWO,
     "WhisperForCausalLM": f"{DECODER_OF_TWO}; the whole of Whisper is here",
     "XLMWithLMHeadModel": "embeddings of languages, and attention both ways",
     "XLNetLMHeadModel": "permuted orders of tokens, and relative positions",
-    "XmodForCausalLM": CAUSAL_BERT,
+    "XmodForCausalLM": "an adapter of a language after every MLP of a causal BERT",
     "ZayaForCausalLM": "convolutions over queries and keys, and routers with an MLP",
 }
 """By architecture, as checkpoints name it."""

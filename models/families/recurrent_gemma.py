@@ -72,8 +72,8 @@ def _plan(file: ConfigFile, hidden: int, heads: int) -> RealGatedPlan:
 
 def _kinds(file: ConfigFile, count: int) -> list[str]:
     """The kind of each layer: those of `block_types`, again and again."""
-    kinds = file.texts("block_types") or [RECURRENT, RECURRENT, ATTENTION]
-    if not set(kinds) <= {RECURRENT, ATTENTION}:
+    kinds = file.texts("block_types") if file.has("block_types") else [RECURRENT, RECURRENT, ATTENTION]
+    if not kinds or not set(kinds) <= {RECURRENT, ATTENTION}:
         raise file.wrong("block_types", f"a list of {RECURRENT!r} and {ATTENTION!r}")
     return [kinds[layer % len(kinds)] for layer in range(count)]
 

@@ -75,13 +75,15 @@ class TokenEmbedding(Embedding):
         super().__init__(config, options, dtype=dtype, is_output=config.tie_word_embeddings)
         plan = config.embedding
         self.scale, self.scaled, self.offset = plan.scale, plan.scaled, plan.position_offset
-        rows = plan.positions + plan.position_offset
-        self.positions = Table(rows, config.hidden_size, dtype, options) if plan.positions else None
+        rows, size = plan.positions + plan.position_offset, config.hidden_size
+        summed = config.embedding_size if plan.projects_sum else size
+        self.positions = Table(rows, summed, dtype, options) if plan.positions else None
         self.sinusoids = plan.sinusoids
-        self.types = Table(plan.token_types, config.hidden_size, dtype, options) if plan.token_types else None
-        self.norm = make_norm(plan.norm, config.hidden_size, dtype=dtype, options=options)
-        project = partial(Linear, config.embedding_size, config.hidden_size, bias=False, axes=(None, None))
+        self.types = Table(plan.token_types, summed, dtype, options) if plan.token_types else None
+        self.norm = make_norm(plan.norm, summed, dtype=dtype, options=options)
+        project = partial(Linear, config.embedding_size, size, bias=plan.projects_sum, axes=(None, None))
         self.projection = project(dtype=dtype, options=options) if plan.size else None
+        self.projects_sum = plan.projects_sum
 
     def __call__(
         self,
@@ -97,7 +99,7 @@ class TokenEmbedding(Embedding):
         x = super().__call__(token_ids)
         if given is not None and not self.scaled:
             x = _with_given(x, given)
-        if self.projection is not None:
+        if self.projection is not None and not self.projects_sum:
             x = self.projection(x, context)
         if self.scale != 1.0:
             x = x * jnp.asarray(self.scale, x.dtype)
@@ -111,7 +113,8 @@ class TokenEmbedding(Embedding):
             x = x + sinusoids(positions + self.offset, x.shape[1], self.sinusoids).astype(x.dtype)
         if self.types is not None:
             x = x + self.types(jnp.zeros_like(token_ids))
-        return self.norm(x)
+        x = self.norm(x)
+        return self.projection(x, context) if self.projection is not None and self.projects_sum else x
 
 
 def sinusoids(positions: jax.Array, size: int, slowest: float) -> jax.Array:

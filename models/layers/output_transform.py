@@ -15,11 +15,13 @@ from jaxllm.models.plan import OutputTransformPlan
 class OutputTransform(nnx.Module):
     """`norm(activation(dense(x)))`, see `OutputTransformPlan`. Raises `ModelError` for an unknown activation."""
 
-    def __init__(self, size: int, plan: OutputTransformPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
+    def __init__(
+        self, in_size: int, size: int, plan: OutputTransformPlan, options: ForwardOptions, *, dtype: jnp.dtype
+    ) -> None:
         self.activation = find_activation(plan.activation)
-        self.dense = Linear(size, size, bias=plan.bias, axes=(None, None), dtype=dtype, options=options)
+        self.dense = Linear(in_size, size, bias=plan.bias, axes=(None, None), dtype=dtype, options=options)
         self.norm = make_norm(plan.norm, size, dtype=dtype, options=options)
 
     def __call__(self, hidden: jax.Array, context: ForwardContext) -> jax.Array:
-        """Map [R, D] to [R, D]."""
+        """Map [R, D] to [R, size]."""
         return self.norm(self.activation(self.dense(hidden, context)))

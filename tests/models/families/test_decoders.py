@@ -70,10 +70,15 @@ CASES = {
     ),
     "bert": Case("Bert", CAUSAL),
     "bert_generation": Case("BertGeneration", CAUSAL),
+    "big_bird": Case("BigBird", {**CAUSAL, "rescale_embeddings": True, "use_bias": False}),
     "camembert": Case("Camembert", PADDED),
     "data2vec_text": Case("Data2VecText", PADDED),
     "ernie": Case("Ernie", CAUSAL),
+    "electra": Case("Electra", {**CAUSAL, "embedding_size": 24}),
+    "electra-untied": Case("Electra", {**CAUSAL, "embedding_size": 64, "tie_word_embeddings": False}),
     "megatron_bert": Case("MegatronBert", CAUSAL),
+    "rembert": Case("RemBert", {**CAUSAL, "input_embedding_size": 24, "output_embedding_size": 40}),
+    "roformer": Case("RoFormer", {**CAUSAL, "embedding_size": 24}),
     "roberta": Case("Roberta", {**PADDED, "tie_word_embeddings": False}),
     "roberta_prelayernorm": Case("RobertaPreLayerNorm", PADDED),
     "xlm_roberta": Case("XLMRoberta", PADDED),
@@ -107,6 +112,9 @@ def save(folder: Path, case: Case) -> torch.nn.Module:
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                # A table of constants.
+                continue
             around = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.ndim == 1 else 0.15) + around)
     model.save_pretrained(folder)
