@@ -8,7 +8,7 @@ from jaxllm.models.plan import RecurrentPlan, StateArray
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixMemoryPlan(RecurrentPlan):
-    """An mLSTM (xLSTM, arXiv 2405.04517): linear attention whose tokens are taken in and forgotten by exponential gates.
+    """An mLSTM (xLSTM, arXiv 2405.04517): linear attention whose exponential gates take tokens in and forget others.
 
     Both gates are products with biases, capped: cap * tanh(gate / cap). What a head reads is divided by the weights it
     read, plus `eps`, then normalised by head, then multiplied by the sigmoid of one more product.

@@ -15,9 +15,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     options, bias = read_llama(file), file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
     norm = options["norm"]
-    layers = tuple(
-        replace(layer.attending(output_norm=norm), mlp=replace(layer.mlp, norm=norm)) for layer in layers
-    )
+    layers = tuple(replace(layer.attending(output_norm=norm), mlp=replace(layer.mlp, norm=norm)) for layer in layers)
     return ModelConfig(architecture=architecture, **(options | {"layers": layers}))
 
 

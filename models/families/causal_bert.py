@@ -246,9 +246,7 @@ ROFORMER = _RoFormer(
     projection="embeddings_project",
     defaults={"max_position_embeddings": 1536},
 ).family()
-BIG_BIRD = _BigBird(
-    activation="gelu_new", ids=(1, 2), defaults={"max_position_embeddings": 4096}
-).family()
+BIG_BIRD = _BigBird(activation="gelu_new", ids=(1, 2), defaults={"max_position_embeddings": 4096}).family()
 REMBERT = _RemBert(
     prefix="rembert",
     transform=("dense", "LayerNorm"),

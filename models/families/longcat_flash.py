@@ -67,7 +67,9 @@ def weight_names(config: ModelConfig) -> Names:
         **latent_names(config),
         "layers.*.attention_norm": "model.layers.*.input_layernorm",
         "layers.*.mlp_norm": "model.layers.*.post_attention_layernorm",
-        **{f"layers.*.{block}.{ours}": f"model.layers.*.mlps.{name}" for ours, name in dense.items() for block in _MLPS},
+        **{
+            f"layers.*.{block}.{ours}": f"model.layers.*.mlps.{name}" for ours, name in dense.items() for block in _MLPS
+        },
     }
     names = {module: _of_half(source_of(source), config.num_layers) for module, source in twice.items()}
     once: Names = {

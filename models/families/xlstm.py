@@ -24,7 +24,7 @@ _HOW = (
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
-    """xLSTM's configuration."""
+    """XLSTM's configuration."""
     file.ignore(*_HOW)
     file.expect(use_bias=False, weight_mode="single", inference_state_dtype="float32", tie_word_embeddings=False)
     file.expect(norm_reduction_force_float32=True, add_out_norm=True)

@@ -44,7 +44,8 @@ MAMBA, HYBRID = OLD_KINDS["mamba"], "hybrid"
 class Zamba2Config(ModelConfig):
     """`hybrids` has the numbers of the layers in the checkpoint that have a shared block, of which there are `blocks`.
 
-    Every use of a block adds products of `rank` to its MLP, and to its attention if that `adapts`; none with a rank of 0.
+    Every use of a block adds products of `rank` to its MLP, and to its attention if that `adapts`. With a rank of 0 it
+    adds none.
     """
 
     hybrids: tuple[int, ...]

@@ -34,9 +34,7 @@ class HeadExperts(nnx.Module):
     Axis letters: k experts of a token, M heads of an expert.
     """
 
-    def __init__(
-        self, config: ModelConfig, plan: AttentionPlan, options: ForwardOptions, *, dtype: jnp.dtype
-    ) -> None:
+    def __init__(self, config: ModelConfig, plan: AttentionPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
         experts, size, hidden = plan.experts, config.head_size_of(plan), config.hidden_size
         assert experts is not None
         wide = config.kv_heads_of(plan) * size

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.by_module import ByModule
 from jaxllm.models.quantization.matrix_format import MatrixFormat
 from jaxllm.models.quantization.module_names import is_in_block, is_named, read_names

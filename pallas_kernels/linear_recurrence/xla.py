@@ -23,9 +23,7 @@ class _LinearRecurrence:
         states = inputs.decay * states + inputs.written
         return states, states
 
-    def chunk(
-        self, inputs: LinearRecurrenceInputs, state: jax.Array, length: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def chunk(self, inputs: LinearRecurrenceInputs, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`. Tokens are joined in pairs, pairs of pairs, and so on."""
         is_token = (jnp.arange(len(inputs.decay), dtype=jnp.int32) < length)[:, None]
         decay, written = jnp.where(is_token, inputs.decay, 1.0), jnp.where(is_token, inputs.written, 0.0)
@@ -34,9 +32,7 @@ class _LinearRecurrence:
         return out, out[-1]
 
 
-def _joined(
-    first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def _joined(first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """What two runs of tokens keep and add, one after the other."""
     return first[0] * second[0], second[0] * first[1] + second[1]
 

@@ -54,7 +54,8 @@ class _WeightedMean:
         # What is no token changes nothing.
         own = _Run(weight * self.decay, weight * inputs.value, weight, jnp.where(is_token, inputs.key, NOTHING))
         first = _Run(jnp.zeros_like(state[0]), state[0], state[1], jnp.where(state[1] == 0, NOTHING, state[2]))
-        runs = lax.associative_scan(_joined, jax.tree.map(lambda one, all: jnp.concatenate([one[None], all]), first, own))
+        after_first = jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, own)
+        runs = lax.associative_scan(_joined, after_first)
         states = jnp.stack([runs.total, runs.weight, runs.largest], axis=1)
         return mean_of(states[:-1], inputs.key, inputs.value, self.bonus), states[-1]
 

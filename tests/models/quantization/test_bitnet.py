@@ -84,7 +84,7 @@ def test_norms_before_products_are_refused_by_name(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     values["quantization_config"]["use_rms_norm"] = True
     path.write_text(json.dumps(values))
-    with pytest.raises(ModelError, match="'use_rms_norm'.*norms before each product"):
+    with pytest.raises(ModelError, match=r"'use_rms_norm'.*norms before each product"):
         read_config(tmp_path)
 
 
@@ -94,5 +94,5 @@ def test_a_fourth_value_is_an_error_that_names_the_tensor(tmp_path: Path) -> Non
     tensors = rounded(load_file(weights), divides=False)
     tensors[name][0, 0] = 2
     save_file(tensors, weights)
-    with pytest.raises(ModelError, match=f"{name}.*other values than -1, 0 and 1"):
+    with pytest.raises(ModelError, match=rf"{name}.*other values than -1, 0 and 1"):
         logits(tmp_path)
