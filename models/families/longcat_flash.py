@@ -8,7 +8,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import with_experts
 from jaxllm.models.families.family import Family, Names, expert_names
 from jaxllm.models.families.latent import latent_names, read_latent_llama
-from jaxllm.models.mlp_plan import ExpertsPlan, RouterPlan
+from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan, RouterPlan
 from jaxllm.models.plan import LayerPlan
 
 _NAMES = {
@@ -56,6 +56,7 @@ def _with_late_experts(file: ConfigFile, layer: LayerPlan) -> LayerPlan:
         identities=identities,
     )
     assert isinstance(late.mlp, ExpertsPlan)
+    assert isinstance(layer.mlp, MLPPlan)
     experts = replace(late.mlp, per_token=per_token)
     return replace(late, mlp=experts, residual_mlp=layer.mlp, is_late=True)
 

@@ -146,14 +146,10 @@ class Scale(nnx.Module):
 def _make_attention(
     config: ModelConfig, plan: AttentionPlan | LatentAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
 ) -> "Attention | LatentAttention":
-    if isinstance(plan, LatentAttentionPlan):
-        from jaxllm.models.layers.latent_attention import LatentAttention
+    if isinstance(plan, LatentAttentionPlan) or plan.experts is not None:
+        from jaxllm.models.layers.attention_kinds import make_uncommon_attention
 
-        return LatentAttention(config, plan, options, dtype=dtype)
-    if plan.experts is not None:
-        from jaxllm.models.layers.head_experts import ExpertAttention
-
-        return ExpertAttention(config, plan, options, dtype=dtype)
+        return make_uncommon_attention(config, plan, options, dtype=dtype)
     return Attention(config, plan, options, dtype=dtype)
 
 
