@@ -269,10 +269,13 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def _panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
-    targets = [
+    targets: list[dict[str, Any]] = [
         {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend, "datasource": _DATASOURCE}
         for index, (query, legend) in enumerate(panel.queries)
     ]
+    if "_seconds_bucket" in panel.queries[0][0]:
+        # Dots that lead to the traces of single requests; all queries of the panel have the same ones.
+        targets[0]["exemplar"] = True
     return {
         "id": number,
         "type": "timeseries",

@@ -16,6 +16,7 @@ from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.http.deadline import deadline_of
 from jaxllm.serving.http.identity import ADAPTER, client_visible_ids, requested_rank
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS, TRACE_ID
+from jaxllm.serving.http.middleware.measure import EXEMPLAR
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import EventStream, EventWriter, unless_gone
@@ -77,6 +78,8 @@ def trace(request: Request, server: ServerState, requests: Sequence[TextRequest 
     names = [client_visible_ids(each.request_id)[0] for each in requests]
     request.scope[TRACE_ID] = trace_id = server.tracing.begin(requests, names, request.headers)
     current_trace_id.set(trace_id)
+    if any(each.trace is not None for each in requests):
+        request.scope[EXEMPLAR] = trace_id
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from jaxllm.serving.text.prompts import (
     parse_prompt,
 )
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
-from jaxllm.serving.text.tracing import RequestTrace
+from jaxllm.serving.text.tracing import Interruption, RequestTrace
 
 if TYPE_CHECKING:
     from jaxllm.serving.text.prompt_images import PromptImages
@@ -63,6 +63,8 @@ class PooledText:
     """When it was ready for the engine, as `arrival_time` in seconds of the monotonic clock."""
     trace: RequestTrace | None = None
     """What is told of the request's end, where it is traced."""
+    interruptions: list[Interruption] = field(default_factory=list)
+    """The ends of engines that had it, where it is traced."""
 
 
 class PoolingInputs:

@@ -13,7 +13,7 @@ from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.serving.text.measurements import UNTIMED, EndReason, FinishedRequest, Measurements
 from jaxllm.serving.text.output_processor import Processed
 from jaxllm.serving.text.progress import SequenceProgress
-from jaxllm.serving.text.tracing import TracedRequest, TracedSequence
+from jaxllm.serving.text.tracing import Interruption, TracedRequest, TracedSequence
 
 
 class PoolingProcessor:
@@ -56,6 +56,13 @@ class PoolingProcessor:
     def continued(self, request_id: str) -> list[PoolingRequest]:
         """The request, which begins again."""
         return self._requests[request_id].children
+
+    def interrupt(self, request_ids: Iterable[str], engine: int, reason: str) -> None:
+        """The engine of this number, which had these requests, has ended: for their traces."""
+        now = time.monotonic()
+        for request in map(self._requests.__getitem__, request_ids):
+            if request.trace is not None:
+                request.interruptions.append(Interruption(engine, reason, 0, now))
 
     def release(self, request_id: str) -> PooledText:
         """A request, for another of these to `adopt`."""
@@ -127,6 +134,7 @@ class PoolingProcessor:
                     cached_tokens=0,
                     params=request.params,
                     sequences=(TracedSequence(reason, scheduled, result, None, 0),),
+                    interruptions=request.interruptions,
                 )
             )
         self._measured.finished.append(
@@ -139,6 +147,7 @@ class PoolingProcessor:
                 prompt_tokens=tokens,
                 generation_tokens=0,
                 max_tokens=0,
+                trace_id="" if request.trace is None else request.trace.trace_id,
             )
         )
 

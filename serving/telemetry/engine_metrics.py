@@ -10,6 +10,7 @@ from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import NO_WORK, Amounts, StepStats, added
 from jaxllm.kv.lifetimes import PageLife
 from jaxllm.serving.telemetry.catalogue import LABELLED, METRICS, OF_ENGINE, OFFLOAD, new_histograms
+from jaxllm.serving.telemetry.histogram import HistogramState
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
 from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements
 
@@ -34,11 +35,11 @@ _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
 
 
 class Measured(msgspec.Struct):
-    """Measurements of an engine's requests so far: by name, counts, and of histograms the counts and the sum."""
+    """Measurements of an engine's requests so far: by name, counts, and states of histograms."""
 
     counters: dict[str, int]
     finished: dict[str, int]
-    histograms: dict[str, tuple[list[int], float]]
+    histograms: dict[str, HistogramState]
     steps: ShapeState = {}
     stage_seconds: list[float] = []
     accepted_by_place: list[int] = []
@@ -130,6 +131,10 @@ class EngineMetrics:
             counters["generation_tokens"] += measured.generation_tokens
             histograms["time_to_first_token_seconds"].observe_all(measured.first_token_seconds)
             histograms["inter_token_latency_seconds"].observe_all(measured.inter_token_seconds)
+            for seconds, trace_id in measured.first_token_traces:
+                histograms["time_to_first_token_seconds"].set_exemplar(seconds, trace_id)
+            if measured.slowest_token is not None:
+                histograms["inter_token_latency_seconds"].set_exemplar(*measured.slowest_token)
             if measured.finished:
                 self._take_finished(measured.finished)
 
@@ -191,10 +196,19 @@ class EngineMetrics:
         for name, value_of in _OF_FINISHED.items():
             values = [value for value in map(value_of, done) if value is not None]
             self.histograms[name].observe_all(values)
+        for request in done:
+            if request.trace_id:
+                self._set_exemplars(request)
         longest = self.info.max_model_len
         self.histograms["request_params_max_tokens"].observe_all(
             [longest - each.prompt_tokens if each.max_tokens is None else each.max_tokens for each in done]
         )
+
+    def _set_exemplars(self, request: FinishedRequest) -> None:
+        for name, value_of in _OF_FINISHED.items():
+            value = value_of(request) if name.endswith("_seconds") else None
+            if value is not None:
+                self.histograms[name].set_exemplar(value, request.trace_id)
 
     def waiting(self) -> dict[str, int]:
         """Requests that wait, by reason."""

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import (
     SummaryMetricFamily,
 )
 
-from jaxllm.serving.telemetry.histogram import Histogram
+from jaxllm.serving.telemetry.histogram import Histogram, HistogramState
 
 _SECONDS = (0.1, 0.5, 1.0)
 _SECONDS_FINELY = (
@@ -56,12 +56,12 @@ class HttpMeasured(msgspec.Struct):
     requests: dict[str, int] = {}
     sizes: dict[str, tuple[int, int, int]] = {}
     """By handler: requests, bytes of their bodies, and of their responses'."""
-    seconds: dict[str, tuple[list[int], float]] = {}
+    seconds: dict[str, HistogramState] = {}
     rejections: dict[str, int] = {}
     """By reason: requests that were not taken for now."""
     timeouts: dict[str, int] = {}
     """By place: requests whose time was over."""
-    loop_lag: tuple[list[int], float] | None = None
+    loop_lag: HistogramState | None = None
     memory: int = 0
     """Bytes of the process; of several, those of the largest."""
 
@@ -80,8 +80,10 @@ class HttpMetrics:
         self.memory = 0
         """Bytes of this process, or of the largest of several."""
 
-    def observe(self, handler: str, method: str, status: int, seconds: float, received: int, sent: int) -> None:
-        """Count a request. `handler` is the path of its route."""
+    def observe(
+        self, handler: str, method: str, status: int, seconds: float, received: int, sent: int, trace_id: str = ""
+    ) -> None:
+        """Count a request. `handler` is the path of its route; `trace_id` its trace, if a collector gets one."""
         key = f"{handler} {method}"
         counted = f"{key} {status // 100}xx"
         if counted not in self._requests and len(self._requests) >= _MOST_SERIES:
@@ -93,6 +95,9 @@ class HttpMetrics:
         if key not in self._seconds:
             self._seconds[key] = Histogram(_SECONDS)
         self._seconds[key].observe(seconds)
+        if trace_id:
+            for histogram in (self._seconds[""], self._seconds[key]):
+                histogram.set_exemplar(seconds, trace_id)
 
     def reject(self, reason: str) -> None:
         """Count a request that was told to come back later."""

@@ -27,6 +27,7 @@ from jaxllm.version import __version__
 _log = logging.getLogger(__name__)
 
 SPAN: Final = "llm_request"
+RESTART: Final = "engine_restart"
 _CLOSING_SECONDS = 2.0
 """What the collector gets to take the last spans when the server ends."""
 
@@ -64,7 +65,7 @@ class Tracing:
             model = self._model_name if adapter is None else adapter.lora_name
             attributes = {"gen_ai.request.id": name, "gen_ai.response.model": model}
             trace = _Trace(self._tracer, context, request.arrival_time, attributes)
-            trace_id = trace_id or format(trace.span.get_span_context().trace_id, "032x")
+            trace_id = trace_id or trace.trace_id
             if trace.span.is_recording():
                 request.trace = trace
         return trace_id
@@ -81,7 +82,7 @@ class Tracing:
 class _Trace:
     """The trace of a request in flight: only its root is there, so that its id is known."""
 
-    __slots__ = ("_offset", "_tracer", "span")
+    __slots__ = ("_offset", "_tracer", "span", "trace_id")
 
     def __init__(self, tracer: Tracer, context: Context, arrival: float, attributes: Mapping[str, str]) -> None:
         self._tracer = tracer
@@ -89,6 +90,7 @@ class _Trace:
         self.span: Span = tracer.start_span(
             SPAN, context, SpanKind.SERVER, attributes=attributes, start_time=self._wall(arrival)
         )
+        self.trace_id = format(self.span.get_span_context().trace_id, "032x")
 
     def _wall(self, moment: float) -> int:
         """A moment of the monotonic clock in nanoseconds since 1970."""
@@ -111,6 +113,9 @@ class _Trace:
             if each.first_token is not None and each.last_token is not None:
                 which |= {"gen_ai.usage.completion_tokens": each.num_tokens}
                 self._part("decode", below, each.first_token, each.last_token, which)
+        for each in request.interruptions:
+            why = {"jaxllm.engine": each.engine, "jaxllm.reason": each.reason, "jaxllm.tokens_before": each.num_tokens}
+            self._part(RESTART, below, each.began, request.ended if each.ended is None else each.ended, why)
         span.end(self._wall(request.ended))
 
     def _part(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.telemetry.histogram import Histogram
+from jaxllm.serving.telemetry.histogram import Histogram, HistogramState
 
 _SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0,
@@ -19,7 +19,7 @@ PLANNED = (
 )
 """Name and meaning of each."""
 
-ShapeState = dict[int, tuple[list[int], float]]
+ShapeState = dict[int, HistogramState]
 """Histograms by the tokens of a shape, see `Histogram.state`."""
 
 

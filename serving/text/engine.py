@@ -55,6 +55,9 @@ class OutputSink(Protocol[Request_contra]):
     def continued(self, request_id: str) -> list[Any]:
         """The children of a request that the engine has to go on with, and their output so far: for another engine."""
 
+    def interrupt(self, request_ids: Iterable[str], engine: int, reason: str) -> None:
+        """The engine of this number, which had these requests, has ended for a reason: for their traces."""
+
     def release(self, request_id: str) -> Any:
         """What is known of a request, which goes on, for another of these to `adopt`."""
 

@@ -6,7 +6,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 from jaxllm.engine.stats import StepStats
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.text.tracing import TracedRequest, TracedSequence
+from jaxllm.serving.text.tracing import Interruption, RequestTrace, TracedRequest, TracedSequence
 
 EndReason: TypeAlias = Literal["abort", "error", "timeout"]
 """Why a sequence ended that is not there to its end: its client left, its engine ended, or its time was over."""
@@ -22,7 +22,8 @@ class FinishedRequest:
     `decode_seconds` from the first token to the last, `e2e_seconds` from arrival to the end; None: it did not come
     that far. `generation_tokens` counts what the engine generated, also after a stop string. `n` and
     `max_generation_tokens` (of its longest sequence) belong to the whole request: they come with the last of its
-    sequences, and are None with the others. `cached_tokens` of the prompt were in the prefix cache.
+    sequences, and are None with the others. `cached_tokens` of the prompt were in the prefix cache. `trace_id` is empty
+    unless a collector gets the trace.
     """
 
     reason: str
@@ -36,6 +37,7 @@ class FinishedRequest:
     n: int | None = None
     max_generation_tokens: int | None = None
     cached_tokens: int = 0
+    trace_id: str = ""
 
     @property
     def inference_seconds(self) -> float | None:
@@ -60,6 +62,9 @@ class Measurements:
     `generation_tokens` that came. `first_token_seconds` has
     their times since arrival, `inter_token_seconds` one entry for each further token: its sequence's entries add up to
     the time from first to last token.
+
+    `first_token_traces` are the first of these that were traced, each with the id of its trace. Of further tokens that
+    were traced, `slowest_token` has the one that took longest: exemplars of all would cost more than their times.
     """
 
     prompt_tokens: int = 0
@@ -68,6 +73,13 @@ class Measurements:
     inter_token_seconds: list[float] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
     cached_tokens: int = 0
+    first_token_traces: list[tuple[float, str]] = field(default_factory=list)
+    slowest_token: tuple[float, str] | None = None
+
+    def note_token(self, seconds: float, trace: RequestTrace) -> None:
+        """A further token of a traced sequence took so long."""
+        if self.slowest_token is None or seconds > self.slowest_token[0]:
+            self.slowest_token = seconds, trace.trace_id
 
 
 class Meter:
@@ -98,8 +110,11 @@ class Meter:
     def take(self, output: EngineOutput, now: float) -> None:
         """Measure an output that arrived `now`."""
         sequence, measured = self._sequences[output.request_id], self._measured
-        if output.scheduled_time is not None:
+        # Another engine, which goes on with it, has scheduled it once more.
+        if output.scheduled_time is not None and sequence.scheduled is None:
             sequence.scheduled = output.scheduled_time
+        if sequence.request.interruptions:
+            sequence.request.end_interruption(now)
         if output.sequences is not None:
             # All come at once: there is no time between them.
             sequence.num_tokens = sum(len(each.token_ids) for each in output.sequences)
@@ -111,7 +126,10 @@ class Meter:
             sequence.num_tokens += 1
             measured.generation_tokens += 1
             self._take_prompt(sequence, output)
-            measured.first_token_seconds.append(now - sequence.request.arrival)
+            seconds, trace = now - sequence.request.arrival, sequence.request.trace
+            measured.first_token_seconds.append(seconds)
+            if trace is not None:
+                measured.first_token_traces.append((seconds, trace.trace_id))
             count -= 1
         self.more(sequence, count, now)
 
@@ -127,10 +145,13 @@ class Meter:
         measured = self._measured
         measured.generation_tokens += count
         sequence.num_tokens += count
+        seconds = (now - sequence.last) / count
         if count == 1:
-            measured.inter_token_seconds.append(now - sequence.last)
+            measured.inter_token_seconds.append(seconds)
         else:
-            measured.inter_token_seconds += [(now - sequence.last) / count] * count
+            measured.inter_token_seconds += [seconds] * count
+        if sequence.request.trace is not None:
+            measured.note_token(seconds, sequence.request.trace)
         sequence.last = now
 
     def finish(self, request_id: str, reason: str, now: float) -> None:
@@ -149,8 +170,8 @@ class _Request:
     """Shared by the sequences of a request."""
 
     __slots__ = (
-        *("arrival", "longest", "max_tokens", "n", "params", "progress", "prompt_tokens", "tokenized", "trace"),
-        *("traced", "unfinished"),
+        *("arrival", "interruptions", "longest", "max_tokens", "n", "params", "progress", "prompt_tokens", "tokenized"),
+        *("trace", "traced", "unfinished"),
     )
 
     def __init__(self, request: TextRequest) -> None:
@@ -165,6 +186,13 @@ class _Request:
         self.tokenized = request.tokenized_time
         self.trace = request.trace
         self.traced: list[TracedSequence] = []
+        self.interruptions: list[Interruption] = []
+
+    def end_interruption(self, now: float) -> None:
+        """There is news of one of its sequences."""
+        last = self.interruptions[-1]
+        if last.ended is None:
+            last.ended = now
 
     def end_trace(self, now: float, cached: int) -> None:
         """All its sequences have ended: tell the trace."""
@@ -178,6 +206,7 @@ class _Request:
                 cached_tokens=cached,
                 params=self.params,
                 sequences=tuple(self.traced),
+                interruptions=self.interruptions,
             )
         )
 
@@ -219,7 +248,13 @@ class SequenceTimes:
             n=request.n if whole else None,
             max_generation_tokens=request.longest if whole else None,
             cached_tokens=self.cached,
+            trace_id="" if request.trace is None else request.trace.trace_id,
         )
+
+    def interrupt(self, engine: int, reason: str, num_tokens: int, now: float) -> None:
+        """The engine that had the request ended; `num_tokens` are those of all its sequences that run."""
+        if self.request.trace is not None:
+            self.request.interruptions.append(Interruption(engine, reason, num_tokens, now))
 
     def _note(self, reason: str) -> None:
         """Add this sequence to what is known of its request."""

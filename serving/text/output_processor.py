@@ -130,6 +130,18 @@ class OutputProcessor:
         children, sequences = self._requests[request_id].request.children, self._sequences
         return [(child, sequences[child.request_id]) for child in children if child.request_id in sequences]
 
+    def interrupt(self, request_ids: Iterable[str], engine: int, reason: str) -> None:
+        """The engine of this number, which had these requests, has ended: for their traces."""
+        now = time.monotonic()
+        for request_id in request_ids:
+            running = [sequence for _, sequence in self._running(request_id)]
+            times = running[0].times if running else None
+            if times is not None:
+                times.interrupt(engine, reason, sum(len(sequence.token_ids) for sequence in running), now)
+            for sequence in running:
+                # What comes next tells when the interruption was over.
+                sequence.has_fast_path = False
+
     def release(self, request_id: str) -> Followed:
         """What is known of a request, which goes on, for another of these to `adopt`."""
         sequences = {child.request_id: sequence for child, sequence in self._running(request_id)}

@@ -128,7 +128,7 @@ def _shapes(planned: Mapping[int, float], engines: Sequence[EngineMetrics]) -> l
     for engine in engines:
         for tokens, histogram in engine.steps.sorted():
             steps, seconds = ran.get(tokens, (0, 0.0))
-            counts, total = histogram.state()
+            counts, total, _ = histogram.state()
             ran[tokens] = steps + sum(counts), seconds + total
     return [
         StepShape(tokens, steps, seconds / steps if steps else None, planned.get(tokens))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Set as AbstractSet
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,6 +11,8 @@ from jaxllm.serving.http.operation import REJECTED
 from jaxllm.serving.telemetry.http import HttpMetrics
 
 NO_ROUTE = "none"
+EXEMPLAR: Final = "jaxllm.exemplar"
+"""In the scope: the trace that a collector gets of the request, if it gets one."""
 _UNCOUNTED = frozenset(("/metrics", "/health", "/live", "/ready", "/readyz", "/load", "/ping", "/version"))
 """As in vLLM: what probes ask for all the time."""
 
@@ -44,7 +47,8 @@ class MeasureRequests:
             handler = route.path_format if route is not None else path if path in self._paths else NO_ROUTE
             method = scope["method"] if scope["method"] in _METHODS else "OTHER"
             seconds = time.perf_counter() - began
-            self._metrics.observe(handler, method, status, seconds, _length(Headers(scope=scope)), sent)
+            received, trace_id = _length(Headers(scope=scope)), scope.get(EXEMPLAR, "")
+            self._metrics.observe(handler, method, status, seconds, received, sent, trace_id)
             if REJECTED in scope:
                 self._metrics.reject(scope[REJECTED])
 

@@ -284,6 +284,8 @@ class AsyncEngine:
         self._heartbeat.settle(owed=False)
         unsent = self._supervisor.connection.unsent()
         left: list[str] = []
+        if self._followed is not None:
+            self._followed.interrupt(self._sent(unsent), self.number, str(error))
         if stale:
             unsent = []
             self._fail(self._in_flight.ids(), error)
@@ -302,14 +304,18 @@ class AsyncEngine:
 
     def _resume(self, unsent: list[ToEngine], error: EngineError) -> list[str]:
         """See to all that the engine had, which did not have what is `unsent`. Returns what is left to the next one."""
-        running, crashes = self._outputs.running(), self._shared.crashes
-        waiting = {running[name] for message in unsent for name in request_ids(message)} | self._resumption.held()
-        sent = [name for name in self._in_flight.ids() if name not in waiting]
+        sent, crashes = self._sent(unsent), self._shared.crashes
         found = self._resumption.sort(sent)
         for reader in found.guilty:
             self._fail([reader.request.request_id], crashes.error(reader, error) if crashes.most else error)
         self._tell_resumed(sum([self._move(reader) for reader in found.again]))
         return [name for name in sent if self._in_flight.get(name) is not None]
+
+    def _sent(self, unsent: list[ToEngine]) -> list[str]:
+        """The requests that the engine has, of which these messages were never sent."""
+        running = self._outputs.running()
+        waiting = {running[name] for message in unsent for name in request_ids(message)} | self._resumption.held()
+        return [name for name in self._in_flight.ids() if name not in waiting]
 
     def _tell_resumed(self, count: int) -> None:
         if count:

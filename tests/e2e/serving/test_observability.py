@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.serving.prometheus import alerts, metrics_in, panels, program, scraping
@@ -103,6 +104,53 @@ def test_the_state_lists_requests_and_pages_for_the_operator_alone(observed: Obs
     assert "Once upon" not in str(state)
 
     assert httpx.get(f"{observed.server.url}/debug/state").status_code == 401
+
+
+def test_buckets_of_latencies_name_traces_where_openmetrics_is_asked_for(observed: Observed) -> None:
+    answer = observed.complete(max_tokens=8)
+    accept = {"Accept": "application/openmetrics-text"}
+    text = observed.client.get("/metrics", headers=accept).raise_for_status().text
+    named = {
+        (family.name, sample.exemplar.labels["trace_id"])
+        for family in parse_openmetrics(text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    deadline = time.monotonic() + 30
+    while not (
+        found := [span for span in observed.collector.spans if span.attributes.get("gen_ai.request.id") == answer["id"]]
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (root,) = found
+    for name in ("jaxllm:e2e_request_latency_seconds", "http_request_duration_seconds"):
+        assert (name, root.trace_id) in named
+    assert "trace_id" not in observed.client.get("/metrics").raise_for_status().text
+
+
+def test_the_end_of_an_engine_is_a_span_of_what_it_interrupts(observed: Observed) -> None:
+    body = {"prompt": "Once", "max_tokens": 480, "n": 8, "ignore_eos": True, "stream": True}
+    trace_id = "1" * 32
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    with observed.client.stream("POST", "/v1/completions", json=body, headers=headers, timeout=120) as response:
+        parts = response.iter_raw()
+        next(parts)
+        observed.server.engine().kill()
+        assert b"".join(parts).endswith(b"data: [DONE]\n\n")
+    deadline = time.monotonic() + 30
+    while not (
+        roots := [each for each in observed.collector.spans if each.name == "llm_request" and each.trace_id == trace_id]
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    restarts = [each for each in observed.collector.spans if each.name == "engine_restart"]
+    (restart,) = [each for each in restarts if each.trace_id == trace_id]
+    assert restart.parent == roots[0].span_id
+    assert restart.attributes["jaxllm.engine"] == 0
+    assert "SIGKILL" in restart.attributes["jaxllm.reason"]
+    assert 0 < restart.attributes["jaxllm.tokens_before"] < 480 * 8
+    assert roots[0].begin < restart.begin < restart.end < roots[0].end
+    assert not roots[0].is_error
 
 
 def load(observed: Observed) -> None:

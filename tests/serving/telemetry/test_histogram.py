@@ -1,12 +1,13 @@
 """The histogram, held against the one of prometheus_client."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
 
-from jaxllm.serving.telemetry.histogram import FEW, Histogram
+from jaxllm.serving.telemetry.histogram import FEW, Histogram, HistogramState
 
 BOUNDS = (0.001, 0.5, 1, 2.5, 40)
 
@@ -38,3 +39,27 @@ def test_few_and_many(count: int) -> None:
     histogram.observe_all([2] * count)
     assert histogram.buckets() == [("1.0", 0), ("2.0", count), ("+Inf", count)]
     assert histogram.sum == 2 * count
+
+
+def test_exemplars_are_in_the_buckets_of_prometheus_and_the_newer_one_is_kept() -> None:
+    registry = CollectorRegistry()
+    reference = Reference("x", "x", buckets=BOUNDS, registry=registry)
+    ours, other = Histogram(BOUNDS), Histogram(BOUNDS)
+    # Those of both, and of either alone; the last is beyond all bounds.
+    for number, value in enumerate([0.25, 0.5, 1.5, 2.5, 41]):
+        histogram = (ours, other)[number % 2]
+        histogram.observe(value)
+        histogram.set_exemplar(value, f"trace-{number}")
+        reference.observe(value, {"trace_id": f"trace-{number}"})
+    merged = Histogram(BOUNDS)
+    for states in ((ours.state(), other.state()), (other.state(), ours.state())):
+        merged = Histogram(BOUNDS)
+        for state in states:
+            # As it travels to other processes.
+            merged.add(*msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=HistogramState))
+        (family,) = registry.collect()
+        wanted = [sample for sample in family.samples if sample.name == "x_bucket"]
+        for sample, (bound, count, *exemplar) in zip(wanted, merged.buckets(), strict=True):
+            assert (bound, count) == (sample.labels["le"], sample.value)
+            known = sample.exemplar and (sample.exemplar.labels, sample.exemplar.value)
+            assert [(each.labels, each.value) for each in exemplar] == ([known] if known else [])

@@ -22,6 +22,7 @@ from jaxllm.serving.telemetry.catalogue import METRICS
 from jaxllm.serving.telemetry.engine_metrics import EngineState
 from jaxllm.serving.telemetry.http import HTTP_METRICS
 from jaxllm.serving.telemetry.metrics import Metrics
+from jaxllm.serving.telemetry.metrics import ProcessMeasured as Measured
 from jaxllm.serving.text.measurements import EndReason, FinishedRequest, Measurements
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
@@ -335,6 +336,42 @@ def test_openmetrics_when_asked_for(metrics: Metrics, accept: str) -> None:
     (sample,) = found["jaxllm:generation_tokens"].samples
     assert (sample.name, sample.value) == ("jaxllm:generation_tokens_total", 7)
     assert all(found[f"jaxllm:{metric.name}"].samples for metric in METRICS)
+
+
+def test_exemplars_of_latencies_in_openmetrics_alone(metrics: Metrics) -> None:
+    """Of every value in seconds that a traced request has; neither the lengths nor other requests have any."""
+    traced = FinishedRequest("stop", 3.0, 0.5, 1.5, 1.0, 3, 3, max_tokens=7, n=1, trace_id="a" * 32)
+    ended = FinishedRequest("abort", 9.0, None, None, None, 3, 0, max_tokens=7, trace_id="b" * 32)
+    times: Any = {"first_token_traces": [(2.0, "a" * 32)], "slowest_token": (0.75, "a" * 32)}
+    metrics.observe(None, Measurements(3, 3, [2.0], [0.25, 0.75], [traced, ended], **times))
+    metrics.http.observe("/v1/completions", "POST", 200, 0.5, 10, 10, "a" * 32)
+    metrics.http.observe("/v1/completions", "POST", 200, 0.6, 10, 10)
+    joined = metrics.with_others([msgspec.msgpack.decode(msgspec.msgpack.encode(metrics.measured()), type=Measured)])
+    body, _ = joined.exposition("application/openmetrics-text")
+    found: dict[str, dict[float, str]] = {}
+    for family in parse_openmetrics(body.decode()):  # type: ignore[no-untyped-call]
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                assert sample.exemplar.value <= float(sample.labels["le"])
+                name = family.name.removeprefix("jaxllm:")
+                found.setdefault(name, {})[sample.exemplar.value] = sample.exemplar.labels["trace_id"]
+    assert found == {
+        name: {value: "a" * 32}
+        for name, value in {
+            "time_to_first_token_seconds": 2.0,
+            "inter_token_latency_seconds": 0.75,
+            "time_per_output_token_seconds": 0.75,
+            "request_time_per_output_token_seconds": 0.5,
+            "e2e_request_latency_seconds": 3.0,
+            "request_queue_time_seconds": 0.5,
+            "request_inference_time_seconds": 2.5,
+            "request_prefill_time_seconds": 1.5,
+            "request_decode_time_seconds": 1.0,
+            "http_request_duration_seconds": 0.5,
+            "http_request_duration_highr_seconds": 0.5,
+        }.items()
+    }
+    assert b"a" * 32 not in joined.exposition()[0]
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/plain;version=1.0.0;escaping=underscores", "nonsense;;=,"])

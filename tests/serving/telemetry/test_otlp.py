@@ -4,20 +4,25 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxllm.errors import ConfigError
+from jaxllm.pooling.params import PoolingParams
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.pooling.inputs import PooledText
+from jaxllm.serving.pooling.processor import PoolingProcessor
 from jaxllm.serving.telemetry import otlp
 from jaxllm.serving.telemetry.otlp import Tracing
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import Meter
+from jaxllm.serving.text.output_processor import OutputProcessor
 from tests.ports import free_ports
 from tests.serving.telemetry.collector import Collector, collecting_grpc, collecting_http
 
@@ -116,6 +121,66 @@ def test_one_that_never_ran_has_waited_until_its_end() -> None:
     assert root.attributes["gen_ai.response.finish_reasons"] == ["abort"]
     assert "gen_ai.latency.time_in_queue" not in root.attributes
     assert [(part.name, round(part.end - part.begin, 3)) for part in parts] == [("tokenization", 0.25), ("queue", 3.75)]
+
+
+def test_ends_of_engines_are_spans_and_times_go_on() -> None:
+    """From the end of an engine to news of the request from the next one, or to the request's own end."""
+    with collecting_http() as collector, traced(collector.endpoint, HTTP) as tracing:
+        request, outputs = text_request("a", time.monotonic() - 5, n=2), OutputProcessor(None, measure=True)
+        trace_id = tracing.begin([request], ["a"], {})
+        outputs.add(request)
+        began = request.arrival_time
+        outputs.process(
+            [EngineOutput(child.request_id, [1, 2], scheduled_time=began + 1) for child in request.children]
+        )
+        outputs.interrupt(["a"], 3, "it was killed")
+        again = EngineOutput("a-0", [3], finish_reason="stop", scheduled_time=time.monotonic())
+        measured = outputs.process([again]).measurements
+        outputs.interrupt(["a"], 0, "once more")
+        outputs.abort(["a"], "error")
+        tracing.close()
+        ((root, *parts),) = collector.traces(1)
+    first, second = [part for part in parts if part.name == "engine_restart"]
+    assert first.attributes == {
+        "jaxllm.engine": 3, "jaxllm.reason": "it was killed", "jaxllm.tokens_before": 4,
+    }  # fmt: skip
+    assert second.attributes["jaxllm.tokens_before"] == 2
+    assert root.begin < first.begin <= first.end <= second.begin <= second.end == pytest.approx(root.end)
+    assert measured is not None
+    assert measured.slowest_token is not None
+    assert (measured.slowest_token[1], [each.trace_id for each in measured.finished]) == (trace_id, [trace_id])
+    # Scheduled once more after its first token: its waiting ended with the first time.
+    assert measured.finished[0].queue_seconds == pytest.approx(1)
+    assert [part.name for part in parts].count("prefill") == 2
+
+
+def test_a_pooling_request_begins_again() -> None:
+    with collecting_http() as collector, traced(collector.endpoint, HTTP) as tracing:
+        params = PoolingParams(task="embed")
+        request = PooledText(
+            request_id="a",
+            prompt="x",
+            prompt_token_ids=[1, 2],
+            params=params,
+            children=[],
+            arrival_time=time.monotonic(),
+        )
+        request.children = [SimpleNamespace(lora_request=None)]  # type: ignore[list-item]
+        tracing.begin([request], ["a"], {})
+        outputs = PoolingProcessor()
+        outputs.add(request)
+        outputs.interrupt(["a"], 1, "it was killed")
+        done = EngineOutput(
+            "a", [], finish_reason="stop", data=np.zeros(2, np.float32), scheduled_time=time.monotonic()
+        )
+        measured = outputs.process([done]).measurements
+        tracing.close()
+        ((root, *parts),) = collector.traces(1)
+    (restart,) = [part for part in parts if part.name == "engine_restart"]
+    assert (restart.attributes["jaxllm.engine"], restart.attributes["jaxllm.tokens_before"]) == (1, 0)
+    assert restart.end == root.end
+    assert measured is not None
+    assert measured.finished[0].trace_id == root.trace_id
 
 
 def test_the_sampler_of_the_sdk_decides_and_the_client_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

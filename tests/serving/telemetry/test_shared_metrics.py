@@ -18,7 +18,8 @@ from tests.serving.conftest import engine_info
 
 def published(number: int) -> Published:
     return Published(
-        number, ProcessMeasured([Measured({"prompt_tokens": number}, {"stop": number}, {"a": ([number] * 500, 0.5)})])
+        number,
+        ProcessMeasured([Measured({"prompt_tokens": number}, {"stop": number}, {"a": ([number] * 500, 0.5, {})})]),
     )
 
 

@@ -136,6 +136,9 @@ class Requests:
         self.names = [name for name in self.names if name not in names]
         return list(names)
 
+    def interrupt(self, names: list[str], engine: int, reason: str) -> None:
+        """Nothing is traced."""
+
     def running(self) -> dict[str, str]:
         return {name: name for name in self.names}
 
