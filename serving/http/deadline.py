@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxllm.errors import RequestError, RequestTimeoutError
-from jaxllm.serving.llm.output_stream import OutputStream
 
 _DEADLINE: Final = "jaxllm.deadline"
 """In the scope of a request that has one."""
@@ -14,20 +13,31 @@ FIELD: Final = "timeout"
 """The field of bodies that asks for less time than the operator allows."""
 
 
+class Results(Protocol):
+    """The results of a request to the engine, which are still to come: a stream, or the one of a pooling model."""
+
+    on_end: Callable[[Any], None] | None
+    """Called once, when nothing more comes."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token has come."""
+
+
 class Deadline:
     """The clock of one request. Belongs to an event loop.
 
-    Until the request has streams of results, the handler is cancelled when the time is over. From then on the streams
-    end with an error, also those that nobody waits for, and the engine frees their pages.
+    Until the request waits for results, the handler is cancelled when the time is over. From then on the results end
+    with an error, also those that nobody waits for, and the engine frees their pages.
     """
 
     def __init__(
         self,
         seconds: float,
-        end: Callable[[OutputStream, RequestTimeoutError], None],
+        end: Callable[[Any, RequestTimeoutError], None],
         count: Callable[[str], None],
     ) -> None:
-        """`seconds` are the operator's limit, 0: none. `end` ends a stream, `count` is told one of
+        """`seconds` are the operator's limit, 0: none. `end` ends results, `count` is told one of
         `PLACES` of `telemetry.http`.
         """
         self._loop = asyncio.get_running_loop()
@@ -35,7 +45,7 @@ class Deadline:
         self._most, self._seconds = seconds, 0.0
         self._end, self._count = end, count
         self._handler: asyncio.Timeout | None = None
-        self._streams: set[OutputStream] = set()
+        self._results: set[Results] = set()
         self._timer: asyncio.TimerHandle | None = None
         if seconds:
             self._start(seconds)
@@ -50,13 +60,13 @@ class Deadline:
             )
         self._start(seconds)
 
-    def follow(self, streams: Iterable[OutputStream]) -> None:
-        """These have the request's results. Nothing happens where it has no limit."""
+    def follow(self, results: Iterable[Results]) -> None:
+        """The request waits for these. Nothing happens where it has no limit."""
         if not self._seconds:
             return
-        for stream in streams:
-            self._streams.add(stream)
-            stream.on_end = self._forget
+        for each in results:
+            self._results.add(each)
+            each.on_end = self._forget
         if self._timer is None:
             # A transcription asks the engine again and again.
             self._start(self._seconds)
@@ -88,11 +98,11 @@ class Deadline:
 
     def _expire(self) -> None:
         self._timer = None
-        if self._streams:
-            begun = any(stream.request.progress.num_tokens for stream in self._streams)
+        if self._results:
+            begun = any(each.has_begun for each in self._results)
             self._count("decode" if begun else "first_token")
-            for stream in list(self._streams):
-                self._end(stream, self._error())
+            for each in list(self._results):
+                self._end(each, self._error())
         elif self._handler is not None:
             self._count("preparation")
             self._handler.reschedule(self._loop.time())
@@ -101,13 +111,13 @@ class Deadline:
         flag = " (--request-timeout)" if self._seconds == self._most else ""
         return RequestTimeoutError(f"the request was not answered within {self._seconds:g} s{flag}")
 
-    def _forget(self, stream: OutputStream) -> None:
-        self._streams.discard(stream)
+    def _forget(self, ended: Results) -> None:
+        self._results.discard(ended)
         self._settle()
 
     def _settle(self) -> None:
         """Stop the clock if nothing is left that it could end."""
-        if self._handler is None and not self._streams and self._timer is not None:
+        if self._handler is None and not self._results and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 

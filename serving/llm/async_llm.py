@@ -333,11 +333,19 @@ class AsyncLLM(AsyncControl):
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 
     async def pool(
-        self, requests: Sequence[PooledText], data_parallel_rank: int | None = None
+        self,
+        requests: Sequence[PooledText],
+        data_parallel_rank: int | None = None,
+        follow: Callable[[Sequence[PooledResult]], None] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Results of prepared texts, in their order; if this is cancelled, the rest is aborted. Raises as `submit`."""
+        """Results of prepared texts, in their order; if this is cancelled, the rest is aborted. Raises as `submit`.
+
+        `follow` is given what is waited for, once the engine has the requests.
+        """
         waiting = [PooledResult(request, self.engines.drop) for request in requests]
         self.engines.submit(requests, waiting, lambda children: Pool.of(children[0]), data_parallel_rank)
+        if follow is not None:
+            follow(waiting)
         try:
             return [await each.get() for each in waiting]
         finally:

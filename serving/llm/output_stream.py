@@ -35,6 +35,11 @@ class OutputStream(AsyncIterator[RequestOutput]):
         self._arrived = asyncio.Event()
         self._reader_waits = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token has come."""
+        return self.request.progress.first_token_seconds is not None
+
     def put(self, output: RequestOutput) -> None:
         """Add results."""
         if self._reader_waits and self.sink is not None and self.sink(output):

@@ -158,6 +158,8 @@ class PooledResult:
     def __init__(self, request: PooledText, on_close: Callable[["PooledResult"], None]) -> None:
         """`on_close` is called with this if nobody waits any more before it has come."""
         self.request = request
+        self.on_end: Callable[[PooledResult], None] | None = None
+        """Called once, when it has come or never will."""
         self._on_close = on_close
         self._result: asyncio.Future[PoolingRequestOutput] = asyncio.get_running_loop().create_future()
 
@@ -165,6 +167,7 @@ class PooledResult:
         """It has come."""
         if not self._result.done():
             self._result.set_result(output)
+            self._end()
 
     def fail(self, error: Exception) -> None:
         """It will not come, for this reason."""
@@ -172,6 +175,7 @@ class PooledResult:
             self._result.set_exception(error)
             # Nobody may be waiting any more.
             self._result.exception()
+            self._end()
 
     async def get(self) -> PoolingRequestOutput:
         """Wait for it. Raises `EngineError` when the engine fails."""
@@ -181,4 +185,14 @@ class PooledResult:
         """Nobody waits any more: a request that is not finished is aborted."""
         if not self._result.done():
             self._result.cancel()
+            self._end()
             self._on_close(self)
+
+    @property
+    def has_begun(self) -> bool:
+        """Nothing comes before the result."""
+        return False
+
+    def _end(self) -> None:
+        if self.on_end is not None:
+            self.on_end(self)

@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RequestProgress:
-    """Measurements of a request's sequences that have ended, where somebody measures (`Meter`)."""
+    """Measurements of a request, where somebody measures (`Meter`)."""
 
     num_tokens: int = 0
+    """Of the sequences that have ended."""
     finish_reasons: list[str] = field(default_factory=list)
     first_token_seconds: float | None = None
+    """From arrival; known once the first token of any sequence has come."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

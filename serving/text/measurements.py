@@ -128,6 +128,8 @@ class Meter:
             self._take_prompt(sequence, output)
             seconds, trace = now - sequence.request.arrival, sequence.request.trace
             measured.first_token_seconds.append(seconds)
+            if sequence.request.progress.first_token_seconds is None:
+                sequence.request.progress.first_token_seconds = seconds
             if trace is not None:
                 measured.first_token_traces.append((seconds, trace.trace_id))
             count -= 1
@@ -261,9 +263,6 @@ class SequenceTimes:
         progress = self.request.progress
         progress.num_tokens += self.num_tokens
         progress.finish_reasons.append(reason)
-        if self.first is not None:
-            seconds = self.first - self.request.arrival
-            progress.first_token_seconds = min(seconds, progress.first_token_seconds or seconds)
 
 
 class Observer(Protocol):

@@ -10,6 +10,7 @@ from jaxllm.config.engine_info import PoolingInfo
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.requests.media import FIELD as MEDIA
+from jaxllm.serving.http.deadline import deadline_of
 from jaxllm.serving.http.identity import ADAPTER, Identity, Named, identify, requested_rank
 from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.state import ServerState
@@ -62,8 +63,13 @@ async def pool(
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     trace(request, server, requests)
+    deadline = deadline_of(request.scope)
+    follow = None if deadline is None else deadline.follow
     with owned(request, server, requests):
-        return identity, await unless_gone(request.receive, server.llm.pool(requests, requested_rank(request)))
+        if deadline is not None:
+            deadline.check()
+        results = server.llm.pool(requests, requested_rank(request), follow)
+        return identity, await unless_gone(request.receive, results)
 
 
 async def pool_texts(

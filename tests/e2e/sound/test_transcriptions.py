@@ -164,6 +164,33 @@ def test_parameters_change_the_text(client: openai.OpenAI) -> None:
     assert len(ask(extra_body={"max_completion_tokens": 5})) < len(greedy)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_of_a_transcription_is_over(server: ServerProcess, stream: bool) -> None:
+    """While the engine does not answer about one of several windows; whoever comes next is understood."""
+    engine, url = server.engine(), f"{server.url}/v1/audio/transcriptions"
+    form: dict[str, Any] = {"model": "hearing", "language": "en", **({"stream": "true"} if stream else {})}
+
+    def ask(**more: str) -> httpx.Response:
+        return httpx.post(url, files={"file": ("sound", file_of(long_sound()))}, data={**form, **more}, timeout=60)
+
+    before = timeouts(server)
+    engine.suspend()
+    try:
+        late = ask(timeout="0.5")
+    finally:
+        engine.resume()
+    assert '"code":"request_timeout"' in late.text
+    assert "was not answered within 0.5 s" in late.text
+    assert stream or late.status_code == 504
+    assert ask().status_code == 200
+    assert timeouts(server) == before + 1
+
+
+def timeouts(server: ServerProcess) -> float:
+    """Requests whose time was over."""
+    return sum(map(float, re.findall(r"request_timeouts_total{.*} (\S+)", httpx.get(f"{server.url}/metrics").text)))
+
+
 def test_who_leaves_is_not_listened_to_any_longer(server: ServerProcess) -> None:
     url, form = f"{server.url}/v1/audio/transcriptions", {"language": "en", "stream": "true", "model": "hearing"}
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from tests.serving.server_process import ServerProcess, running
 
 FLAGS = (
     *("--host=127.0.0.1", "--port=0", "--optimization-level=0", "--strict-compilation", "--max-model-len=64"),
-    *("--max-num-seqs=8", "--max-num-batched-tokens=64", "--max-queued-requests=24"),
+    *("--max-num-seqs=8", "--max-num-batched-tokens=64", "--max-queued-requests=24", "--request-timeout=60"),
 )
 TEXTS = ["the sky is blue", "apples are red", "once upon a time"]
 
@@ -290,6 +291,27 @@ def test_wrong_requests(embedder: ServerProcess, path: str, body: Any, param: st
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert message in error["message"]
+
+
+def test_the_time_of_a_request_ends_while_the_engine_does_not_answer(embedder: ServerProcess) -> None:
+    """All texts of a request end together; the engine computes nothing of them, and answers the next ones."""
+
+    def timeouts() -> float:
+        text = httpx.get(f"{embedder.url}/metrics", timeout=60).text
+        return sum(map(float, re.findall(r"jaxllm:request_timeouts_total{.*} (\S+)", text)))
+
+    before, engine = timeouts(), embedder.engine()
+    engine.suspend()
+    try:
+        late = _post(embedder, "/v1/embeddings", {"input": TEXTS, "timeout": 0.5})
+    finally:
+        engine.resume()
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "request_timeout")
+    assert late.headers["x-should-retry"] == "false"
+    assert _post(embedder, "/v1/embeddings", {"input": TEXTS}).status_code == 200
+    assert timeouts() == before + 1
+    wrong = _post(embedder, "/v1/embeddings", {"input": "a", "timeout": 61})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "timeout")
 
 
 def test_answers_are_as_documented_and_counted(embedder: ServerProcess) -> None:

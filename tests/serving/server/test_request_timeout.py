@@ -11,12 +11,16 @@ from typing import Any, cast
 
 import anthropic
 import httpx
+import numpy as np
 import openai
 import pytest
 
 from jaxllm.errors import RequestError, RequestTimeoutError
 from jaxllm.serving.http.deadline import Deadline
 from jaxllm.serving.llm.output_stream import OutputStream
+from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from jaxllm.serving.pooling.processor import PooledResult
+from jaxllm.serving.text.input_processor import RequestProgress
 from tests.serving.server_process import LONG, SMALL, ServerProcess, Stream, running
 
 SOON = {"timeout": 0.3}
@@ -36,7 +40,8 @@ class Clock:
 
 
 def stream_with(tokens: int = 0) -> OutputStream:
-    request = SimpleNamespace(progress=SimpleNamespace(num_tokens=tokens))
+    progress = RequestProgress(first_token_seconds=0.1 if tokens else None)
+    request = SimpleNamespace(progress=progress)
     return OutputStream(cast("Any", request), lambda _: None)
 
 
@@ -70,6 +75,23 @@ async def test_streams_end_instead_of_the_handler_and_also_after_it() -> None:
     assert clock.places == ["decode"]
     with pytest.raises(RequestTimeoutError):
         deadline.check()
+
+
+async def test_texts_of_a_pooling_model_end_as_streams_do() -> None:
+    clock = Clock()
+    deadline = clock.begin(0.05)
+    async with deadline.enforced():
+        pooled = [PooledResult(cast("Any", None), lambda _: None) for _ in range(3)]
+        deadline.follow(pooled)
+        result = PoolingRequestOutput("a", PoolingOutput(np.zeros(1, np.float32)), [1])
+        pooled[0].put(result)
+        await asyncio.sleep(0.2)
+    assert {id(each) for each, _ in clock.ended} == set(map(id, pooled[1:]))
+    assert clock.places == ["first_token"]
+    pooled[1].fail(RequestTimeoutError("late"))
+    with pytest.raises(RequestTimeoutError, match="late"):
+        await pooled[1].get()
+    assert await pooled[0].get() is result
 
 
 async def test_what_has_ended_in_time_is_left_alone() -> None:
@@ -181,15 +203,58 @@ def test_clients_of_anthropic_and_background_responses(server: ServerProcess, cl
         asked.messages.create(**long, extra_body={"timeout": 0.02})
     assert caught.value.status_code == 504
     assert cast("Any", caught.value.body)["error"]["type"] == "timeout_error"
-    body = {"input": "Tell me a story.", "max_output_tokens": 450, "background": True, "timeout": 0.02}
-    made = client.post("/v1/responses", json=body).json()
-    deadline = time.monotonic() + 30
-    while (found := client.get(f"/v1/responses/{made['id']}").json())["status"] in ("queued", "in_progress"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    # So much that it has been taken by then, by an engine that cannot be done with it.
+    body = {"input": "Tell me a story.", "max_output_tokens": 450, "background": True, "timeout": 2}
+    engine = server.engine()
+    engine.suspend()
+    try:
+        made = client.post("/v1/responses", json=body).json()
+        deadline = time.monotonic() + 30
+        while (found := client.get(f"/v1/responses/{made['id']}").json())["status"] in ("queued", "in_progress"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        engine.resume()
     assert found["status"] == "failed"
-    assert "was not answered within 0.02 s" in found["error"]["message"]
+    assert "was not answered within 2 s" in found["error"]["message"]
     wait_until_empty(client)
+
+
+def test_each_line_of_a_batch_has_its_own_time(server: ServerProcess, client: httpx.Client) -> None:
+    before = counts(client)
+    long = {name: value for name, value in LONG.items() if name != "stream"}
+    bodies = {"late": {**long, "timeout": 0.05}, "short": {"prompt": "x", "max_tokens": 1, "timeout": LIMIT},
+              "greedy": {"prompt": "x", "max_tokens": 1, "timeout": LIMIT + 1}}  # fmt: skip
+    lines = [
+        json.dumps({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body})
+        for name, body in bodies.items()
+    ]
+    asked = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    file = asked.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    made = asked.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    deadline = time.monotonic() + 60
+    while (batch := asked.batches.retrieve(made.id)).status != "completed":
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.02)
+    found = {}
+    for name in (batch.output_file_id, batch.error_file_id):
+        assert name is not None
+        for line in asked.files.content(name).text.splitlines():
+            answer = json.loads(line)
+            found[answer["custom_id"]] = answer["response"]["status_code"], str(answer["response"]["body"])
+    assert {name: status for name, (status, _) in found.items()} == {"late": 504, "short": 200, "greedy": 400}
+    assert "was not answered within 0.05 s" in found["late"][1]
+    after = wait_until_empty(client)
+    assert after["first_token"] + after["decode"] == before["first_token"] + before["decode"] + 1
+
+
+def test_conversations_of_one_request_end_together(client: httpx.Client) -> None:
+    before = counts(client)
+    conversation = [{"role": "user", "content": "Tell me a story."}]
+    body = {"messages": [conversation] * 3, "max_tokens": 450, "ignore_eos": True, "timeout": 0.05}
+    answer = client.post("/v1/chat/completions/batch", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "request_timeout")
+    assert wait_until_empty(client)["ended"] == before["ended"] + 3
 
 
 def test_it_counts_from_the_headers_also_for_a_body_that_comes_late(server: ServerProcess) -> None:
