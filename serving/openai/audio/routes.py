@@ -107,16 +107,20 @@ class Listener:
         self, prompt: list[int], features: Samples, params: SamplingParams
     ) -> AsyncGenerator[Heard, None]:
         """See `Hear`. Raises `RequestError`, `QueueFullError`, `QuotaError` and `EngineError`."""
-        with closing(await self._submitted(prompt, features, params)) as results:
+        results = await self._submitted(prompt, features, params)
+        try:
+            with closing(results):
+                async for output in results:
+                    for each in output.outputs:
+                        scores = [
+                            {token: found.logprob for token, found in choices.items()}
+                            for choices in each.logprobs or ()
+                        ]
+                        yield Heard(each.token_ids, scores)
+        finally:
+            # Until now another engine could have had to hear it again. What is logged in the end must not keep it.
             for child in results.request.children:
-                # The engine has it now, and what is logged in the end must not keep it.
                 child.media = None
-            async for output in results:
-                for each in output.outputs:
-                    scores = [
-                        {token: found.logprob for token, found in choices.items()} for choices in each.logprobs or ()
-                    ]
-                    yield Heard(each.token_ids, scores)
 
     async def _submitted(self, prompt: list[int], features: Samples, params: SamplingParams) -> OutputStream:
         """The results of a request to the engine. Where the first is taken, others wait until they are."""

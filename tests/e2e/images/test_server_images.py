@@ -1,7 +1,9 @@
 """Images over HTTP: the clients of others send them, and what is wrong with one is told to its sender alone."""
 
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -114,6 +116,34 @@ def test_the_anthropic_client(server: ServerProcess, reference: Reference) -> No
     conversation: Any = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     counted = client.messages.count_tokens(model="seeing", messages=[*messages, *conversation]).input_tokens
     assert counted > 2 * reference.num_rows(image)
+
+
+def test_the_engine_is_killed_while_it_looks(server: ServerProcess, client: openai.OpenAI) -> None:
+    """What was seen, is looked at, or waits to be: every answer about an image is the one it has undisturbed."""
+    killed = threading.Lock()
+
+    def look(seed: int, killing: bool) -> tuple[str, list[int]]:
+        chunks: Any = client.chat.completions.create(
+            model="seeing", messages=message(data_url(picture(seed)), "What is this?"), max_tokens=60, temperature=0.7,
+            seed=seed, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True},
+        )  # fmt: skip
+        text, ids = "", list[int]()
+        for chunk in chunks:
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                ids += choice.model_extra.get("token_ids") or []
+            if killing and ids and killed.acquire(blocking=False):
+                server.engine().kill()
+        return text, ids
+
+    seeds = range(30, 36)
+    alone = [look(seed, killing=False) for seed in seeds]
+    assert all(len(ids) == 60 for _, ids in alone)
+    assert len({text for text, _ in alone}) == len(alone)
+    with ThreadPoolExecutor(len(seeds)) as threads:
+        asked = [threads.submit(look, seed, killing=True) for seed in seeds]
+        assert [each.result() for each in asked] == alone
+    assert killed.locked()
 
 
 def test_langchain(server: ServerProcess) -> None:

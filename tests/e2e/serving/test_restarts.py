@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import psutil
 import pytest
@@ -22,6 +24,10 @@ from tests.serving.server_process import LONG, ServerProcess, Stream, running
 
 SECONDS = 120.0
 LONG_ANSWER = {**LONG, "stream": False}
+TEXT = {"type": "string", "minLength": 200, "maxLength": 300}
+FOUND: dict[str, Any] = {
+    "type": "object", "properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False,
+}  # fmt: skip
 SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
@@ -83,6 +89,22 @@ class OpenAIStreams(threading.Thread):
         return self.found
 
 
+def call(url: str, begun: threading.Event) -> tuple[str, str]:
+    """The name and arguments of a call of a tool, as OpenAI's client reads them from a stream."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=SECONDS, max_retries=0) as client:
+        name, arguments = "", ""
+        for event in client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "Find a fox"}], stream=True, max_tokens=400, seed=9,
+            tools=[{"type": "function", "function": {"name": "find", "parameters": FOUND}}], tool_choice="required",
+        ):  # fmt: skip
+            for each in event.choices[0].delta.tool_calls or ():
+                assert each.function is not None
+                name += each.function.name or ""
+                arguments += each.function.arguments or ""
+                begun.set()
+        return name, arguments
+
+
 def answers(client: httpx.Client) -> str:
     response = client.post("/v1/completions", json=SHORT)
     assert response.status_code == 200, response.text
@@ -94,9 +116,11 @@ def assert_healthy(client: httpx.Client) -> None:
 
 
 def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, client):
+    with served(tmp_path) as (server, client), ThreadPoolExecutor(1) as threads:
         text = answers(client)
         wanted = OpenAIStreams(server.url, 1).texts()
+        called = call(server.url, threading.Event())
+        jsonschema.validate(json.loads(called[1]), FOUND)
         before = Metrics.read(server.url)
         resumed = 0
         for times in (1, 2):
@@ -106,16 +130,20 @@ def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
                 target=lambda: waiting.append(client.post("/v1/completions", json=LONG_ANSWER))  # noqa: B023
             )
             streams = OpenAIStreams(server.url, 12)
+            begun = threading.Event()
+            calling = threads.submit(call, server.url, begun)
+            assert begun.wait(SECONDS)
             # After them, so that it cannot have ended when they have begun.
             began = client.get("/load").json()["server_load"]
             whole.start()
-            until(lambda: client.get("/load").json()["server_load"] != began)  # noqa: B023
+            until(lambda: calling.done() or client.get("/load").json()["server_load"] != began)  # noqa: B023
             engine.kill()
             # Nothing runs, whoever tells: not the last that was heard of the dead.
             until(lambda: client.get("/health").status_code == 503)
             down = Metrics.read(server.url)
             assert (down["num_requests_running"], down["kv_cache_usage_perc"]) == (0, 0)
             assert streams.texts() == wanted * 12
+            assert calling.result() == called
             whole.join(SECONDS)
             assert waiting[0].status_code == 200
             assert waiting[0].json()["usage"] == {**waiting[0].json()["usage"], "completion_tokens": 480 * 16}
@@ -126,7 +154,7 @@ def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
             assert server.engine().pid != engine.pid
             after = Metrics.read(server.url)
             assert after["engine_restarts_total"] == times
-            assert resumed < after["requests_resumed_total"] <= resumed + 13
+            assert resumed < after["requests_resumed_total"] <= resumed + 14
             resumed = int(after["requests_resumed_total"])
             for name in before.values:
                 if name.endswith(("_total", "_count")):

@@ -6,6 +6,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,36 @@ def test_the_time_of_a_transcription_is_over(server: ServerProcess, stream: bool
     assert stream or late.status_code == 504
     assert ask().status_code == 200
     assert timeouts(server) == before + 1
+
+
+def test_the_engine_is_killed_while_it_listens(server: ServerProcess, client: openai.OpenAI) -> None:
+    """Every window is heard by the next one as by the first: each stream has the text that it has undisturbed."""
+    sounds = [long_sound(), np.concatenate([clip(seed, 1.5) for seed in range(20, 24)])]
+
+    def listen(samples: Samples, killing: bool) -> str:
+        events = client.audio.transcriptions.create(
+            model="hearing", file=upload(samples), language="en", temperature=0, stream=True, timeout=120
+        )
+        text = ""
+        for event in events:
+            text += event.delta if event.type == "transcript.text.delta" else ""
+            if killing:
+                server.engine().kill()
+                killing = False
+        return text
+
+    alone = [listen(samples, killing=False) for samples in sounds]
+    restarts = resumed(server)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(listen, sounds[index % 2], killing=index == 0) for index in range(4)]
+        assert [each.result() for each in asked] == alone * 2
+    assert resumed(server) > restarts
+
+
+def resumed(server: ServerProcess) -> float:
+    """Requests to the engine that went on in another one."""
+    text = httpx.get(f"{server.url}/metrics").text
+    return sum(map(float, re.findall(r"^jaxllm:requests_resumed_total{.*} (\S+)", text, re.MULTILINE)))
 
 
 def timeouts(server: ServerProcess) -> float:

@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from jaxllm.serving.ipc.client.process import END_SECONDS
 from tests.conftest import RunPython
+from tests.serving.certificates import make_certificate
 from tests.serving.server_process import LONG, SMALL, Stream, running, streams
 
 MAIN = ("-m", "jaxllm.serving.cli.main", "serve")
@@ -195,13 +195,7 @@ def test_second_signal(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A certificate for localhost and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = str(folder / "key.pem"), str(folder / "certificate.pem")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    files = ["-keyout", key, "-out", certificate]
-    subprocess.run(["openssl", "req", *kind, *files, *subject], check=True, capture_output=True)
-    return certificate, key
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_the_engine_dies_for_good_behind_tls_and_a_proxy(tmp_path: Path, certificate: tuple[str, str]) -> None:

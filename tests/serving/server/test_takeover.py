@@ -3,10 +3,12 @@
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -17,7 +19,8 @@ from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server import takeover
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.takeover import Handover, Predecessor
-from tests.serving.server_process import LONG, SMALL, Stream, running
+from tests.serving.certificates import make_certificate
+from tests.serving.server_process import LONG, SMALL, ServerProcess, Stream, running
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="only on Linux")
 SECONDS = 120.0
@@ -97,9 +100,10 @@ async def test_the_file_of_a_unix_socket_goes_over_too(tmp_path: Path) -> None:
 class Load(threading.Thread):
     """A client that asks again and again, on one connection or on a new one each time."""
 
-    def __init__(self, url: str, *, keeps: bool) -> None:
+    def __init__(self, url: str, trusted: ssl.SSLContext, *, keeps: bool) -> None:
         super().__init__(daemon=True)
-        self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=SECONDS)
+        http = openai.DefaultHttpxClient(verify=trusted, timeout=SECONDS)
+        self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
         self._keeps = keeps
         self.over = threading.Event()
         self.answers: Counter[str] = Counter()
@@ -117,6 +121,7 @@ class Load(threading.Thread):
             else:
                 self.answers[answer.choices[0].text] += 1
             time.sleep(0.05)
+        self._client.close()
 
 
 def end_of(stream: Stream) -> str:
@@ -128,29 +133,60 @@ def end_of(stream: Stream) -> str:
 
 
 SEVERAL = ("--api-server-count", "2")
+PATIENT = (*SMALL, "--shutdown-timeout", "100")
+
+
+def serial_of(server: ServerProcess, trusted: ssl.SSLContext) -> str:
+    """The serial number of the certificate with which a server greets."""
+    with (
+        socket.create_connection(("127.0.0.1", server.port), SECONDS) as plain,
+        trusted.wrap_socket(plain, server_hostname="localhost") as tls,
+    ):
+        found: Any = tls.getpeercert()
+        return str(found["serialNumber"])
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [(SEVERAL, ()), pytest.param((), SEVERAL, marks=pytest.mark.exhaustive)],
-    ids=["several, then one", "one, then several"],
+    ("before", "after", "tls"),
+    [
+        (SEVERAL, (), True),
+        pytest.param(SEVERAL, (), False, marks=pytest.mark.exhaustive),
+        pytest.param((), SEVERAL, False, marks=pytest.mark.exhaustive),
+    ],
+    ids=["several, then one, over TLS", "several, then one", "one, then several"],
 )
-def test_a_server_follows_another_under_load(tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...]) -> None:
-    """Nobody is refused or cut, and streams go on to their ends."""
-    patient = ("--shutdown-timeout", "100")
-    with running(tmp_path / "first", *SMALL, *before, *patient) as first, httpx.Client(base_url=first.url) as client:
-        clients = [Load(first.url, keeps=number % 2 == 0) for number in range(4)]
-        stream = Stream(client, LONG)
-        place = ("--port", str(first.port), "--takeover")
-        with running(tmp_path / "second", *SMALL, *after, *patient, *place) as second:
-            assert end_of(stream) == "length"
-            assert first.end() == 0, first.log
-            stream = Stream(client, {**LONG, "n": 1})
-            assert end_of(stream) == "length"
-            for each in clients:
-                each.over.set()
-                each.join(SECONDS)
-            assert f"process {second.process.pid} takes over" in first.log
+def test_a_server_follows_another_under_load(
+    tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...], tls: bool
+) -> None:
+    """Nobody is refused or cut, and streams go on to their ends.
+
+    Over TLS the successor has another certificate, with which it greets new connections.
+    """
+    trusted = ssl.create_default_context()
+    if tls:
+        (old, new) = (make_certificate(tmp_path / name) for name in ("old", "new"))
+        before = (*before, "--ssl-certfile", old[0], "--ssl-keyfile", old[1])
+        after = (*after, "--ssl-certfile", new[0], "--ssl-keyfile", new[1])
+        for certificate, _ in (old, new):
+            trusted.load_verify_locations(certificate)
+    with running(tmp_path / "first", *PATIENT, *before) as first:
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{first.port}"
+        serials = [serial_of(first, trusted)] if tls else []
+        with httpx.Client(base_url=url, verify=trusted) as client:
+            clients = [Load(url, trusted, keeps=number % 2 == 0) for number in range(4)]
+            stream = Stream(client, LONG)
+            place = ("--port", str(first.port), "--takeover")
+            with running(tmp_path / "second", *PATIENT, *after, *place) as second:
+                assert end_of(stream) == "length"
+                assert first.end() == 0, first.log
+                stream = Stream(client, {**LONG, "n": 1})
+                assert end_of(stream) == "length"
+                serials += [serial_of(second, trusted)] if tls else []
+                for each in clients:
+                    each.over.set()
+                    each.join(SECONDS)
+                assert f"process {second.process.pid} takes over" in first.log
+    assert len(set(serials)) == len(serials)
     total = sum((each.answers for each in clients), Counter[str]())
     assert len(total) == 1, total
     assert total.total() > 20
