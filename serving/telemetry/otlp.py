@@ -113,9 +113,11 @@ class _Trace:
             if each.first_token is not None and each.last_token is not None:
                 which |= {"gen_ai.usage.completion_tokens": each.num_tokens}
                 self._part("decode", below, each.first_token, each.last_token, which)
-        for each in request.interruptions:
-            why = {"jaxllm.engine": each.engine, "jaxllm.reason": each.reason, "jaxllm.tokens_before": each.num_tokens}
-            self._part(RESTART, below, each.began, request.ended if each.ended is None else each.ended, why)
+        for pause in request.interruptions:
+            why = {
+                "jaxllm.engine": pause.engine, "jaxllm.reason": pause.reason, "jaxllm.tokens_before": pause.num_tokens,
+            }  # fmt: skip
+            self._part(RESTART, below, pause.began, request.ended if pause.ended is None else pause.ended, why)
         span.end(self._wall(request.ended))
 
     def _part(

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -14,19 +14,17 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError, JaxLLMError
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.ipc.client.engine_requests import EngineRequests
 from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch
-from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation
+from jaxllm.serving.ipc.client.in_flight import Reconciliation
 from jaxllm.serving.ipc.client.placement import of_rank
-from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
-from jaxllm.serving.ipc.client.resumption import Resumption
+from jaxllm.serving.ipc.client.queues import EventQueue
 from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
-    Abort,
     Call,
     Called,
     CallResult,
-    Finish,
     FromEngine,
     Outputs,
     Reconcile,
@@ -35,8 +33,6 @@ from jaxllm.serving.ipc.messages import (
     UpdateWeights,
 )
 from jaxllm.serving.text.engine import OutputSink
-from jaxllm.serving.text.measurements import EndReason, Measurements
-from jaxllm.serving.text.output_processor import Processed
 from jaxllm.serving.text.progress import SequenceProgress
 
 logger = logging.getLogger(__name__)
@@ -46,7 +42,7 @@ class AsyncEngine:
     """Sends requests of one kind to the engine process, and what comes of them to their readers.
 
     Everything belongs to the event loop on which this is made. When the process ends or hangs, another one is started
-    while the budget lasts, and goes on with the requests, see `Resumption`; if there is none, they get an
+    while the budget lasts, and goes on with the requests, see `EngineRequests`; if there is none, they get an
     `EngineError`.
     """
 
@@ -65,11 +61,8 @@ class AsyncEngine:
         self._events = EventQueue[tuple[int, FromEngine | EngineError]](self._take_events)
         self._supervisor = EngineSupervisor(self, launch, restarts)
         self._heartbeat = Heartbeat(step_timeout)
-        self._followed: OutputSink[Any] | None = None
-        self._in_flight = InFlight(shared.admission)
-        self._reconciliation = Reconciliation(self._in_flight)
-        self._resumption = Resumption(self._in_flight, shared.crashes, self._progress)
-        self._make_message: Callable[[list[Any]], ToEngine]
+        self._requests = EngineRequests(number, shared, self.health, send=self._send, on_drop=self._settle)
+        self._reconciliation = Reconciliation(self._requests.in_flight)
         self._replies: dict[int, asyncio.Future[Called]] = {}
         self._numbers = itertools.count()
         self._watch: asyncio.Task[None] | None = None
@@ -91,7 +84,7 @@ class AsyncEngine:
 
     def serve(self, outputs: OutputSink[Any]) -> None:
         """From now on requests are taken: `outputs` makes results of what the engine says of them."""
-        self._followed = outputs
+        self._requests.serve(outputs)
         self._watch = asyncio.create_task(watch(self.health, self._heartbeat, self._reconcile, self._give_up))
 
     @property
@@ -111,34 +104,26 @@ class AsyncEngine:
 
     def __len__(self) -> int:
         """Requests in flight."""
-        return len(self._in_flight)
+        return len(self._requests)
 
     @property
     def request_ids(self) -> list[str]:
         """The requests in flight."""
-        return self._in_flight.ids()
+        return self._requests.in_flight.ids()
 
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens of the requests that have brought nothing yet."""
-        return 0 if self._followed is None else self._followed.num_queued_tokens
+        return self._requests.num_queued_tokens
 
     def in_flight(self) -> Iterator[SequenceProgress]:
         """How far each sequence has come."""
-        return iter(()) if self._followed is None else self._followed.in_flight()
+        return self._requests.sequences()
 
     @property
     def idle(self) -> asyncio.Event:
         """Set while no request is in flight."""
-        return self._in_flight.idle
-
-    @property
-    def _outputs(self) -> OutputSink[Any]:
-        assert self._followed is not None, "the engine is not serving yet"
-        return self._followed
-
-    def _progress(self, request_id: str) -> tuple[int, int]:
-        return self._outputs.progress(request_id)
+        return self._requests.idle
 
     def _send(self, message: ToEngine) -> None:
         self._supervisor.connection.send(message)
@@ -155,67 +140,26 @@ class AsyncEngine:
         """
         if self.health.down is None:
             self._heartbeat.expect()
-        self._make_message = make_message
-        if pinned:
-            self._resumption.pin(reader)
-        self._in_flight.add(request, reader)
-        self._outputs.add(request, reader)
-        if self._resumption.is_trying:
-            self._resumption.hold(reader)
-        else:
-            self._supervisor.connection.send(make_message(request.children))
+        self._requests.submit(request, reader, make_message, pinned=pinned)
 
     def adopt(self, reader: Any, followed: Any, make_message: Callable[[list[Any]], ToEngine]) -> None:
         """Go on with a request of another engine, which has ended; see `Refuge`."""
         if self.health.down is None:
             self._heartbeat.expect()
-        self._make_message = make_message
-        self._outputs.adopt(followed)
-        self._in_flight.adopt(reader)
-        if self._resumption.is_trying:
-            self._resumption.hold(reader)
-        else:
-            self._send_again(reader.request.request_id)
-
-    def _send_again(self, request_id: str) -> None:
-        self._send(self._make_message(self._outputs.continued(request_id)))
+        self._requests.adopt(reader, followed, make_message)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
-        self._deliver(self._outputs.end(as_request_ids(request_ids)))
-        self._heartbeat.settle(owed=self._owes())
+        self._requests.deliver(self._requests.outputs.end(as_request_ids(request_ids)))
+        self._settle()
 
     def drop(self, reader: Any) -> None:
         """End the request of a reader that reads no more, unless it has ended, or is another engine's."""
-        name = reader.request.request_id
-        # The name may be that of a newer request by now.
-        if self._in_flight.get(name) is reader:
-            self._drop([name], "abort")
+        self._requests.drop(reader)
 
     def expire(self, reader: Any, error: JaxLLMError) -> None:
         """End the request of a reader with an error, as its time is over, unless it has ended or moved."""
-        name = reader.request.request_id
-        if self._in_flight.get(name) is reader:
-            self._fail([name], error, "timeout")
-
-    def _drop(self, names: Sequence[str], reason: EndReason) -> None:
-        """End requests without further results."""
-        if not names:
-            return
-        children = self._outputs.abort(names, reason)
-        for name in names:
-            self._in_flight.remove(name)
-        if children and self.health.error is None:
-            self._send(Abort(children))
-        self._try_next()
-        self._heartbeat.settle(owed=self._owes())
-
-    def _fail(self, request_ids: list[str], error: JaxLLMError, reason: EndReason = "error") -> None:
-        """End requests with an error."""
-        readers = self._in_flight.readers(request_ids)
-        self._drop(request_ids, reason)
-        for reader in readers:
-            reader.fail(error)
+        self._requests.expire(reader, error)
 
     async def ask(self, make: Callable[[int], Call | UpdateWeights]) -> CallResult:
         """The engine's answer to a message, made from its number. Raises the `RequestError` that is the answer."""
@@ -247,7 +191,7 @@ class AsyncEngine:
 
     def fail_all(self, message: str) -> None:
         """End every request with `EngineError(message)`."""
-        self._fail(self._in_flight.ids(), EngineError(message))
+        self._requests.fail_all(EngineError(message))
 
     async def shutdown(self) -> None:
         """End the engine process; whoever still waits gets an error. May be called again."""
@@ -269,7 +213,11 @@ class AsyncEngine:
 
     def _owes(self) -> bool:
         """Whether the engine is to say something."""
-        return bool(self._in_flight) or bool(self._replies) or self._reconciliation.is_open
+        return bool(self._requests) or bool(self._replies) or self._reconciliation.is_open
+
+    def _settle(self) -> None:
+        """What the engine owes may have changed without news of it."""
+        self._heartbeat.settle(owed=self._owes())
 
     def _give_up(self, error: EngineError) -> None:
         self._suspend(error, kill=True)
@@ -283,66 +231,15 @@ class AsyncEngine:
         self._loop.call_later(RESTART_WAIT_SECONDS, self._stop_waiting, error)
         self._heartbeat.settle(owed=False)
         unsent = self._supervisor.connection.unsent()
-        left: list[str] = []
-        if self._followed is not None:
-            self._followed.interrupt(self._sent(unsent), self.number, str(error))
-        if stale:
-            unsent = []
-            self._fail(self._in_flight.ids(), error)
-        elif self._followed is not None:
-            left = self._resume(unsent, error)
+        left = self._requests.leave(unsent, error, stale=stale)
         self._forget_questions(error)
         self._supervisor.replace(error, kill=kill)
         if self.health.error is None:
-            self._tell_resumed(len(left))
-            held = self._resumption.held()
-            for name in left:
-                if name not in held:
-                    self._send_again(name)
-            for message in unsent:
-                self._send(message)
-
-    def _resume(self, unsent: list[ToEngine], error: EngineError) -> list[str]:
-        """See to all that the engine had, which did not have what is `unsent`. Returns what is left to the next one."""
-        sent, crashes = self._sent(unsent), self._shared.crashes
-        found = self._resumption.sort(sent)
-        for reader in found.guilty:
-            self._fail([reader.request.request_id], crashes.error(reader, error) if crashes.most else error)
-        self._tell_resumed(sum([self._move(reader) for reader in found.again]))
-        return [name for name in sent if self._in_flight.get(name) is not None]
-
-    def _sent(self, unsent: list[ToEngine]) -> list[str]:
-        """The requests that the engine has, of which these messages were never sent."""
-        running = self._outputs.running()
-        waiting = {running[name] for message in unsent for name in request_ids(message)} | self._resumption.held()
-        return [name for name in self._in_flight.ids() if name not in waiting]
-
-    def _tell_resumed(self, count: int) -> None:
-        if count:
-            logger.warning("%d requests of the engine that ended continue in another one", count)
-            for resumed in self._shared.on_resume:
-                resumed(count, self.number)
-
-    def _move(self, reader: Any) -> bool:
-        """Let another engine go on with a request, if it may and one lives."""
-        refuge = self._shared.find_refuge(self.number, reader) if self._resumption.may_move(reader) else None
-        if refuge is None:
-            return False
-        name = reader.request.request_id
-        self._in_flight.release(name)
-        refuge.adopt(reader, self._outputs.release(name), self._make_message)
-        return True
-
-    def _try_next(self) -> None:
-        """Let the next request go on that waits for its turn, if others are tried."""
-        if self._resumption.is_trying and self.health.is_up:
-            reader = self._resumption.next()
-            if reader is not None:
-                self._send_again(reader.request.request_id)
+            self._requests.go_on(left, [] if stale else unsent)
 
     def _forget_questions(self, error: EngineError) -> None:
         """There is nobody any more who could answer."""
-        if self._followed is None:
+        if not self._requests.is_serving:
             return
         for reply in self._replies.values():
             if not reply.done():
@@ -350,13 +247,12 @@ class AsyncEngine:
         self._replies.clear()
         self._reconciliation.cancel()
         # Nothing runs, and nothing waits in the engine.
-        self._observe(StepStats(), self._outputs.process([]).measurements)
+        self._requests.observe(StepStats(), self._requests.outputs.process([]).measurements)
 
     def _stop_waiting(self, error: EngineError) -> None:
         """The next engine takes its time: who has nothing yet may try elsewhere, and the others are served."""
         if self.health.down is error:
-            crashes = self._shared.crashes
-            self._fail([name for name in self._in_flight.ids() if self._in_flight[name] not in crashes], error)
+            self._requests.stop_waiting(error)
 
     def hear_end(self, generation: int, error: EngineError) -> None:
         """In the listening thread."""
@@ -367,7 +263,7 @@ class AsyncEngine:
         self.info = info
         self._heartbeat.heard(owed=self._owes())
         self.health.resume()
-        self._try_next()
+        self._requests.try_next()
         for restarted in self._shared.on_restart:
             restarted(info, self.number)
 
@@ -376,10 +272,7 @@ class AsyncEngine:
         if self.health.error is not None:
             return  # It has been closed.
         self.health.lose(error)
-        held = self._resumption.held()
-        for name in self._in_flight.ids():
-            if name in held or not self._move(self._in_flight[name]):
-                self._fail([name], error)
+        self._requests.flee(error)
 
     # Events of the engine
 
@@ -393,7 +286,7 @@ class AsyncEngine:
         for generation, message in events:
             if generation != self._supervisor.generation or self.health.error is not None:
                 continue  # Of an engine that has been given up.
-            if self._followed is None and isinstance(message, Outputs):
+            if not self._requests.is_serving and isinstance(message, Outputs):
                 self._take_state(message.stats)
                 continue  # Of others' requests, while we still start.
             match message:
@@ -408,44 +301,26 @@ class AsyncEngine:
                     self._take_reconciled(unknown)
                 case EngineError():
                     self._suspend(message)
-        self._try_next()
-        self._heartbeat.settle(owed=self._owes())
+        self._requests.try_next()
+        self._settle()
 
     def _take_state(self, stats: StepStats | None) -> None:
         if stats is not None:
             self.stats = stats
             if stats.weights_version:
                 self.mark_weights_stale()
-            if stats.weights_problem == STALE_WEIGHTS and self._followed is not None:
+            if stats.weights_problem == STALE_WEIGHTS and self._requests.is_serving:
                 # They came before it was known that the engine was started again.
-                self._fail(self._in_flight.ids(), EngineError(STALE_WEIGHTS, RETRY_AFTER))
+                self._requests.fail_all(EngineError(STALE_WEIGHTS, RETRY_AFTER))
 
     def _take_outputs(self, message: Outputs) -> None:
         self._take_state(message.stats)
         try:
-            self._deliver(self._outputs.process(message.outputs), message.stats)
+            self._requests.deliver(self._requests.outputs.process(message.outputs), message.stats)
         except Exception as error:
             # A defect here must not leave anybody waiting for results that were lost.
             logger.exception("cannot read the engine's results")
             self.fail_all(f"cannot read the engine's results: {error!r}")
-
-    def _deliver(self, processed: Processed, stats: StepStats | None = None) -> None:
-        """Give results to their readers, and tell the engine what it need not go on with."""
-        if processed.stopped:
-            self._send(Finish(processed.stopped))
-        if processed.aborted and self.health.error is None:
-            self._send(Abort(processed.aborted))
-        in_flight = self._in_flight
-        for request_id, error in processed.refused:
-            in_flight.remove(request_id).fail(error)
-        for output in processed.outputs:
-            reader = in_flight.remove(output.request_id) if output.finished else in_flight[output.request_id]
-            reader.put(output)
-        self._observe(stats, processed.measurements)
-
-    def _observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
-        for observer in self._shared.observers:
-            observer.observe(stats, measured, self.number)
 
     # Which requests there are
 
@@ -453,18 +328,14 @@ class AsyncEngine:
         """Ask the engine to compare its requests with ours; one question at a time."""
         self._heartbeat.expect()
         if not self._reconciliation.is_open:
-            running = self._outputs.running()
-            if self._resumption.is_trying:
-                held = self._resumption.held()
-                running = {child: name for child, name in running.items() if name not in held}
-            names = self._reconciliation.ask(running)
+            names = self._reconciliation.ask(self._requests.expected())
             self._asked_at = time.monotonic()
             self._send(Reconcile(next(self._numbers), names))
 
     def _take_reconciled(self, unknown: list[str]) -> None:
         for observe in self._shared.on_lag:
             observe(time.monotonic() - self._asked_at, self.number)
-        lost = self._reconciliation.lost(unknown, self._outputs.running() if unknown else {})
+        lost = self._reconciliation.lost(unknown, self._requests.outputs.running() if unknown else {})
         if lost:
             logger.error("the engine has lost %d requests that wait for it: %s", len(lost), ", ".join(lost[:5]))
-            self._fail(lost, EngineError("this request was lost on the way to the engine", RETRY_AFTER))
+            self._requests.fail(lost, EngineError("this request was lost on the way to the engine", RETRY_AFTER))
