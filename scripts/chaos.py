@@ -1,16 +1,13 @@
-"""Kills and stops the engines of a server under load, and compares every answer with that of an undisturbed run."""
+"""Kills and stops processes of a server under load, and compares every answer with that of an undisturbed run."""
 
 import argparse
 import asyncio
-import json
 import random
-import signal
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,8 @@ import httpx
 import psutil
 
 from benchmarks.shared.running_server import RunningServer
-from jaxllm.serving.bench.client import EventReader
+from scripts.chaos_attacks import Attacker, Vitals, alive_in, growth, kill_everything, named_memory, vitals
+from scripts.chaos_load import KINDS, UNSEEDED, Client, Tally
 
 FLAGS = (
     *("demo", "--disable-log-stats", "--max-restarts", "100000", "--step-timeout", "5", "--optimization-level", "0"),
@@ -26,197 +24,191 @@ FLAGS = (
     *("--num-gpu-blocks-override", "128"),
 )
 """Few programs, so that a start is quick, and so few pages that requests are preempted as well."""
-STORY = {"max_tokens": 300, "ignore_eos": True, "temperature": 0}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "find",
-            "parameters": {"type": "object", "properties": {"text": {"type": "string", "maxLength": 80}},
-                           "required": ["text"], "additionalProperties": False},
-        },
-    }
-]  # fmt: skip
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 80}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "greedy": (COMPLETIONS, {"prompt": "Once upon a time", **STORY}),
-    "seeded": (COMPLETIONS, {"prompt": "The dog", **STORY, "temperature": 1, "seed": 3}),
-    "several": (COMPLETIONS, {"prompt": "The cat", **STORY, "temperature": 1, "seed": 5, "n": 3}),
-    "penalties": (
-        COMPLETIONS,
-        {"prompt": "A bird", **STORY, "presence_penalty": 0.5, "frequency_penalty": 0.4, "repetition_penalty": 1.1},
-    ),
-    "logprobs": (COMPLETIONS, {"prompt": "The sun", **STORY, "logprobs": 3, "max_tokens": 100}),
-    "stop": (COMPLETIONS, {"prompt": "The tree", **STORY, "stop": ["zebra"], "min_tokens": 100}),
-    "chat": (CHATS, {"messages": [{"role": "user", "content": "Tell me a story"}], **STORY}),
-    "schema": (
-        CHATS,
-        {
-            "messages": [{"role": "user", "content": "Who are you?"}], "temperature": 1, "seed": 7, "max_tokens": 200,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
-        },
-    ),
-    "tools": (
-        CHATS,
-        {
-            "messages": [{"role": "user", "content": "Find a fox"}], "temperature": 1, "seed": 9, "max_tokens": 200,
-            "tools": TOOLS, "tool_choice": "required",
-        },
-    ),
-}  # fmt: skip
-"""Requests whose answers are known: by path and body. Each is asked as a stream and as a whole."""
-IGNORED = ("id", "created", "prompt_tokens_details", "system_fingerprint")
-"""Fields that differ between two answers to the same request."""
+_END_SECONDS = 30.0
+"""Within which all processes of a server must be gone that was killed."""
+_SAMPLE_SECONDS = 5.0
+_SAMPLES_AT_REST = 3
 
 
-@dataclass
-class Tally:
-    """The outcome of a run. Times in seconds."""
+class Run:
+    """Asks for everything undisturbed, then again and again while processes are attacked."""
 
-    answers: int = 0
-    wrong: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    longest_gap: float = 0.0
-    done_to_engines: Counter[str] = field(default_factory=Counter)
+    def __init__(self, server: RunningServer, given: argparse.Namespace) -> None:
+        self._server, self._given = server, given
+        self._draw = random.Random(given.seed)
+        self.tally = Tally()
+        # Nobody but its supervisor would end an API server that was stopped, and that does not look.
+        stops = given.stops if given.victim == "engine" else 0.0
+        self._attacker = Attacker(server.process.pid, given.victim, self._draw, stops)
+        self._over = asyncio.Event()
+        self.rest: list[list[dict[int, Vitals]]] = []
+        """What processes took when nothing ran, before and after."""
 
-
-def plain(value: Any) -> Any:
-    """A value without what differs between two answers."""
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items() if key not in IGNORED}
-    return [plain(each) for each in value] if isinstance(value, list) else value
-
-
-def joined(known: Any, more: Any, key: str = "") -> Any:
-    """The two parts of a stream as one: texts and lists one after the other, in whatever pieces they came."""
-    if known is None or more is None:
-        return more if known is None else known
-    if isinstance(known, dict) and isinstance(more, dict):
-        return {name: joined(known.get(name), more.get(name), name) for name in (*known, *(more.keys() - known))}
-    if isinstance(known, list) and isinstance(more, list):
-        if more and isinstance(more[0], dict) and "index" in more[0]:
-            by_index = {each["index"]: each for each in known}
-            for each in more:
-                by_index[each["index"]] = joined(by_index.get(each["index"]), each)
-            return [by_index[index] for index in sorted(by_index)]
-        return known + more
-    whole = key in ("model", "object", "role", "finish_reason", "type", "name")
-    return known + more if isinstance(known, str) and not whole else more
-
-
-async def ask(client: httpx.AsyncClient, kind: str, *, stream: bool, tally: Tally) -> Any:
-    """The answer, without what differs. Raises `RuntimeError` for an error of the server."""
-    path, body = KINDS[kind]
-    if not stream:
-        response = await client.post(path, json=body)
-        if response.status_code != 200:
-            raise RuntimeError(f"{kind}: {response.status_code} {response.text[:300]}")
-        return plain(response.json())
-    found: Any = None
-    reader, ended, last = EventReader(), False, time.monotonic()
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.stream("POST", path, json=asked) as response:
-        async for data in response.aiter_bytes():
-            now = time.monotonic()
-            tally.longest_gap, last = max(tally.longest_gap, now - last), now
-            for event in reader.feed(data):
-                ended = event == b"[DONE]"
-                part = {} if ended else json.loads(event)
-                if "error" in part:
-                    raise RuntimeError(f"{kind}: {part['error']}")
-                found = joined(found, plain(part))
-    if not ended:
-        raise RuntimeError(f"{kind}: the stream was cut off")
-    return found
-
-
-def engines_of(server: RunningServer) -> list[psutil.Process]:
-    """The engine processes."""
-    found = []
-    for child in psutil.Process(server.process.pid).children(recursive=True):
-        with suppress(psutil.Error):
-            if "jaxllm.serving.ipc.engine_process" in child.cmdline():
-                found.append(child)
-    return found
-
-
-async def disturb(server: RunningServer, given: argparse.Namespace, draw: random.Random, tally: Tally) -> None:
-    """Kill or stop an engine now and then. The server kills one that it takes for stopped."""
-    while True:
-        await asyncio.sleep(draw.expovariate(1 / given.every))
-        engines = engines_of(server)
-        if engines:
-            number = signal.SIGSTOP if draw.random() < given.stops else signal.SIGKILL
-            with suppress(psutil.Error):
-                draw.choice(engines).send_signal(number)
-                tally.done_to_engines[number.name] += 1
-
-
-async def worker(client: httpx.AsyncClient, wanted: dict[tuple[str, bool], Any], until: float, tally: Tally) -> None:
-    """Ask at random, and compare."""
-    while time.monotonic() < until:
-        kind, stream = random.choice(list(wanted))
-        try:
-            found = await ask(client, kind, stream=stream, tally=tally)
-        except (RuntimeError, httpx.HTTPError) as error:
-            tally.errors.append(repr(error))
-        else:
-            tally.answers += 1
-            if found != wanted[kind, stream]:
-                tally.wrong.append(f"{kind}, stream={stream}: {found} instead of {wanted[kind, stream]}")
-
-
-async def run(server: RunningServer, given: argparse.Namespace) -> Tally:
-    """Ask for everything undisturbed, then again and again under attack."""
-    tally, draw = Tally(), random.Random(given.seed)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=server.base_url, timeout=300, limits=limits) as client:
+    async def __call__(self) -> None:
+        """Run until the time is over, or until there were as many attacks as asked for."""
+        calm = Client(self._server.base_url)
         asked = [(kind, stream) for kind in KINDS for stream in (False, True)]
-        wanted = {each: await ask(client, each[0], stream=each[1], tally=tally) for each in asked}
-        tally.longest_gap = 0.0
-        until = time.monotonic() + given.seconds
-        attack = asyncio.ensure_future(disturb(server, given, draw, tally))
-        await asyncio.gather(*(worker(client, wanted, until, tally) for _ in range(given.streams)))
-        attack.cancel()
-        await asyncio.gather(attack, return_exceptions=True)
-    return tally
+        wanted = {each: await calm.ask(each[0], stream=each[1], tally=self.tally) for each in asked}
+        for kind, stream in asked:
+            if kind == UNSEEDED and (wrong := await calm.doubt(wanted[kind, stream])) is not None:
+                self.tally.wrong.append(wrong)
+        # What is only made with the first load is there before it is counted.
+        await self._until(0, wanted, lambda: asyncio.sleep(self._given.warm_up))
+        await self._sample_at_rest()
+        self.tally.longest_gap = 0.0
+        await self._until(self._given.seconds, wanted, self._attack)
+        await self._sample_at_rest()
+        await calm.close()
+
+    async def _until(
+        self, seconds: float, wanted: dict[tuple[str, bool], Any], work: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Ask until some work is done, or the time is over."""
+        self._over.clear()
+        clients = [Client(self._server.base_url) for _ in range(self._given.streams)]
+        workers = [asyncio.ensure_future(self._ask(client, wanted)) for client in clients]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds or None):
+                await work()
+        self._over.set()
+        await asyncio.gather(*workers)
+        await asyncio.gather(*(client.close() for client in clients))
+
+    async def _attack(self) -> None:
+        attacks = self.tally.attacks
+        while not self._given.attacks or attacks.total() < self._given.attacks:
+            await asyncio.sleep(self._draw.expovariate(1 / self._given.every))
+            name = await asyncio.to_thread(self._attacker.strike)
+            if name is not None:
+                attacks[name] += 1
+
+    async def _ask(self, client: Client, wanted: dict[tuple[str, bool], Any]) -> None:
+        """Ask at random, and compare."""
+        while not self._over.is_set():
+            kind, stream = random.choice(list(wanted))
+            try:
+                found = await client.ask(kind, stream=stream, tally=self.tally)
+                doubt = await client.doubt(found) if kind == UNSEEDED else None
+            except (RuntimeError, httpx.HTTPError) as error:
+                if client.port in self._attacker.broken:
+                    self.tally.cut += 1
+                else:
+                    self.tally.errors.append(f"{kind}, stream={stream}: {error!r}")
+                continue
+            self.tally.answers[kind] += 1
+            if doubt is not None:
+                self.tally.wrong.append(f"{kind}, stream={stream}: {doubt}: {found}")
+            elif kind != UNSEEDED and found != wanted[kind, stream]:
+                self.tally.wrong.append(f"{kind}, stream={stream}: {found} instead of {wanted[kind, stream]}")
+
+    async def _sample_at_rest(self) -> None:
+        async with httpx.AsyncClient(base_url=self._server.base_url, timeout=60) as client:
+            while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+        self.rest.append([])
+        for _ in range(_SAMPLES_AT_REST):
+            await asyncio.sleep(_SAMPLE_SECONDS)
+            self.rest[-1].append(await asyncio.to_thread(vitals, self._server.process.pid))
 
 
-def main() -> int:
-    """Exit code 1 if any answer was wrong or an error."""
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for how long (default: %(default)s)")
-    parser.add_argument("--streams", type=int, default=16, help="requests at a time (default: %(default)s)")
-    parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two attacks")
-    parser.add_argument("--stops", type=float, default=0.2, help="share of attacks that stop an engine")
-    parser.add_argument("--seed", type=int, default=0, help="of the attacks")
-    parser.add_argument("--api-server-count", type=int, default=1)
-    parser.add_argument("--data-parallel-size", type=int, default=1)
-    given = parser.parse_args()
-    counts = ("--api-server-count", str(given.api_server_count), "--data-parallel-size", str(given.data_parallel_size))
+def attack_parts(given: argparse.Namespace) -> int:
+    """Attack engines or API server processes of one server."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with RunningServer((*FLAGS, *counts), log=log) as server:
-            tally = asyncio.run(run(server, given))
+        with RunningServer((*FLAGS, *_counts(given)), log=log) as server:
+            run = Run(server, given)
+            asyncio.run(run())
             metrics = httpx.get(f"{server.base_url}/metrics", timeout=60).text
+        tally = run.tally
         if tally.errors or tally.wrong:
             sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-4000:])
     resumed = sum(
         float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("jaxllm:requests_resumed_total")
     )
     print(
-        f"{tally.answers} answers, {len(tally.wrong)} wrong, {len(tally.errors)} errors; "
-        f"{dict(tally.done_to_engines)}, {resumed:.0f} requests resumed, longest gap {tally.longest_gap:.1f} s"
+        f"{tally.answers.total()} answers {dict(tally.answers)}, {len(tally.wrong)} wrong, {len(tally.errors)} errors, "
+        f"{tally.cut} cut with their API server; {dict(tally.attacks)}, {resumed:.0f} requests resumed, "
+        f"longest gap {tally.longest_gap:.1f} s"
     )
+    print(*growth(*run.rest), sep="\n")
     for each in (tally.wrong + tally.errors)[:10]:
         print(each[:2000])
     return 1 if tally.wrong or tally.errors else 0
+
+
+def attack_everything(given: argparse.Namespace) -> int:
+    """Kill all of a server, at any moment of its start or under load, again and again: nothing may be left."""
+    draw, left = random.Random(given.seed), list[str]()
+    for number in range(given.attacks or 1):
+        with tempfile.TemporaryDirectory() as outer:
+            scratch, log = Path(outer) / "scratch", Path(outer) / "log"
+            scratch.mkdir()
+            server = RunningServer((*FLAGS, *_counts(given)), log=log, environment={"TMPDIR": str(scratch)})
+            starting = draw.random() < 0.5
+            with suppress(RuntimeError):
+                if not starting:
+                    server.__enter__()
+            asyncio.run(_load_for(server, given.streams * (not starting), draw.uniform(0, given.every)))
+            memory = named_memory(server.process.pid)
+            killed = kill_everything(server.process.pid, draw)
+            server.process.wait(_END_SECONDS)
+            deadline = time.monotonic() + _END_SECONDS
+            while (alive := alive_in(scratch)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            files = [str(path.relative_to(scratch)) for path in scratch.rglob("*")]
+            files += [str(path) for path in memory if path.exists()]
+            if alive or files:
+                left.append(f"{'starting' if starting else 'under load'}, {killed} killed: {alive} {files}")
+                for each in alive:
+                    with suppress(psutil.Error):
+                        each.kill()
+        print(f"{number + 1}: {'starting' if starting else 'under load'}, {killed} killed", flush=True)
+    print(f"{given.attacks or 1} servers killed, {len(left)} left something")
+    print(*left[:10], sep="\n")
+    return 1 if left else 0
+
+
+async def _load_for(server: RunningServer, streams: int, seconds: float) -> None:
+    """Ask for some time, and leave all answers unread."""
+    clients = [Client(server.base_url) for _ in range(streams)]
+    kinds = [random.choice(list(KINDS)) for _ in clients]
+    tally = Tally()
+    asked = [
+        asyncio.ensure_future(client.ask(kind, stream=True, tally=tally))
+        for client, kind in zip(clients, kinds, strict=True)
+    ]
+    await asyncio.sleep(seconds)
+    for each in asked:
+        each.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*(client.close() for client in clients))
+
+
+def _counts(given: argparse.Namespace) -> tuple[str, ...]:
+    servers, engines = str(given.api_server_count), str(given.data_parallel_size)
+    return "--api-server-count", servers, "--data-parallel-size", engines
+
+
+def main() -> int:
+    """Exit code 1 if any answer was wrong or an error, or if anything was left of a server that was killed."""
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for how long, 0: without end (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--attacks", type=int, default=0, help="how many at most (default: as many as there is time for)"
+    )
+    parser.add_argument("--streams", type=int, default=16, help="requests at a time (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two attacks")
+    parser.add_argument("--stops", type=float, default=0.2, help="share of attacks that stop a process")
+    parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of load before processes are measured")
+    parser.add_argument("--seed", type=int, default=0, help="of the attacks")
+    victims = ("engine", "api-server", "everything")
+    parser.add_argument("--victim", choices=victims, default="engine", help="what is attacked (default: %(default)s)")
+    parser.add_argument("--api-server-count", type=int, default=1)
+    parser.add_argument("--data-parallel-size", type=int, default=1)
+    given = parser.parse_args()
+    return attack_everything(given) if given.victim == "everything" else attack_parts(given)
 
 
 if __name__ == "__main__":
