@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
@@ -26,21 +25,21 @@ from jaxllm.engine.features.beam_search import BeamSearches
 from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constraints
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.features import Features
-from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
+from jaxllm.engine.features.logprobs import PromptLogprobs
 from jaxllm.engine.inspection import inspect_engine, shards_of
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.overlap_policy import OverlapPolicy
 from jaxllm.engine.page_map import map_pages
 from jaxllm.engine.stats import NO_DRAFTS, NO_WORK, StepStats
+from jaxllm.engine.step_outputs import StepOutputs, num_last, refusal
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.executor.build import build_runner
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.executor.runner import Dispatched, Runner, StepResult
+from jaxllm.executor.runner import Dispatched, Runner
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import FinishReason, Request, as_request_ids
-from jaxllm.scheduler.plan import StepPlan
 
 if TYPE_CHECKING:
     from jaxllm.engine.features.feature import StepFeature
@@ -89,6 +88,7 @@ class Engine(StepLoop[Dispatched]):
         if self.host_tier is not None:
             self.info = replace(self.info, tiers=self.host_tier.descriptions)
         self._faults = Faults()
+        self._outputs = StepOutputs(self._faults)
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self.adapters = make_adapters(resolved, runner)
         """Those that requests may have; None where the engine takes none."""
@@ -112,7 +112,6 @@ class Engine(StepLoop[Dispatched]):
         self._limits = RequestLimits.of(self.info)
         self.control = EngineControl(self, resolved)
         """Sleep, pauses and weight updates."""
-        self._scheduled: dict[str, float] = {}
         self._overlap = OverlapPolicy()
 
     @classmethod
@@ -174,7 +173,7 @@ class Engine(StepLoop[Dispatched]):
             self.add_request(request)
         except RequestError as error:
             is_fault = isinstance(error, RequestFaultError)
-            self._ended.append(_refusal(request, str(error), error.parameter, is_fault=is_fault))
+            self._ended.append(refusal(request, str(error), error.parameter, is_fault=is_fault))
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
@@ -234,7 +233,7 @@ class Engine(StepLoop[Dispatched]):
         plan = self.scheduler.schedule()
         if plan is None:
             return False
-        self._note_admissions(plan, began)
+        self._outputs.on_scheduled(plan, began)
         if self._features.active:
             self._features.on_scheduled(plan)
         self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
@@ -260,7 +259,7 @@ class Engine(StepLoop[Dispatched]):
         finished = self.scheduler.update(plan, result.token_ids, result.counts)
         if features:
             finished += self._features.on_accept(features, step)
-        outputs = self._outputs(plan, result, finished)
+        outputs = self._outputs.of_step(plan, result, finished)
         if features:
             self._features.on_outputs(features, plan, result, outputs)
         if self._faults.requests:
@@ -274,7 +273,7 @@ class Engine(StepLoop[Dispatched]):
             num_rows=plan.num_rows,
             num_tokens=plan.num_tokens,
             bucket_tokens=result.bucket.tokens,
-            num_last=_num_last(plan, result, finished),
+            num_last=num_last(plan, result, finished),
             preemptions=tuple([request.num_preemptions for request in finished]) if finished else (),
             work=work,
             page_lives=self.pages.take_lives() if self._follows_pages else (),
@@ -364,7 +363,7 @@ class Engine(StepLoop[Dispatched]):
         super().close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
-        self._scheduled.pop(request_id, None)
+        self._outputs.forget(request_id)
         request = self.scheduler.finish(request_id, reason, stop_reason)
         if request is not None:
             self._forget([request])
@@ -372,17 +371,9 @@ class Engine(StepLoop[Dispatched]):
 
     def _finish_with_output(self, request: Request, reason: FinishReason) -> EngineOutput:
         """End a request; returns its last output, without tokens."""
-        scheduled = self._scheduled.get(request.request_id)
+        output = self._outputs.last_of(request, reason)
         self._finish(request.request_id, reason, None)
-        return EngineOutput(request.request_id, [], finish_reason=reason, scheduled_time=scheduled)
-
-    def _note_admissions(self, plan: StepPlan, now: float) -> None:
-        """Remember when new requests were scheduled, until their first output takes it along."""
-        for request in plan.admitted:
-            # Of those with output it was told before.
-            is_new = not (request.num_preemptions or request.output_token_ids)
-            if is_new and (request.group is None or request.group.leader is request):
-                self._scheduled[request.request_id] = now
+        return output
 
     def _refuse(self, request: Request, message: str, parameter: str | None, *, is_fault: bool = False) -> None:
         """End a request that cannot be served, or not any further; a coming output says so.
@@ -409,7 +400,7 @@ class Engine(StepLoop[Dispatched]):
             outputs = [output for output in outputs if output.request_id != name]
             if request in finished or request.finish_reason is not None:
                 # It ended with this step, and nobody has been told.
-                self._ended.append(_refusal(request, told, is_fault=True))
+                self._ended.append(refusal(request, told, is_fault=True))
                 if request not in finished:
                     # The hook that has ended it failed after that.
                     self._forget([request])
@@ -417,58 +408,3 @@ class Engine(StepLoop[Dispatched]):
                 self._refuse(request, told, None, is_fault=True)
         self._integrity.want()
         return outputs
-
-    def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
-        outputs = []
-        rows = np.flatnonzero(plan.samples).tolist()
-        one_each = result.counts is None
-        tokens = result.token_ids[plan.samples][:, None].tolist() if one_each else _tokens_by_row(plan, result)
-        for row, token_ids in zip(rows, tokens, strict=True):
-            request = plan.requests[row]
-            output = EngineOutput(request.request_id, token_ids, num_cached_tokens=request.num_cached_tokens)
-            if result.logprobs is not None:
-                with self._faults.guard(request):
-                    output.logprobs = output_logprobs(request, token_ids, result, row)
-            outputs.append(output)
-        if finished:
-            by_id = {output.request_id: output for output in outputs}
-            for request in finished:
-                output = by_id[request.request_id]
-                output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
-        if self._scheduled:
-            for output in outputs:
-                output.scheduled_time = self._scheduled.pop(output.request_id, None)
-        return outputs
-
-
-def _refusal(request: Request, message: str, parameter: str | None = None, *, is_fault: bool = False) -> EngineOutput:
-    """The last output of a request that is not served any further."""
-    return EngineOutput(
-        request.request_id,
-        [],
-        finish_reason="abort",
-        refusal=message,
-        refused_parameter=parameter,
-        is_fault=is_fault,
-    )
-
-
-def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:
-    """The tokens that were taken of each row that samples, where some have several."""
-    tokens, counts, taken = result.token_ids, result.counts, plan.num_taken
-    assert counts is not None
-    assert taken is not None
-    firsts = (np.cumsum(counts) - counts)[plan.samples]
-    ends = firsts + taken[plan.samples]
-    return [tokens[first:end].tolist() for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
-
-
-def _num_last(plan: StepPlan, result: StepResult, finished: list[Request]) -> int:
-    """Tokens that need no step of their own: the last of each request that ends, or all that a grammar gave it now."""
-    if result.counts is None or plan.num_taken is None or not finished:
-        return len(finished)
-    ended = {request.request_id for request in finished}
-    rows = [row for row, request in enumerate(plan.requests) if request.request_id in ended]
-    if plan.num_drafts is not None:
-        rows = [row for row in rows if not plan.num_drafts[row]]
-    return len(finished) - len(rows) + int(plan.num_taken[rows].sum())

@@ -20,21 +20,20 @@ from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.drafts import Drafts, DraftSource
 from jaxllm.scheduler.fair_queue import FairQueue
-from jaxllm.scheduler.fairness import Fairness, in_order
+from jaxllm.scheduler.fairness import Fairness
 from jaxllm.scheduler.groups import SequenceGroups
 from jaxllm.scheduler.holds import HoldReason, Holds
 from jaxllm.scheduler.in_flight import InFlightSteps
+from jaxllm.scheduler.owner_admission import OwnerAdmission
 from jaxllm.scheduler.pages import PageTables
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
 from jaxllm.scheduler.room import Room
+from jaxllm.scheduler.running_rows import RunningRows
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.spans import WholeSpans
 from jaxllm.scheduler.table import RequestTable
-
-STEPS_BETWEEN_SHORT = 1
-"""At least so many steps of the whole budget come between two short ones."""
 
 
 class Scheduler:
@@ -88,13 +87,13 @@ class Scheduler:
         self.num_preemptions = 0
         self._budget = max_num_batched_tokens
         # Where prompts of several owners are divided only after their pages are found, none asks for more than a step.
-        self._max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
+        max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._pages = pages
         self._shares = Shares(most_debt=DEBT_STEPS * max_num_batched_tokens)
         self._waiting: FairQueue[Request] = FairQueue(self._shares)
         self._running = RunningOrder(order_key(policy))
-        self._spans = WholeSpans(self.table) if keeps_spans else None
-        self._fairness = Fairness(self.table, self._shares, max_num_batched_tokens, self._spans)
+        spans = WholeSpans(self.table) if keeps_spans else None
+        self._fairness = Fairness(self.table, self._shares, max_num_batched_tokens, spans)
         self._room = Room(self.table, self._running, self._shares, pages, max_num_batched_tokens)
         self._holds = Holds()
         self._requests: dict[str, Request] = {}
@@ -112,15 +111,27 @@ class Scheduler:
             self._room,
             pages,
             budget=max_num_batched_tokens,
-            max_chunk=self._max_chunk,
+            max_chunk=max_chunk,
             snapshots=self._snapshots,
-            spans=self._spans,
+            spans=spans,
             hold=partial(self.hold, reason=HOLD_REASON),
+        )
+        self._owner_admission = OwnerAdmission(
+            self.table, self._waiting, self._shares, self._fairness, self._admission, max_num_batched_tokens
+        )
+        self._rows = RunningRows(
+            self.table,
+            self._running,
+            self._shares,
+            self._groups,
+            budget=max_num_batched_tokens,
+            max_chunk=max_chunk,
+            stages=stages,
+            snapshots=self._snapshots,
+            spans=spans,
         )
         self._drafts: Drafts | None = None
         self._arrivals = 0
-        self._num_steps, self._last_short = 0, -STEPS_BETWEEN_SHORT - 1
-        self._stages = stages
         self._under_way = InFlightSteps(self.table, self._groups)
 
     def use_drafts(self, source: DraftSource) -> None:
@@ -252,7 +263,7 @@ class Scheduler:
         contended = self._shares.contended
         made_room = self._make_room() if contended and self._room.blocked is not None else []
         preempted: list[Request] = []
-        while (picked := self._pick_running()) is None or not self._page_tables.grow(picked[0], picked[1]):
+        while (picked := self._rows.pick()) is None or not self._page_tables.grow(picked[0], picked[1]):
             if self.table.num_pending[self._running.slots].any() or (
                 self._page_tables.gives_back and self._under_way.plans
             ):
@@ -264,7 +275,7 @@ class Scheduler:
         if not preempted and self._waiting:
             budget = self._budget
             if contended:
-                admitted, admitted_counts, budget = self._admit_owners(slots, num_decodes)
+                admitted, admitted_counts, budget = self._owner_admission.admit(slots, num_decodes)
                 slots, counts = self._fairness.divide(
                     slots, counts, num_decodes, budget - num_decodes - sum(admitted_counts)
                 )
@@ -284,32 +295,6 @@ class Scheduler:
             self._drafts.add_to(plan)
         return plan
 
-    def _admit_owners(self, slots: Int32Array, num_decodes: int) -> tuple[list[Request], list[int], int]:
-        """Admit waiting requests of owners whose prompts are not among those under way: they get their share first.
-
-        Returns them, their tokens, and the tokens of the step. It is a short one if all of them are of owners that had
-        nothing, and get their first token by it: so that they need not wait for a whole step's tokens of others. Of
-        few steps in a row is one short, so that many owners do not slow one another down.
-        """
-        head = self._waiting.peek()
-        assert head is not None
-        is_new = self._shares.running == 0
-        reserved = self._fairness.reserve(slots[num_decodes:], num_decodes, head)
-        # Where new ones come first, only they come: others would take what they leave.
-        new = {index for index in self._shares.waiting if is_new[index]} if is_new[head.share] and len(slots) else None
-        if num_decodes == len(slots) and new is None:
-            reserved = 0
-        admitted, counts = self._admission.admit(reserved, new) if reserved > 0 else ([], [])
-        firsts = [each for each in admitted if each.group is None or each.group.leader is each]
-        may_be_short = bool(firsts) and self._num_steps - self._last_short > STEPS_BETWEEN_SHORT
-        is_short = may_be_short and all(
-            is_new[each.share] and int(self.table.behind(np.array([each.slot]))[0]) == count
-            for each, count in zip(firsts, counts, strict=True)
-        )
-        if is_short:
-            self._last_short = self._num_steps
-        return admitted, counts, self._fairness.short(num_decodes + sum(counts)) if is_short else self._budget
-
     def _make_room(self) -> list[Request]:
         """Let running requests of owners with more than their share make way for the first that waits."""
         leaving = self._room.leaving(self._waiting.peek())
@@ -317,50 +302,6 @@ class Scheduler:
             # Its tokens on their way are dropped, and sampled again when it returns.
             self._send_back(each)
         return leaving
-
-    def _pick_running(self) -> tuple[Int32Array, Int32Array, int] | None:
-        """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are.
-
-        With several owners prompts are there with all they want, to be divided.
-        None when a group needs more pages before it can go on.
-        """
-        if self._groups.running and not self._groups.settle():
-            return None
-        table, slots = self.table, self._running.slots
-        behind = table.behind(slots)
-        if self._stages > 1:
-            behind = self._limit_decodes(slots, behind)
-        decodes = behind == 1
-        num_decodes = int(np.count_nonzero(decodes))
-        if num_decodes == len(slots):
-            return slots, behind, num_decodes
-        prefills = behind > 1
-        chunks = np.minimum(behind[prefills], self._max_chunk)
-        if self._snapshots is not None:
-            chunks = self._snapshots.cut(slots[prefills], chunks)
-        # With several owners they are divided later, when it is known who comes.
-        contended = self._shares.contended
-        if self._spans is not None:
-            chunks = self._spans.wanted(slots[prefills], chunks)
-        if contended:
-            counts = chunks
-        elif self._spans is not None:
-            counts = self._spans.in_order(slots[prefills], chunks, self._budget - num_decodes)
-        else:
-            counts = in_order(chunks, self._budget - num_decodes)
-        fits = counts > 0
-        return (
-            np.concatenate([slots[decodes], slots[prefills][fits]]),
-            np.concatenate([behind[decodes], counts[fits]]).astype(np.int32),
-            num_decodes,
-        )
-
-    def _limit_decodes(self, slots: Int32Array, behind: Int32Array) -> Int32Array:
-        """`behind` without requests whose token is on its way, and with no more decodes than the other stages get."""
-        behind = np.where(self.table.num_pending[slots] > 0, 0, behind)
-        decodes = np.flatnonzero(behind == 1)
-        behind[decodes[-(-len(slots) // self._stages) :]] = 0
-        return behind
 
     def _preempt(self) -> Request:
         """Send the last running request back to its place in the queue."""
@@ -401,7 +342,7 @@ class Scheduler:
             order = np.argsort(~last_only, kind="stable")
             slots, counts, starts, ends, samples = (array[order] for array in (slots, counts, starts, ends, samples))
         num_tokens = int(counts.sum())
-        self._num_steps += 1
+        self._owner_admission.on_plan()
         if self._shares.contended:
             self._shares.charge_rows(table.owners[slots[:num_decodes]])
             self._room.earn(num_tokens)
