@@ -110,8 +110,7 @@ class Meter:
     def take(self, output: EngineOutput, now: float) -> None:
         """Measure an output that arrived `now`."""
         sequence, measured = self._sequences[output.request_id], self._measured
-        # Another engine, which goes on with it, has scheduled it once more.
-        if output.scheduled_time is not None and sequence.scheduled is None:
+        if output.scheduled_time is not None:
             sequence.scheduled = output.scheduled_time
         if sequence.request.interruptions:
             sequence.request.end_interruption(now)

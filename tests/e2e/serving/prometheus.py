@@ -63,6 +63,12 @@ class Prometheus:
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
+    def exemplars(self, query: str) -> list[dict[str, Any]]:
+        """The exemplars of a query's series that came within the last hour."""
+        span: dict[str, str | float] = {"query": query, "start": time.time() - 3600, "end": time.time() + 60}
+        answer = self.client.get("/api/v1/query_exemplars", params=span).raise_for_status().json()
+        return [exemplar for series in answer["data"] for exemplar in series["exemplars"]]
+
     def rules(self) -> list[dict[str, Any]]:
         """The state of every alert."""
         groups = self.client.get("/api/v1/rules").raise_for_status().json()["data"]["groups"]
@@ -93,7 +99,7 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
         process = subprocess.Popen(
             [
                 found, f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={address}", "--log.level=warn",
+                f"--web.listen-address={address}", "--log.level=warn", "--enable-feature=exemplar-storage",
             ],
             stdout=log, stderr=log,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.serving.prometheus import alerts, metrics_in, panels, program, scraping
 from tests.serving.server_process import SMALL, ServerProcess, running
-from tests.serving.telemetry.collector import Collector, collecting_http
+from tests.serving.telemetry.collector import Collector, Received, collecting_http
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 MEASURED = ("--enable-mfu-metrics", "--kv-cache-metrics", "--kv-cache-metrics-sample", "1")
@@ -188,6 +188,18 @@ def test_prometheus_runs_every_query_and_alerts_fire_when_they_should(observed: 
     with scraping(f"127.0.0.1:{observed.server.port}", tmp_path) as prometheus:
         load(observed)
         prometheus.wait(lambda: prometheus.query("rate(jaxllm:generation_tokens_total[1m]) > 0"), "tokens")
+        prometheus.wait(lambda: prometheus.exemplars("jaxllm:e2e_request_latency_seconds_bucket"), "an exemplar")
+        kept = prometheus.exemplars("jaxllm:e2e_request_latency_seconds_bucket")
+        roots: dict[str, Received] = {}
+
+        def all_came() -> bool:
+            roots.update({each.trace_id: each for each in observed.collector.spans if each.name == "llm_request"})
+            return all(each["labels"]["trace_id"] in roots for each in kept)
+
+        prometheus.wait(all_came, "the traces of the exemplars")
+        for each in kept:
+            wanted = roots[each["labels"]["trace_id"]].attributes["gen_ai.latency.e2e"]
+            assert float(each["value"]) == pytest.approx(wanted)
         for title, query in panels():
             if title not in ("Busy stages", "Share of the peaks"):  # of pipeline parallel, and of known chips
                 prometheus.wait(partial(prometheus.query, query), title)
