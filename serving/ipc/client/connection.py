@@ -33,6 +33,12 @@ from jaxllm.version import __version__
 Listener = Callable[[FromEngine], None]
 
 
+_LOOK_SECONDS = 1.0
+"""How often a process that starts is looked at."""
+_STOPPED_SECONDS = 10.0
+"""For so long it may be stopped. Starts take as long as they take, but one that does nothing never ends."""
+
+
 class EngineHandle(Protocol):
     """The handle of a running engine; see `EngineProcess`."""
 
@@ -48,6 +54,10 @@ class EngineHandle(Protocol):
 
     def reach(self, folder: str) -> str:
         """The folder, as the engine sees it, of the sockets of one more client."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP), so that it does nothing; False where that cannot be seen."""
 
 
 Launch = Callable[[str, Callable[[str], None]], EngineHandle]
@@ -183,7 +193,7 @@ class EngineConnection:
 
     def _greet(self) -> None:
         """Wait for the process to say hello, and until it can be answered."""
-        hello = self._receive()
+        hello = self._receive_from_start()
         if hello is None:
             raise EngineError(f"the engine process ended during start-up ({self._exit})")
         assert isinstance(hello, Hello)
@@ -196,7 +206,7 @@ class EngineConnection:
 
     def _load(self, progress: Progress) -> EngineInfo:
         while True:
-            match self._receive():
+            match self._receive_from_start():
                 case None:
                     raise EngineError(f"the engine process ended while loading the model ({self._exit})")
                 case Loading(stage, done, total):
@@ -207,6 +217,18 @@ class EngineConnection:
                     # Both sides are connected: the sockets' names are needed no more, and cannot be left behind.
                     shutil.rmtree(self._folder, ignore_errors=True)
                     return info
+
+    def _receive_from_start(self) -> FromEngine | None:
+        """As `_receive`, of a process that starts. Raises `EngineError` if it is stopped for long."""
+        assert self._process is not None
+        stopped = 0.0
+        while not self._poller.poll(int(_LOOK_SECONDS * 1000)):
+            stopped = stopped + _LOOK_SECONDS if self._process.is_stopped else 0.0
+            if stopped >= _STOPPED_SECONDS:
+                raise EngineError(
+                    f"somebody has stopped the engine process (SIGSTOP) {stopped:.0f} s ago as it started"
+                )
+        return self._receive()
 
     def _receive(self) -> FromEngine | None:
         """Wait for the next message; None when the process has ended and everything it said is read."""

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
 from jaxllm import version
 from jaxllm.serving.ipc.messages import STACKS_SIGNAL
 
@@ -78,6 +80,14 @@ class EngineProcess:
     def reach(self, folder: str) -> str:
         """The folder of a client's sockets, as the process sees it."""
         return folder
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP)."""
+        try:
+            return bool(psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
 
     def _wait(self) -> None:
         self._on_exit(describe_exit(self._child.wait()))

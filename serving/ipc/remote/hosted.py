@@ -82,6 +82,11 @@ class HostEngine:
         if not self._over.wait(END_SECONDS):
             self._head.relay.call(partial(self._head.end_engine, self, at_once=True))
 
+    @property
+    def is_stopped(self) -> bool:
+        """Not seen from here."""
+        return False
+
     def kill(self, reason: str) -> None:
         """Have it killed; its host says when that is done."""
         del reason

@@ -99,6 +99,11 @@ class RemoteEngine:
         """Not used: the supervisor has the engine serve others."""
         return folder
 
+    @property
+    def is_stopped(self) -> bool:
+        """The supervisor looks."""
+        return False
+
     def kill(self, reason: str) -> None:
         """Have it killed, because it hangs: the supervisor will say that it has ended."""
         self._supervisor.send(EngineHangs(self._folder, reason))

@@ -55,6 +55,11 @@ class RayProcess:
         """The folder of a client's sockets, as the process sees it."""
         return folder if self._bridge is None else self._bridge.engine.reach(folder)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Not seen from here."""
+        return False
+
     def kill(self, reason: str) -> None:
         """Kill the process at once."""
         del reason  # Whoever kills it will say so.
