@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxllm.beam.policy import Beam, BeamSearch, Candidates, Hypothesis
-from jaxllm.requests.outputs import RankedSequence, TokenLogprobs
+from jaxllm.requests.outputs import BeamTree, RankedSequence, TokenLogprobs
 from jaxllm.requests.request import Request, SequenceGroup
 
 
@@ -101,9 +101,11 @@ class BeamGroup(SequenceGroup):
 
     def hypotheses(self) -> list[RankedSequence]:
         """The result."""
-        return [self._hypothesis(found) for found in self.search.best]
+        best, recorder = self.search.best, self.search.recorder
+        first = None if recorder is None else recorder.tree(best)
+        return [self._hypothesis(found, first if found is best[0] else None) for found in best]
 
-    def _hypothesis(self, found: Hypothesis) -> RankedSequence:
+    def _hypothesis(self, found: Hypothesis, tree: BeamTree | None) -> RankedSequence:
         links = found.last.chain()
         last = links[-1].token_id
         params, eos = self.leader.params, self.leader.eos_token_ids
@@ -127,4 +129,5 @@ class BeamGroup(SequenceGroup):
             score=found.score,
             finish_reason=found.reason,
             stop_reason=last if found.reason == "stop" and not is_eos else None,
+            tree=tree,
         )

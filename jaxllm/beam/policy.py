@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.beam.tree import TreeRecorder
 from jaxllm.requests.beam_options import BeamOptions
 
 FloatArray = npt.NDArray[np.float32]
@@ -84,6 +85,8 @@ class BeamSearch:
         self.done = False
         self.beams: list[Beam] = []
         """Best first; none before the first step."""
+        self.recorder = TreeRecorder() if options.with_tree else None
+        """Writes down what is tried, if that is asked for."""
         self._ends = end_token_ids
         self._max_tokens = max_tokens
         self._complete: list[Hypothesis] = []  # best first, at most `width`
@@ -117,12 +120,17 @@ class BeamSearch:
                     self._add(link, float(sums[parent, place]), "stop" if ends else "length")
             elif len(survivors) < self.options.width:
                 survivors.append(Beam(link, float(sums[parent, place]), parent))
+                if self.recorder is not None:
+                    self.recorder.add(link, float(sums[parent, place]))
         self.beams = survivors
         self.done = not survivors or self._is_over(length)
 
     def _add(self, link: Link, total: float, reason: Literal["stop", "length"]) -> None:
         """Keep a complete hypothesis, if it is among the best."""
         score = total / link.length**self.options.length_penalty
+        if self.recorder is not None:
+            self.recorder.add(link, total)
+            self.recorder.end(link, reason, score)
         place = sum(other.score >= score for other in self._complete)
         self._complete.insert(place, Hypothesis(link, total, score, reason))
         del self._complete[self.options.width :]

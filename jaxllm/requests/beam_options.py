@@ -44,13 +44,15 @@ class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     `width` beams are kept, the best `n` hypotheses returned. The score of a hypothesis is the sum of its tokens'
     log-probabilities, divided by their number to the power of `length_penalty`. `early_stopping` says when the search
     ends, once `width` hypotheses are complete: true at once; false when the best beam, if it ended now, would not be
-    among them; "never" when no continuation of it could be, as far as the length penalty tells.
+    among them; "never" when no continuation of it could be, as far as the length penalty tells. `with_tree` returns
+    what the search has tried as well.
     """
 
     width: int
     n: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+    with_tree: bool = False
 
     def __post_init__(self) -> None:
         _check_count("beam_width", self.width)

@@ -19,11 +19,30 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     top_logprobs: list[float] = []
 
 
+class BeamTree(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The tokens that the beams of a search went on with or ended with, step after step.
+
+    Four lists of equal length: a token comes after the one at `parents` (-1: after the prompt) and has its own
+    log-probability and, in `totals`, the sum up to it. `ends` are the complete hypotheses: the place of the last token,
+    "stop" or "length", and the score. `best` has the place of the last token of each sequence that is returned, -1 if
+    it is left out: only of a tree that is not whole are there tokens left out, those of its last steps.
+    """
+
+    parents: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    totals: list[float]
+    ends: list[tuple[int, str, float]]
+    best: list[int] = []
+    is_whole: bool = True
+
+
 class RankedSequence(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A complete sequence of a request that is answered with the best of many, all at once.
 
     `cumulative_logprob` is the sum over `token_ids`, the end token included; `score` is what sequences are ranked by.
-    `logprobs` has one entry per token, when they were asked for. `finish_reason` is "stop" or "length".
+    `logprobs` has one entry per token, when they were asked for. `finish_reason` is "stop" or "length". The best one
+    has the `tree` of the search, when it was asked for.
     """
 
     token_ids: list[int]
@@ -32,6 +51,7 @@ class RankedSequence(msgspec.Struct, array_like=True, frozen=True, gc=False):
     score: float
     finish_reason: str
     stop_reason: int | None = None
+    tree: BeamTree | None = None
 
 
 class RequestDrafts(msgspec.Struct, array_like=True, gc=False):

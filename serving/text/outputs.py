@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from jaxllm.requests.lora_request import LoRARequest
+from jaxllm.requests.outputs import BeamTree
 from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks, colored_tokens
 from jaxllm.serving.text.spec_decode_metrics import SpecDecodeMetrics
 
@@ -40,6 +41,8 @@ class CompletionOutput(Shown):
     """The adapter that it is from."""
     spec_decode_metrics: SpecDecodeMetrics | None = None
     """Of a finished sequence, with --per-request-spec-decode-metrics."""
+    beam_tree: BeamTree | None = None
+    """Of the best of a beam search, if it was asked for."""
 
     def finished(self) -> bool:
         """Whether nothing more will come."""
@@ -72,6 +75,7 @@ class Delta(CompletionOutput):
             part.stop_reason,
             part.lora_request,
             part.spec_decode_metrics,
+            part.beam_tree,
             prompt_index,
         )
 

@@ -281,6 +281,7 @@ class Sequence:
             logprobs=None if logprobs is None else [_choices(item, self._tokenizer) for item in logprobs],
             finish_reason=found.finish_reason,
             stop_reason=found.stop_reason,
+            beam_tree=found.tree,
         )
 
     def delta(self) -> CompletionOutput | None:

@@ -9,6 +9,7 @@ from jaxllm.serving.http.identity import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.answers import Answers
 from jaxllm.serving.openai.chat.plan import ChatCall
+from jaxllm.serving.openai.generation.beam_tree import beam_tree
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
@@ -38,6 +39,7 @@ class ChatWriter:
     ) -> None:
         self._role = server.options.response_role
         self._fingerprint = server.fingerprint
+        self._token_bytes = server.token_bytes
         self._identity = identity
         self._body = body
         self._prompt_token_ids = call.request.prompt_token_ids
@@ -176,6 +178,7 @@ class ChatWriter:
             finish_reason=finish_reason,
             stop_reason=completion.stop_reason,
             token_ids=self._token_ids_of(completion),
+            beam_tree=UNSET if completion.beam_tree is None else beam_tree(completion.beam_tree, self._token_bytes),
         )
 
     def _logprobs_of(self, completion: CompletionOutput) -> ChatLogprobs | None:

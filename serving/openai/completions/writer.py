@@ -6,6 +6,7 @@ from functools import cached_property
 
 from jaxllm.serving.http.identity import Identity
 from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.openai.generation.beam_tree import beam_tree
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
@@ -116,6 +117,8 @@ class CompletionWriter:
             choice.prompt_logprobs = prompt_logprobs(self._prompt_logprobs[prompt_index])
         elif not self._body.stream:
             choice.prompt_logprobs = None
+        if completion.beam_tree is not None:
+            choice.beam_tree = beam_tree(completion.beam_tree, self._server.token_bytes)
         return choice
 
     def _prepare(self, index: int) -> None:

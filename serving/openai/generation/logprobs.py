@@ -116,4 +116,9 @@ def prompt_logprobs(tokens: Sequence[TokenChoices | None]) -> PromptLogprobs:
 
 def finite(logprob: Logprob) -> float:
     """Its value as JSON can have it."""
-    return max(logprob.logprob, _LEAST)
+    return finite_number(logprob.logprob)
+
+
+def finite_number(logprob: float) -> float:
+    """A log-probability, or a sum of some, as JSON can have it."""
+    return max(logprob, _LEAST)

@@ -61,6 +61,8 @@ def sampling_params(
         raise RequestError("length_penalty requires use_beam_search", "length_penalty")
     if body.early_stopping:
         raise RequestError("early_stopping requires use_beam_search", "early_stopping")
+    if body.return_beam_tree:
+        raise RequestError("return_beam_tree requires use_beam_search", "return_beam_tree")
     made = msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
     if body.stream:
         made.check_streamable()
@@ -89,6 +91,7 @@ def beam_params(
         n=body.n or 1,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         early_stopping=body.early_stopping or False,
+        with_tree=body.return_beam_tree or False,
     )
     others = {name: value for name, value in given.items() if name not in ("n", "best_of", "temperature")}
     return SamplingParams(**others, temperature=0.0, max_tokens=max_tokens, logprobs=logprobs, beam_search=options)

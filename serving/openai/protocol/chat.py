@@ -13,6 +13,7 @@ from jaxllm.serving.http.body.bounds import (
     OrMinusOne,
     at_most,
 )
+from jaxllm.serving.openai.protocol.beam_tree import BeamTree
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs, PromptLogprobs
 from jaxllm.serving.openai.protocol.messages import Function, Message, Tool
@@ -137,6 +138,8 @@ class ChatChoice(Answer, kw_only=True):
     """The stop string or stop token id that ended it; null for the model's own end token."""
     token_ids: list[int] | None = None
     """With return_token_ids."""
+    beam_tree: BeamTree | UnsetType = UNSET
+    """With return_beam_tree, in the first choice."""
 
 
 class ChatCompletion(Answer, kw_only=True):

@@ -6,6 +6,7 @@ from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.http.body.base import Answer, Refused
 from jaxllm.serving.http.body.bounds import Natural, OrMinusOne, Text, documented
+from jaxllm.serving.openai.protocol.beam_tree import BeamTree
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from jaxllm.serving.openai.protocol.timing import RequestTiming
@@ -49,6 +50,8 @@ class CompletionChoice(Answer, kw_only=True):
     """With return_token_ids; in a stream where the choice begins."""
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     """With prompt_logprobs; not in a stream."""
+    beam_tree: BeamTree | UnsetType = UNSET
+    """With return_beam_tree, in the first choice of each prompt."""
 
 
 class Completion(Answer, kw_only=True):

@@ -145,6 +145,8 @@ class GenerationRequest(Body, kw_only=True):
     """With use_beam_search: texts score sum of log-probabilities / number of tokens ** length_penalty; default 1."""
     early_stopping: bool | Literal["never"] | None = None
     """With use_beam_search: end as soon as there are as many complete texts as beams; default false."""
+    return_beam_tree: bool | None = None
+    """With use_beam_search: return what the search has tried, up to 4,096 tokens, in beam_tree of each first choice."""
 
     add_special_tokens: bool | None = None
     """Add the tokenizer's special tokens to the prompt; default true for prompts, false for chats."""

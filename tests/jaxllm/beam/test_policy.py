@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from jaxllm.beam import tree as tree_module
 from jaxllm.beam.policy import BeamSearch, Candidates
 from jaxllm.requests.beam_options import BeamOptions
 
@@ -96,6 +97,40 @@ def test_the_same_hypotheses_as_transformers(early_stopping: Any, length_penalty
         for each, own in zip(found.best, tokens, strict=True):
             assert each.reason == ("stop" if own[-1] in ends else "length")
             assert each.total == pytest.approx(each.score * len(own) ** length_penalty)
+
+
+def test_the_tree_has_every_beam_with_the_sums_of_torch() -> None:
+    model, prompt, ends = small_llama(3), [4, 9, 2], [3, 7]
+    found = search(model, prompt, ends, 6, BeamOptions(width=4, n=3, with_tree=True))
+    assert found.recorder is not None
+    tree = found.recorder.tree(found.best)
+    assert tree.is_whole
+    texts: list[list[int]] = []
+    for parent, token_id in zip(tree.parents, tree.token_ids, strict=True):
+        texts.append([*(texts[parent] if parent >= 0 else []), token_id])
+    assert len({tuple(text) for text in texts}) == len(texts)
+    for text, logprob, total in zip(texts, tree.logprobs, tree.totals, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(text)[:, None]).ravel()
+        assert logprob == pytest.approx(float(logprobs[-1]), abs=1e-4)
+        assert total == pytest.approx(float(logprobs.sum()), abs=1e-4)
+    expected = reference(model, prompt, ends, 6, num_beams=4, length_penalty=1.0, early_stopping=False)
+    assert [texts[place] for place in tree.best] == [tokens for tokens, _ in expected[:3]]
+    scores = {place: score for place, _, score in tree.ends}
+    assert np.allclose([scores[place] for place in tree.best], [score for _, score in expected[:3]], atol=1e-4)
+    assert search(model, prompt, ends, 6, BeamOptions(width=4, n=3)).recorder is None
+
+
+def test_a_tree_has_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "MOST_TREE_TOKENS", 10)
+    found = search(small_llama(3), [4, 9, 2], [], 8, BeamOptions(width=4, n=4, with_tree=True))
+    assert found.recorder is not None
+    tree = found.recorder.tree(found.best)
+    assert len(tree.token_ids) == 10
+    assert not tree.is_whole
+    assert tree.best == [-1] * 4
+    assert all(parent < place for place, parent in enumerate(tree.parents))
 
 
 def check_against_transformers(rng: np.random.Generator, max_tokens: int, num_ends: int, **options: Any) -> None:

@@ -46,6 +46,52 @@ def test_chats_are_searched_too(client: OpenAI) -> None:
     assert "<|" not in first.message.content
 
 
+def paths(tree: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """For each choice its tokens in the tree, from the prompt on."""
+    found = {}
+    for token in tree["tokens"]:
+        if token["choice"] is not None:
+            path = [token]
+            while path[0]["parent"] is not None:
+                path.insert(0, tree["tokens"][path[0]["parent"]])
+            found[token["choice"]] = path
+    return found
+
+
+def test_the_tree_leads_to_the_choices(http: httpx.Client) -> None:
+    body = {"prompt": ["Once upon a time", "The cat"], "max_tokens": 8, "n": 2, "best_of": 3, "logprobs": 0}
+    asked = {**body, **BEAMS, "return_beam_tree": True, "return_token_ids": True}
+    choices = http.post("/v1/completions", json=asked).json()["choices"]
+    assert ["beam_tree" in choice for choice in choices] == [True, False, True, False]
+    for first, second in (choices[:2], choices[2:]):
+        tree = first["beam_tree"]
+        assert tree["is_whole"]
+        found = paths(tree)
+        for number, choice in enumerate((first, second)):
+            assert [token["id"] for token in found[number]] == choice["token_ids"]
+            assert [token["logprob"] for token in found[number]] == choice["logprobs"]["token_logprobs"]
+            assert found[number][-1]["total"] == pytest.approx(sum(choice["logprobs"]["token_logprobs"]), abs=1e-4)
+            assert found[number][-1]["finish_reason"] == choice["finish_reason"]
+        text = bytes(byte for token in found[0] for byte in token["bytes"]).decode(errors="replace")
+        assert text.startswith(first["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
+        # A step has as many beams as were asked for.
+        depths: list[int] = []
+        for token in tree["tokens"]:
+            depths.append(0 if token["parent"] is None else depths[token["parent"]] + 1)
+        assert max(map(depths.count, range(7))) <= 3 + 1
+    assert "beam_tree" not in http.post("/v1/completions", json={**body, **BEAMS}).json()["choices"][0]
+
+
+def test_a_chat_has_its_tree(http: httpx.Client) -> None:
+    message = {"role": "user", "content": "What is 2 plus 3?"}
+    body = {"messages": [message], "n": 2, "max_tokens": 30, **BEAMS, "return_beam_tree": True}
+    first, second = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert "beam_tree" not in second
+    best = paths(first["beam_tree"])[0]
+    assert "".join(token["token"] for token in best).startswith(first["message"]["content"])
+    assert best[-1]["score"] == pytest.approx(best[-1]["total"] / len(best))
+
+
 @pytest.mark.parametrize(
     ("fields", "parameter"),
     [
@@ -61,6 +107,7 @@ def test_chats_are_searched_too(client: OpenAI) -> None:
         ({**BEAMS, "early_stopping": "sometimes"}, "early_stopping"),
         ({"length_penalty": 2.0}, "length_penalty"),
         ({"early_stopping": True}, "early_stopping"),
+        ({"return_beam_tree": True}, "return_beam_tree"),
     ],
 )
 def test_what_makes_no_sense_is_refused(http: httpx.Client, fields: dict[str, Any], parameter: str) -> None:
