@@ -155,6 +155,58 @@ def test_a_call_of_a_tool_is_answered_by_the_reader(page: Page) -> None:
     assert sent[0]["tools"][0]["function"]["name"] == "get_weather"
 
 
+def test_two_settings_answer_side_by_side_and_one_goes_on(page: Page) -> None:
+    sent: list[Any] = []
+    page.on("request", lambda each: sent.append(each.post_data_json) if "completions" in each.url else None)
+    page.get_by_role("button", name="Compare two settings").click()
+    page.get_by_role("button", name="Exact").click()
+    page.get_by_role("group", name="Settings of answer").get_by_role("button", name="B").click()
+    page.get_by_role("button", name="Inventive").click()
+    page.get_by_label("System prompt").fill("You rhyme.")
+    say(page, "Tell me a story about a fox.")
+    sides = page.locator(".side")
+    expect(sides).to_have_count(2)
+    for number, name in enumerate(("Exact", "Inventive")):
+        expect(sides.nth(number).locator(".side-head")).to_contain_text(name)
+        expect(sides.nth(number).locator(".figures")).to_contain_text(NUM_TOKENS)
+    first, second = sent
+    assert first["temperature"] == 0
+    assert second["temperature"] == 1.1
+    assert [each["role"] for each in second["messages"]] == ["system", "user"]
+    assert first["messages"] == second["messages"][1:]
+    expect(sides.nth(0).get_by_role("button", name="Goes on from here")).to_have_attribute("aria-pressed", "true")
+    sides.nth(1).get_by_role("button", name="Go on from here").click()
+    chosen = sides.nth(1).locator(".message .text").inner_text()
+    page.get_by_role("button", name="Compare two settings").click()
+    say(page, "Go on.")
+    answered(page)
+    assert sent[2]["messages"][1]["content"].strip() == chosen.strip()
+    expect(page.locator(".message.assistant")).to_have_count(2)
+
+
+def test_a_beam_search_shows_its_tree_and_another_text_is_taken(page: Page) -> None:
+    page.get_by_text("Beam search", exact=True).click()
+    page.get_by_label("Beams").fill("4")
+    say(page, "What is 17 plus 25?")
+    answered(page)
+    found = page.locator(".found button")
+    expect(found).to_have_count(4)
+    texts = [each.strip() for each in page.locator(".found .content").all_inner_texts()]
+    assert len(set(texts)) == 4
+    tree = page.get_by_role("region", name="Tree of the search")
+    tokens = tree.locator(".tried").count()
+    assert tree.locator(".branch").count() < tokens
+    on = tree.locator(".tried.on text").all_text_contents()
+    assert len(on) > 2
+    found.nth(1).click()
+    expect(found.nth(1)).to_have_attribute("aria-pressed", "true")
+    assert page.locator(".message.assistant > .text").inner_text().strip() == texts[1]
+    assert tree.locator(".tried.on text").all_text_contents() != on
+    page.get_by_role("button", name="Show as code").click()
+    expect(page.locator("dialog pre")).to_contain_text('"use_beam_search": true')
+    expect(page.locator("dialog pre")).not_to_contain_text("stream")
+
+
 def painted(page: Page) -> set[str]:
     """The states whose colours are in the map of pages."""
     found: list[str] = page.evaluate("""() => {

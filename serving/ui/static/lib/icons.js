@@ -21,6 +21,7 @@ const PATHS = {
   pulse: ["M3 12h4l3-7 4 14 3-7h4"],
   chip: ["M7 7h10v10H7z", "M10 3v4M14 3v4M10 17v4M14 17v4M3 10h4M3 14h4M17 10h4M17 14h4"],
   check: ["M5 12l5 5 9-10"],
+  columns: ["M4 5h16v14H4z", "M12 5v14"],
   key: ["M14 10a4 4 0 1 0-3 3l2 2h2v2h2v2h3v-3z"],
 };
 

@@ -12,6 +12,22 @@ const place = (parent) => parent ?? ROOT;
 // The nodes that follow the same message, in the order in which they were made.
 export const siblings = (conversation, node) => conversation.nodes.filter(({ parent }) => parent === node.parent);
 
+// The two answers that came side by side with this one, or none.
+export function pairOf(conversation, node) {
+  if (!node.pair) return [];
+  return siblings(conversation, node).filter(({ pair }) => pair === node.pair);
+}
+
+// The versions of an answer, where answers that came side by side count as one: that which is shown, or the first.
+export function rounds(conversation, node) {
+  const found = new Map();
+  for (const each of siblings(conversation, node)) {
+    const key = each.pair ?? each.id;
+    if (!found.has(key) || each === node) found.set(key, each);
+  }
+  return [...found.values()];
+}
+
 // The messages that are shown: at each fork the branch that was picked last.
 export function pathOf(conversation) {
   const path = [];
@@ -83,5 +99,5 @@ function messageOf(node) {
 // Without what takes most room: for a browser whose storage is full.
 export const slim = (conversation) => ({
   ...conversation,
-  nodes: conversation.nodes.map(({ tokens, promptIds, images, ...node }) => node),
+  nodes: conversation.nodes.map(({ tokens, promptIds, images, search, ...node }) => node),
 });

@@ -17,7 +17,7 @@ function python(value, by = "    ") {
 function curl(body) {
   const key = hasKey() ? " \\\n  -H \"Authorization: Bearer $JAXLLM_API_KEY\"" : "";
   // In single quotes a shell leaves all but these alone.
-  const data = indented({ ...body, stream: true }).replaceAll("'", "'\\''");
+  const data = indented({ ...body, ...(body.use_beam_search ? {} : { stream: true }) }).replaceAll("'", "'\\''");
   return `curl --no-buffer ${apiRoot()}/chat/completions${key} \\
   -H 'Content-Type: application/json' \\
   -d '${data}'`;
@@ -25,7 +25,7 @@ function curl(body) {
 
 // Fields that OpenAI's client does not name go to extra_body.
 const NAMED = new Set([
-  ...["model", "messages", "temperature", "top_p", "max_completion_tokens", "seed", "stop", "tools"],
+  ...["model", "messages", "n", "temperature", "top_p", "max_completion_tokens", "seed", "stop", "tools"],
   ...["response_format", "reasoning_effort"],
 ]);
 
@@ -38,26 +38,39 @@ function pythonProgram(body) {
   return `${hasKey() ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url="${apiRoot()}", api_key=${key})
-stream = client.chat.completions.create(
+${body.use_beam_search ? wholePython(lines) : streamedPython(lines)}`;
+}
+
+const streamedPython = (lines) => `stream = client.chat.completions.create(
 ${lines.join("\n")}
     stream=True,
 )
 for chunk in stream:
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()`;
-}
+
+const wholePython = (lines) => `answer = client.chat.completions.create(
+${lines.join("\n")}
+)
+for choice in answer.choices:
+    print(choice.message.content)`;
 
 function javascript(body) {
   const key = hasKey() ? "process.env.JAXLLM_API_KEY" : '"none"';
   return `import OpenAI from "openai";
 
 const client = new OpenAI({ baseURL: "${apiRoot()}", apiKey: ${key} });
-const stream = await client.chat.completions.create(${indented({ ...body, stream: true })});
+${body.use_beam_search ? wholeJavaScript(body) : streamedJavaScript(body)}`;
+}
+
+const streamedJavaScript = (body) => `const stream = await client.chat.completions.create(${indented({ ...body, stream: true })});
 for await (const chunk of stream) {
   process.stdout.write(chunk.choices[0].delta.content ?? "");
 }
 console.log();`;
-}
+
+const wholeJavaScript = (body) => `const answer = await client.chat.completions.create(${indented(body)});
+for (const choice of answer.choices) console.log(choice.message.content);`;
 
 const KINDS = [
   { name: "curl", make: curl },

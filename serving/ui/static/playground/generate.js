@@ -80,6 +80,24 @@ function takeChoice(node, { delta, logprobs, finish_reason }, out, elapsed) {
   if (Object.keys(news).length) out.put(news);
 }
 
+// A beam search: the texts come all at once, with the tree of what was tried.
+export function search(body, signal, change) {
+  return run(change, signal, async (out) => {
+    const { choices, usage } = await getJson("v1/chat/completions", { body, signal });
+    const tree = choices[0].beam_tree;
+    const scoreOf = (index) => tree?.tokens.find(({ choice }) => choice === index)?.score ?? null;
+    const found = choices.map(({ message }, index) => ({ content: message.content ?? "", score: scoreOf(index) }));
+    const { message, finish_reason } = choices[0];
+    out.put({
+      content: found[0].content,
+      reasoning: message.reasoning ?? "",
+      finish: finish_reason,
+      usage,
+      search: { choices: found, chosen: 0, tree },
+    });
+  });
+}
+
 // Goes on from tokens, the last of which the reader chose: exactly these go to the model, whatever their text.
 export function goOn({ body, promptIds, tokens }, { settings, about }, signal, change) {
   return run(change, signal, async (out, elapsed) => {

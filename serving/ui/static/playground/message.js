@@ -1,6 +1,7 @@
 // One message: its text, what can be done with it, and its other versions.
 import { html, useState } from "../lib/html.js";
 import { Icon } from "../lib/icons.js";
+import { Beams } from "./beams.js";
 import { Calls } from "./calls.js";
 import { CopyButton, IconButton } from "./parts.js";
 import { Tokens } from "./tokens.js";
@@ -42,6 +43,12 @@ export function Message({ node, versions, isLast, isBusy, settings, actions }) {
             />`
           : node.content && html`<div class="text">${node.content}</div>`}
       ${node.busy && !node.content && !node.reasoning && !node.calls?.length && html`<${Waiting} />`}
+      ${node.search &&
+      html`<${Beams}
+        node=${node}
+        canChoose=${isLast && !isBusy}
+        onChoose=${(index) => actions.choose(node, index)}
+      />`}
       ${node.calls?.length > 0 &&
       html`<${Calls}
         node=${node}
@@ -50,7 +57,7 @@ export function Message({ node, versions, isLast, isBusy, settings, actions }) {
       />`}
       ${node.error && html`<p class="notice bad" role="alert">${node.error}</p>`}
       ${ENDS[node.finish] && html`<p class="end">${ENDS[node.finish]}</p>`}
-      ${settings.tokenView && node.role === "assistant" && !node.busy && !node.tokens?.length && node.content &&
+      ${settings.tokenView && node.role === "assistant" && !node.busy && !node.tokens?.length && node.content && !node.search &&
       html`<p class="end">Ask again to see the tokens: this answer came without them.</p>`}
       ${!editing && !node.busy &&
       html`<footer class="tools">
@@ -94,7 +101,7 @@ function Reasoning({ text, busy }) {
   `;
 }
 
-function Versions({ node, versions, disabled, onPick }) {
+export function Versions({ node, versions, disabled, onPick }) {
   if (versions.length < 2) return null;
   const index = versions.findIndex(({ id }) => id === node.id);
   const go = (by) => onPick(versions[index + by]);

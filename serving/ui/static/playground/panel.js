@@ -2,7 +2,7 @@
 import { html } from "../lib/html.js";
 import { Drawer } from "./drawer.js";
 import { JsonField } from "./parts.js";
-import { CONTROLS, parsedSchema, parsedTools, presetOf, PRESETS } from "./settings.js";
+import { CONTROLS, isSearch, mostBeams, parsedSchema, parsedTools, presetOf, PRESETS } from "./settings.js";
 
 const SCHEMA = `{
   "type": "object",
@@ -25,9 +25,11 @@ const TOOLS = `[
   }
 ]`;
 
-export function SettingsPanel({ about, settings, change, isOpen, onClose }) {
+// `children` stand above the settings: which of two are shown.
+export function SettingsPanel({ about, settings, change, isOpen, onClose, children }) {
   return html`
     <${Drawer} name="settings" label="Settings" isOpen=${isOpen} onClose=${onClose}>
+      ${children}
       <section>
         <label for="system">System prompt</label>
         <textarea
@@ -72,7 +74,45 @@ function Sampling({ about, settings, change }) {
         )}
         <${Numbers} about=${about} settings=${settings} change=${change} />
       </details>
+      ${mostBeams(about) > 1 && html`<${BeamSearch} about=${about} settings=${settings} change=${change} />`}
     </section>
+  `;
+}
+
+function BeamSearch({ about, settings, change }) {
+  return html`
+    <details class="more" open=${isSearch(settings)}>
+      <summary>Beam search</summary>
+      <p class="help">
+        Follows several texts at once and returns the most likely ones, with the tree of what it tried. The sampling
+        above has no part in it.
+      </p>
+      <div class="pair">
+        <div>
+          <label for="beams">Beams</label>
+          <input
+            id="beams"
+            type="number"
+            min="1"
+            max=${mostBeams(about)}
+            placeholder="off"
+            value=${settings.beams}
+            onInput=${({ target }) => change({ beams: target.value })}
+          />
+        </div>
+        <div>
+          <label for="length-penalty">Length penalty</label>
+          <input
+            id="length-penalty"
+            type="number"
+            step="0.1"
+            placeholder="1"
+            value=${settings.lengthPenalty}
+            onInput=${({ target }) => change({ lengthPenalty: target.value })}
+          />
+        </div>
+      </div>
+    </details>
   `;
 }
 

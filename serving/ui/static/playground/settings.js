@@ -8,6 +8,8 @@ export const DEFAULTS = {
   seed: "",
   stop: "",
   effort: "",
+  beams: "",
+  lengthPenalty: "",
   tokenView: false,
   format: "text",
   schema: "",
@@ -96,6 +98,7 @@ export function parsedTools(text) {
 }
 
 export const problemOf = (settings) =>
+  (isSearch(settings) && ((settings.format !== "text" && "A beam search gives text: choose Text as the form.") || (settings.tools.trim() && "A beam search calls no tools."))) ||
   (settings.format === "json_schema" && (parsedSchema(settings.schema)[1] || (!settings.schema.trim() && "There is no schema yet."))) ||
   parsedTools(settings.tools)[1] ||
   "";
@@ -105,9 +108,37 @@ const MOST_ALTERNATIVES = 8;
 export const numAlternatives = (about) =>
   about.max_logprobs < 0 ? MOST_ALTERNATIVES : Math.min(MOST_ALTERNATIVES, about.max_logprobs);
 
+export const modelOf = (settings, models) => (models.includes(settings.model) ? settings.model : models[0]);
+
+const MOST_BEAMS = 8; // more would not be read
+const TOKENS_OF_SEARCH = 64; // unless the reader says otherwise: nothing is seen before the end
+
+export const mostBeams = (about) => Math.min(MOST_BEAMS, about.max_num_seqs);
+export const isSearch = (settings) => Number(settings.beams) > 1;
+
+// A search ranks by the model's own probabilities: nothing that changes these goes with it.
+function searchBody(messages, settings, models) {
+  const body = { model: modelOf(settings, models), messages, use_beam_search: true, n: Number(settings.beams) };
+  if (settings.lengthPenalty !== "") body.length_penalty = Number(settings.lengthPenalty);
+  body.max_completion_tokens = Number(settings.maxTokens) || TOKENS_OF_SEARCH;
+  return body;
+}
+
+// The settings in a few words, beside an answer.
+export function inWords(settings) {
+  if (isSearch(settings)) return `${settings.beams} beams`;
+  const preset = presetOf(settings.sampling);
+  if (preset) return preset.name;
+  const labels = Object.fromEntries(CONTROLS.map(({ name, label }) => [name, label]));
+  return Object.entries(settings.sampling)
+    .map(([name, value]) => `${labels[name]} ${value}`)
+    .join(", ");
+}
+
 // The request for an answer to these messages.
 export function chatBody(messages, settings, about, models) {
-  const body = { model: models.includes(settings.model) ? settings.model : models[0], messages };
+  if (isSearch(settings)) return searchBody(messages, settings, models);
+  const body = { model: modelOf(settings, models), messages };
   Object.assign(body, settings.sampling);
   if (settings.maxTokens) body.max_completion_tokens = Number(settings.maxTokens);
   if (settings.seed !== "") body.seed = Number(settings.seed);

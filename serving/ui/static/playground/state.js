@@ -7,16 +7,31 @@ import { DEFAULTS } from "./settings.js";
 const MOST = 100;
 const SAVE_AFTER = 400; // ms
 
-export function useSettings() {
-  const [settings, setSettings] = useState(() => ({ ...DEFAULTS, ...load("settings", {}) }));
-  function change(more) {
-    setSettings((old) => {
-      const next = { ...old, ...more };
-      save("settings", next);
+const NAMES = ["settings", "settings.second"];
+
+// [settings, change]: one of them, or two where the reader compares. The second begin as the first are.
+export function useSettings(compares) {
+  const [all, setAll] = useState(() => NAMES.map((name) => load(name, null)));
+  const first = { ...DEFAULTS, ...all[0] };
+  const sides = compares ? [first, { ...first, ...all[1] }] : [first];
+  function change(side, more) {
+    setAll((old) => {
+      const next = [...old];
+      next[side] = { ...sides[side], ...old[side], ...more };
+      save(NAMES[side], next[side]);
       return next;
     });
   }
-  return [settings, change];
+  return [sides, change];
+}
+
+export function useChoice(name, otherwise) {
+  const [value, setValue] = useState(() => load(name, otherwise));
+  function set(next) {
+    save(name, next);
+    setValue(next);
+  }
+  return [value, set];
 }
 
 // The newest comes first; the current one may be empty, and is kept once it has a message.

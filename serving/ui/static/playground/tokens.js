@@ -141,7 +141,7 @@ function Alternatives({ token, anchor, why, onClose, onTake }) {
 
 const LEGEND = ["over 90 %", "70–90 %", "40–70 %", "20–40 %", "5–20 %", "under 5 %"];
 
-function Legend() {
+export function Legend() {
   return html`<ul class="legend" aria-label="Probability of a token">
     ${LEGEND.map((text, number) => html`<li><span class=${`token p${number}`} aria-hidden="true"></span>${text}</li>`)}
   </ul>`;
