@@ -149,16 +149,27 @@ def step_estimates(resolved: ResolvedConfig, runner: Runner) -> "tuple[dict[int,
     counts = resolved.config.profiling.enable_mfu_metrics
     if resolved.platform == "cpu" and not counts:
         return {}, None
-    # Only here: a start on CPU need not wait for the import.
-    from jaxllm.planning import step_times, step_work
-
-    work = step_work.StepWork(resolved, [calls.parameters for calls in runner.calls.every]) if counts else None
+    work = make_step_work(resolved, runner) if counts else None
     if resolved.platform == "cpu":
         return {}, work
-    parts = zip(resolved.stage_configs, runner.calls.every, strict=True)
+    parts, (step_times, _) = zip(resolved.stage_configs, runner.calls.every, strict=True), _planning()
     found = [step_times.planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
     # As many steps are under way as there are stages: one ends as often as the slowest stage does one.
     return {tokens: max(each[tokens] for each in found) for tokens in found[0]}, work
+
+
+def make_step_work(resolved: ResolvedConfig, runner: Runner) -> "StepWork":
+    """What counts the work of the engine's steps."""
+    _, step_work = _planning()
+    work: StepWork = step_work.StepWork(resolved, [calls.parameters for calls in runner.calls.every])
+    return work
+
+
+def _planning() -> tuple[Any, Any]:
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.planning import step_times, step_work
+
+    return step_times, step_work
 
 
 def describe_stages(resolved: ResolvedConfig, runner: Runner) -> tuple[StageInfo, ...]:

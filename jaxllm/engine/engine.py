@@ -17,6 +17,7 @@ from jaxllm.engine.assembly import (
     make_media,
     make_processing,
     make_scheduler,
+    make_step_work,
     resolve_on_devices,
     step_estimates,
 )
@@ -26,12 +27,13 @@ from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constra
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs
-from jaxllm.engine.inspection import inspect_engine, shards_of
+from jaxllm.engine.inspection import inspect_engine
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
+from jaxllm.engine.make_views import live_view, model_view
 from jaxllm.engine.overlap_policy import OverlapPolicy
-from jaxllm.engine.page_map import map_pages
 from jaxllm.engine.stats import NO_DRAFTS, NO_WORK, StepStats
+from jaxllm.engine.step_log import StepLog
 from jaxllm.engine.step_outputs import StepOutputs, num_last, refusal
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
@@ -113,6 +115,8 @@ class Engine(StepLoop[Dispatched]):
         self.control = EngineControl(self, resolved)
         """Sleep, pauses and weight updates."""
         self._overlap = OverlapPolicy()
+        self.step_log = StepLog(lambda: self._work or make_step_work(resolved, runner))
+        """The last steps, while somebody watches."""
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent, group: "Group | None" = None) -> "Engine":
@@ -209,6 +213,8 @@ class Engine(StepLoop[Dispatched]):
         if self.host_tier is not None:
             self.host_tier.on_step_begin()
         outputs = super().step()
+        if self.step_log.is_on and self._step.num_steps:
+            self.step_log.on_end(self._last_end, self._step)
         if self.host_tier is not None:
             self.host_tier.on_step_end(is_idle=not self._step.num_steps)
         if self._kv_events is not None:
@@ -237,6 +243,8 @@ class Engine(StepLoop[Dispatched]):
         if self._features.active:
             self._features.on_scheduled(plan)
         self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
+        if self.step_log.is_on:
+            self.step_log.on_dispatched(began)
         if self._faults.requests:
             # Only now: the plan names slots, and theirs are theirs until it is dispatched.
             self._end_faulty()
@@ -253,6 +261,8 @@ class Engine(StepLoop[Dispatched]):
         work = NO_WORK
         if self._work is not None:
             work = self._work.of(plan.starts, plan.num_new_tokens, int(plan.samples.sum()))
+        if self.step_log.is_on:
+            self.step_log.on_collected(began, plan)
         if features:
             self._features.on_collected(features, step, result)
             self._end_faulty()
@@ -342,9 +352,13 @@ class Engine(StepLoop[Dispatched]):
         """`EngineSnapshot` as JSON."""
         return msgspec.json.encode(inspect_engine(self, len(self._under_way))).decode()
 
-    def page_map(self) -> str:
-        """A list of `PageMap` as JSON."""
-        return msgspec.json.encode(map_pages(shards_of(self))).decode()
+    def live_view(self) -> str:
+        """`LiveView` as JSON; for the next seconds, steps are recorded for the next one."""
+        return msgspec.json.encode(live_view(self)).decode()
+
+    def model_view(self) -> str:
+        """`ModelView` as JSON."""
+        return msgspec.json.encode(model_view(self)).decode()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while requests run."""

@@ -195,9 +195,13 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             image_hits=0 if self._media is None else self._media.pool.num_hits,
         )
 
-    def page_map(self) -> str:
-        """There are no pages."""
-        return "[]"
+    def live_view(self) -> str:
+        """There are no pages, and steps are not recorded."""
+        return "{}"
+
+    def model_view(self) -> str:
+        """Nothing is told of the programs of poolers."""
+        return "{}"
 
     def debug_state(self) -> str:
         """`EngineSnapshot` as JSON; a text has no state but that it waits, or is in a step."""

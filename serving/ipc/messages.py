@@ -331,7 +331,9 @@ ControlMethod = Literal[
     "pin_lora",
 ]
 """Methods of `jaxllm.engine.control.EngineControl`."""
-EngineMethod = Literal["reset_prefix_cache", "debug_state", "page_map", "start_profile", "stop_profile", ControlMethod]
+EngineMethod = Literal[
+    "reset_prefix_cache", "debug_state", "live_view", "model_view", "start_profile", "stop_profile", ControlMethod
+]
 """Calls of a client to the engine alongside requests."""
 CallResult = bool | str | int | None
 

@@ -1,5 +1,6 @@
 """What the page must know of the model and the server: what to offer, and what the view of the model shows."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -7,13 +8,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.engine.views import ModelView
+from jaxllm.errors import EngineError
 from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.ipc.client.control import called
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics
 from jaxllm.serving.ui.live import all_metrics
 from jaxllm.version import __version__
 
+ANSWER_SECONDS = 10.0
+"""Longest wait for an engine, which answers between two steps."""
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -81,6 +87,20 @@ class AboutModel(Answer, kw_only=True):
 async def show_about(request: Request) -> Response:
     """Tell the page what the server has."""
     return json_response(about(server_of(request)))
+
+
+async def show_model(request: Request) -> Response:
+    """What the first engine says of memory and programs. Raises `EngineError` where it does not answer soon."""
+    server = server_of(request)
+    engine = next((each for each in server.llm.engines.engines if each.health.is_up), None)
+    if engine is None:
+        raise EngineError("no engine is up")
+    try:
+        answer = await asyncio.wait_for(engine.ask(called("model_view")), ANSWER_SECONDS)
+    except TimeoutError:
+        raise EngineError(f"the engine did not answer within {ANSWER_SECONDS:g} seconds; try again") from None
+    view = msgspec.json.decode(str(answer), type=ModelView)
+    return Response(msgspec.json.encode(view), media_type="application/json")
 
 
 def about(server: ServerState) -> AboutModel:

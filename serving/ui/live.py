@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
 from typing import Any
@@ -14,6 +14,8 @@ from starlette.responses import Response
 
 from jaxllm.engine.page_map import PageMap
 from jaxllm.engine.stats import merge_stats
+from jaxllm.engine.step_log import StepRecord
+from jaxllm.engine.views import LiveView
 from jaxllm.errors import EngineError, QueueFullError
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.http.stream import Events
@@ -30,7 +32,7 @@ MOST_LOOKERS = 64
 MOST_ROWS = 64
 """Sequences that an event describes; the counts are of all."""
 MOST_MAPS = 8
-"""Maps of pages in an event, one for each engine or data shard."""
+"""Engines that are asked, and maps of pages in an event, one for each engine or data shard."""
 
 _HISTOGRAMS = {"first_token": "time_to_first_token_seconds", "between_tokens": "inter_token_latency_seconds"}
 _COUNTERS = (
@@ -43,6 +45,16 @@ _COUNTERS = (
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
 )
+
+
+class EngineSteps(msgspec.Struct):
+    """Steps of an engine."""
+
+    engine: int
+    now: float
+    """Seconds by the clock of the steps, when they were taken."""
+    steps: list[StepRecord]
+    """Those that were not there at the last event."""
 
 
 class Snapshot(msgspec.Struct):
@@ -67,6 +79,8 @@ class Snapshot(msgspec.Struct):
     rows: list[SequenceProgress]
     maps: list[PageMap]
     """The pages of the engines' caches, of those that told them in time."""
+    timeline: list[EngineSteps]
+    """Of those engines, the steps since the last event."""
 
 
 class Opening(msgspec.Struct):
@@ -84,22 +98,42 @@ def all_metrics(server: ServerState) -> Metrics:
     return server.metrics.with_others([each.measured for each in shared.others()], shared.engines())
 
 
-async def page_maps(server: ServerState) -> list[PageMap]:
-    """What engines say of their pages; nothing of those that do not answer soon."""
+async def live_views(server: ServerState) -> dict[int, LiveView]:
+    """What engines show, by their numbers; nothing of those that do not answer soon."""
 
-    async def ask(engine: Any) -> list[PageMap]:
+    async def ask(number: int, engine: Any) -> tuple[int, LiveView] | None:
         try:
-            answer = await asyncio.wait_for(engine.ask(called("page_map")), INTERVAL)
+            answer = await asyncio.wait_for(engine.ask(called("live_view")), INTERVAL)
         except (TimeoutError, EngineError):
-            return []
-        return msgspec.json.decode(answer, type=list[PageMap])
+            return None
+        return number, msgspec.json.decode(answer, type=LiveView)
 
-    engines = [each for each in server.llm.engines.engines if each.health.is_up][:MOST_MAPS]
-    return [each for maps in await asyncio.gather(*map(ask, engines)) for each in maps][:MOST_MAPS]
+    engines = [(number, each) for number, each in enumerate(server.llm.engines.engines) if each.health.is_up]
+    answers = await asyncio.gather(*(ask(*each) for each in engines[:MOST_MAPS]))
+    return dict(answer for answer in answers if answer is not None)
 
 
-def snapshot(server: ServerState, maps: Sequence[PageMap] = ()) -> Snapshot:
-    """The server now, with what `page_maps` found before."""
+class StepReader:
+    """Knows which steps of each engine were told already."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, int] = {}  # the number of the last one
+
+    def new(self, engine: int, view: LiveView) -> EngineSteps:
+        """The steps that were not."""
+        told = self._told.get(engine, 0)
+        last = view.steps[-1].number if view.steps else 0
+        if last < told:
+            told = 0  # It was started again.
+        self._told[engine] = last or told
+        return EngineSteps(engine, view.now, [each for each in view.steps if each.number > told])
+
+
+def snapshot(
+    server: ServerState, views: Mapping[int, LiveView] | None = None, reader: StepReader | None = None
+) -> Snapshot:
+    """The server now, with what `live_views` found before."""
+    views, reader = views or {}, reader or StepReader()
     engines = [each for each in all_metrics(server).engines if each.is_there]
     stats = merge_stats([each.stats for each in engines])
     steps = [each.histograms["step_seconds"] for each in engines]
@@ -117,7 +151,8 @@ def snapshot(server: ServerState, maps: Sequence[PageMap] = ()) -> Snapshot:
         step_tokens=sum(each.histograms["iteration_tokens_total"].sum for each in engines),
         histograms={short: _counts(engines, name) for short, name in _HISTOGRAMS.items()},
         rows=list(islice(rows, MOST_ROWS)),
-        maps=list(maps),
+        maps=[each for view in views.values() for each in view.maps][:MOST_MAPS],
+        timeline=[reader.new(number, view) for number, view in views.items() if view.steps],
     )
 
 
@@ -136,6 +171,7 @@ class LiveFeed:
         self._server = server
         self.num_lookers = 0
         self._task: asyncio.Task[None] | None = None
+        self._reader = StepReader()
         self._newest = b""
         self._taken = asyncio.Event()
 
@@ -174,7 +210,7 @@ class LiveFeed:
             await asyncio.sleep(INTERVAL)
             if self._server.accepting:
                 try:
-                    self._newest = _event(snapshot(self._server, await page_maps(self._server)))
+                    self._newest = _event(snapshot(self._server, await live_views(self._server), self._reader))
                 except Exception:
                     # Those who look see the one before once more, and not a view that stands still for good.
                     logger.exception("the live view has no news")

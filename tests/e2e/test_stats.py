@@ -3,10 +3,13 @@
 import time
 
 import pytest
-from msgspec import msgpack
+from jax import tree
+from msgspec import json, msgpack
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.stats import StepStats
+from jaxllm.engine.step_log import WATCHED_SECONDS
+from jaxllm.engine.views import LiveView, ModelView
 from jaxllm.requests.outputs import EngineOutput
 from tests.e2e.driving import request
 
@@ -89,3 +92,60 @@ def test_travels_as_a_message() -> None:
     assert msgpack.decode(msgpack.encode(stats), type=StepStats) == stats
     output = EngineOutput("a", [1], scheduled_time=2.5)
     assert msgpack.decode(msgpack.encode(output), type=EngineOutput) == output
+
+
+def finish(engine: Engine) -> list[StepStats]:
+    """Run all steps; their statistics."""
+    found = []
+    while engine.has_unfinished_requests():
+        engine.step()
+        found.append(engine.stats())
+    return [each for each in found if each.num_steps]
+
+
+def test_steps_are_recorded_while_somebody_watches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.add_request(request("unwatched", [70] * 5, max_tokens=3, ignore_eos=True))
+    finish(engine)
+    assert json.decode(engine.live_view(), type=LiveView).steps == []
+    began = time.monotonic()
+    for name in range(3):
+        engine.add_request(request(f"watched-{name}", [70 + name] * 9, max_tokens=4, ignore_eos=True))
+    ran = finish(engine)
+    ended = time.monotonic()
+    seen = json.decode(engine.live_view(), type=LiveView)
+    assert began <= ended <= seen.now
+    assert [step.number for step in seen.steps] == [seen.steps[0].number + place for place in range(len(ran))]
+    before = 0.0
+    for step, stats in zip(seen.steps, ran, strict=True):
+        assert (step.shape, step.tokens, step.rows) == (stats.bucket_tokens, stats.num_tokens, stats.num_rows)
+        assert began <= step.began
+        assert 0 < step.dispatched <= step.device <= step.ready <= step.ended
+        assert before <= step.began + step.device + 1e-5, "the device does one step after the other"
+        before = step.began + step.ready
+        assert step.bytes > step.flops / 1000 > 0
+    assert before <= ended
+    # A prompt of three times 9 tokens is more work than one token of each.
+    assert seen.steps[0].flops > 5 * seen.steps[1].flops
+    # Nobody has asked for a while: the next step is the last one that is recorded.
+    now = time.monotonic
+    monkeypatch.setattr(engine.step_log, "_until", now() - WATCHED_SECONDS)
+    engine.add_request(request("last", [70] * 5, max_tokens=4, ignore_eos=True))
+    finish(engine)
+    assert not engine.step_log.is_on
+    after = json.decode(engine.live_view(), type=LiveView)
+    assert [step.number for step in after.steps][:-1] == [step.number for step in seen.steps]
+    monkeypatch.undo()
+    engine.step_log.is_on = False
+
+
+def test_memory_by_part_and_programs_with_their_times(engine: Engine) -> None:
+    seen = json.decode(engine.model_view(), type=ModelView)
+    memory = {part.name: part.bytes for part in seen.memory}
+    calls = engine.runner.calls
+    assert memory["Weights"] == sum(each.nbytes for each in calls.parameters)
+    assert memory["KV cache"] == sum(each.nbytes for each in tree.leaves(calls.state.kv_cache))
+    assert 0 < memory["Requests' sampling"] < memory["KV cache"]
+    shapes = {program.tokens: program for program in seen.programs if program.tokens is not None}
+    assert {*shapes} <= {bucket.tokens for bucket in engine.runner.buckets}
+    assert all(program.seconds > 0 for program in seen.programs)
+    assert (seen.peak_flops, seen.peak_bandwidth) == (None, None), "nobody knows this CPU"

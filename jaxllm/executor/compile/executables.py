@@ -3,7 +3,8 @@
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,6 +148,24 @@ class Executables:
         self._provider = provider
         self._stage = stage
         self._ready: dict[str, Executable] = {}
+        self._made: dict[str, tuple[float, bool]] = {}
+
+    @property
+    def made(self) -> Mapping[str, tuple[float, bool]]:
+        """By name, the seconds that each took, and whether it was compiled and not read."""
+        return self._made
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The shapes of steps, made or not."""
+        return self._programs.buckets.all
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Bytes of each device for temporaries and code of what is made, as far as the compiler says."""
+        stats = [each.memory_analysis() for each in list(self._ready.values())]
+        return [
+            (int(each.temp_size_in_bytes), int(each.generated_code_size_in_bytes)) for each in stats if each is not None
+        ]
 
     @contextmanager
     def compiling(self, buckets: Iterable[Bucket], progress: Progress = silent) -> Iterator[None]:
@@ -226,9 +245,15 @@ class Executables:
     def _make_ready(self, name: str) -> None:
         if name in self._ready:
             return
-        program = self._programs.programs[name]
-        provider = self._provider
-        self._ready[name] = self._compile(program) if provider is None else provider(name, program, self._compile)
+        program, began = self._programs.programs[name], time.perf_counter()
+        compiled: list[Program] = []
+
+        def compile_it(program: Program) -> Executable:
+            compiled.append(program)
+            return self._compile(program)
+
+        self._ready[name] = compile_it(program) if self._provider is None else self._provider(name, program, compile_it)
+        self._made[name] = time.perf_counter() - began, bool(compiled)
 
     def _compile(self, program: Program) -> Executable:
         return program.compile(compiler_options(self._programs, self._options))

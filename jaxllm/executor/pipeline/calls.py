@@ -36,6 +36,20 @@ class StagedExecutables(Executables):
     def __init__(self, last: Executables, before: Sequence[Executables]) -> None:
         self._last, self._before = last, before
 
+    @property
+    def made(self) -> Mapping[str, tuple[float, bool]]:
+        """Those of the last stage."""
+        return self._last.made
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """See `Executables.buckets`."""
+        return self._last.buckets
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Those of the last stage."""
+        return self._last.sizes()
+
     def has_step(self, bucket: Bucket) -> bool:
         """See `Executables.has_step`."""
         return all(each.has_step(bucket) for each in (*self._before, self._last))

@@ -20,11 +20,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(len(numbers))
         return live.Opening(len(numbers), {})
 
-    async def no_maps(_: Any) -> list[Any]:
-        return []
+    async def no_views(_: Any) -> dict[int, Any]:
+        return {}
 
     monkeypatch.setattr(live, "snapshot", snapshot)
-    monkeypatch.setattr(live, "page_maps", no_maps)
+    monkeypatch.setattr(live, "live_views", no_views)
     monkeypatch.setattr(live, "INTERVAL", 0.01)
     return numbers
 
