@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from jaxllm.engine.step_log import StepRecord
+from jaxllm.engine.views import LiveView
 from jaxllm.errors import QueueFullError
 from jaxllm.serving.telemetry.histogram import Histogram
 from jaxllm.serving.ui import live
@@ -88,3 +90,21 @@ async def test_a_snapshot_that_fails_ends_nobodys_view(
     assert "the live view has no news" in caplog.text
     await only.aclose()
     assert made.num_lookers == 0
+
+
+def view(*numbers: int) -> LiveView:
+    return LiveView(now=9.0, steps=[StepRecord(each, 1.0, 0.1, 0.1, 0.2, 0.3, 8, 3, 3, 1.0, 2.0) for each in numbers])
+
+
+def test_each_step_is_told_once_and_an_engine_may_begin_again() -> None:
+    reader = live.StepReader()
+
+    def told(engine: int, *numbers: int) -> list[int]:
+        return [step.number for step in reader.new(engine, view(*numbers)).steps]
+
+    assert told(0, 4, 5, 6) == [4, 5, 6]
+    assert told(0, 5, 6, 7) == [7]
+    assert told(1, 6, 7) == [6, 7], "steps of another engine"
+    assert told(0, 5, 6, 7) == []
+    assert told(0, 1, 2) == [1, 2], "its numbers begin again"
+    assert told(0, 2, 3) == [3]

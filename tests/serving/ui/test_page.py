@@ -233,9 +233,23 @@ def test_the_live_view_moves_under_load(page: Page, ui_server: ServerProcess) ->
         pages = page.get_by_label("Pages of the KV cache")
         expect(pages.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"[1-9]\d* held by one request"))
         assert "held" in painted(page)
+        steps = page.get_by_role("region", name="Steps", exact=True)
+        expect(steps.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"[1-9]\d* steps in "))
+        # One row of figures for each shape, of the host and of the device.
+        row = steps.locator("tbody tr").first.locator("td")
+        expect(row).to_have_count(5)
+        assert all(re.search(r"\d (ms|s)$", row.nth(column).inner_text()) for column in (3, 4))
+        steps.get_by_role("button", name="Hold").click()
+        expect(steps.get_by_role("button", name="Go on")).to_have_attribute("aria-pressed", "true")
         page.get_by_role("link", name="Model").click()
         expect(page.get_by_role("heading", name="Steps by shape")).to_be_visible()
         expect(page.get_by_text("512 tokens")).to_be_visible()
+        expect(page.get_by_text(re.compile(r"^(compiled|read) [\d.]+ m?s$")).first).to_be_visible()
+        memory = page.get_by_role("region", name="Memory of each device")
+        expect(memory.locator("dt")).to_contain_text(["KV cache", "Weights"], use_inner_text=True)
+        roofline = page.get_by_role("region", name="Roofline", exact=True)
+        expect(roofline.locator("circle").first).to_be_visible()
+        expect(roofline).to_contain_text("peaks are not known")
         stream.rest()
 
 

@@ -17,3 +17,11 @@ export function duration(seconds) {
 }
 
 export const share = (part) => `${(100 * part).toFixed(part < 0.1 ? 1 : 0)} %`;
+
+// Powers of 1024, as memory is counted.
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let power = 0;
+  while (number >= 1024 && power < units.length - 1) [number, power] = [number / 1024, power + 1];
+  return `${number < 10 && power ? number.toFixed(1) : Math.round(number)} ${units[power]}`;
+}

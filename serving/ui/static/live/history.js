@@ -2,11 +2,17 @@
 
 export const WINDOW = 120; // seconds of the curves
 const HISTOGRAM_WINDOW = 60; // seconds that a histogram tells of
+const STEPS_WINDOW = 60; // seconds of single steps
+const MOST_STEPS = 4000;
+
+// As the server's `StepRecord`.
+const FIELDS = ["number", "began", "dispatched", "device", "ready", "ended", "shape", "tokens", "rows", "flops", "bytes"];
 
 export class History {
   constructor(bounds) {
     this.bounds = bounds;
     this.snapshots = [];
+    this.steps = []; // of the last minute, the newest last, with times in seconds of the snapshots' clock
   }
 
   add(snapshot) {
@@ -15,6 +21,20 @@ export class History {
     if (last && snapshot.counters.generation_tokens < last.counters.generation_tokens) this.snapshots = [];
     this.snapshots.push(snapshot);
     while (snapshot.time - this.snapshots[0].time > WINDOW) this.snapshots.shift();
+    this.addSteps(snapshot);
+  }
+
+  addSteps({ time, timeline }) {
+    const found = timeline.flatMap(({ engine, now, steps }) =>
+      steps.map((values) => {
+        const step = { engine };
+        FIELDS.forEach((name, index) => (step[name] = values[index]));
+        // Engines of other hosts have other clocks.
+        step.at = time - (now - step.began);
+        return step;
+      }),
+    );
+    this.steps = [...this.steps, ...found].filter(({ at }) => time - at <= STEPS_WINDOW).slice(-MOST_STEPS);
   }
 
   get latest() {

@@ -1,59 +1,13 @@
-// The live view. It reads the server's events while it is seen, and nothing otherwise.
-import { html, useEffect, useRef, useState } from "../lib/html.js";
-import { streamJson } from "../lib/api.js";
+// The live view.
+import { html } from "../lib/html.js";
 import { count, duration, rate, share } from "../lib/numbers.js";
 import { Chart } from "./chart.js";
+import { useEvents } from "./events.js";
 import { Histogram } from "./histogram.js";
-import { History } from "./history.js";
 import { Page } from "../lib/page.js";
 import { Pages } from "./pages.js";
 import { Rows } from "./rows.js";
-
-const AGAIN_AFTER = 2000; // ms until the next try, where the server is gone
-
-function useEvents() {
-  const history = useRef(null);
-  const [, setNumber] = useState(0);
-  const [problem, setProblem] = useState("");
-
-  useEffect(() => {
-    let control = null;
-    let timer = 0;
-    async function read() {
-      control = new AbortController();
-      const { signal } = control;
-      try {
-        for await (const event of streamJson("ui/events", { signal })) {
-          if (event.bounds) history.current = new History(event.bounds);
-          else history.current.add(event);
-          setProblem("");
-          setNumber((number) => number + 1);
-        }
-        setProblem("The server has ended the stream.");
-      } catch (error) {
-        if (signal.aborted) return;
-        setProblem(error.message);
-      }
-      if (!signal.aborted) timer = setTimeout(read, AGAIN_AFTER);
-    }
-    function stop() {
-      clearTimeout(timer);
-      control?.abort();
-      control = null;
-    }
-    const follow = () => {
-      if (document.hidden) stop();
-      else if (!control) read();
-    };
-    follow();
-    document.addEventListener("visibilitychange", follow);
-    return () => {
-      document.removeEventListener("visibilitychange", follow);
-      stop();
-    };
-  }, []);
-  return [history.current, problem];
-}
+import { Timeline } from "./timeline.js";
 
 export function Live() {
   const [history, problem] = useEvents();
@@ -126,6 +80,7 @@ function Board({ history }) {
         bounds=${history.bounds.between_tokens}
         found=${history.histogram("between_tokens")}
       />
+      <${Timeline} steps=${history.steps} />
       ${now.maps.length > 0 && html`<${Pages} maps=${now.maps} />`}
       <${Rows} rows=${now.rows} all=${now.running + now.waiting} />
     </div>

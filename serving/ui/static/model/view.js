@@ -3,11 +3,17 @@ import { html, useEffect, useState } from "../lib/html.js";
 import { getJson } from "../lib/api.js";
 import { count, duration } from "../lib/numbers.js";
 import { Page } from "../lib/page.js";
+import { useEvents } from "../live/events.js";
+import { Memory } from "./memory.js";
+import { Roofline } from "./roofline.js";
 
 export function Model({ about: first, models }) {
   const [about, setAbout] = useState(first);
+  const [made, setMade] = useState(null); // what the engine says, which answers between two steps
+  const [history] = useEvents();
   useEffect(() => {
     getJson("ui/about").then(setAbout, () => {});
+    getJson("ui/model").then(setMade, () => {});
   }, []);
   const many = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
   const adapters = models.filter((name) => name !== about.model);
@@ -60,7 +66,9 @@ export function Model({ about: first, models }) {
           `,
         )}
         <${Kernels} kernels=${about.kernels} />
-        <${Shapes} shapes=${about.shapes} />
+        <${Shapes} shapes=${about.shapes} programs=${made?.programs ?? []} />
+        ${made?.memory.length > 0 && html`<${Memory} view=${made} />`}
+        ${made?.memory.length > 0 && html`<${Roofline} view=${made} steps=${history?.steps ?? []} />`}
       </div>
     <//>
   `;
@@ -82,7 +90,12 @@ function Kernels({ kernels }) {
   `;
 }
 
-function Shapes({ shapes }) {
+function Shapes({ shapes: ran, programs }) {
+  const made = new Map(programs.filter(({ tokens }) => tokens !== null).map((each) => [each.tokens, each]));
+  const none = { steps: 0, seconds: null, planned_seconds: null };
+  const missing = [...made.keys()].filter((tokens) => !ran.some((each) => each.tokens === tokens));
+  const shapes = [...ran, ...missing.map((tokens) => ({ tokens, ...none }))].sort((a, b) => a.tokens - b.tokens);
+  const others = programs.filter(({ tokens }) => tokens === null);
   const planned = shapes.some(({ planned_seconds }) => planned_seconds !== null);
   return html`
     <section class="card" aria-label="Steps by shape">
@@ -95,6 +108,7 @@ function Shapes({ shapes }) {
                 <th scope="col" class="number">Steps</th>
                 <th scope="col" class="number">Mean</th>
                 ${planned && html`<th scope="col" class="number">Planned</th>`}
+                ${made.size > 0 && html`<th scope="col" class="number">Made in</th>`}
               </tr>
             </thead>
             <tbody>
@@ -104,6 +118,7 @@ function Shapes({ shapes }) {
                   <td class="number">${count(each.steps)}</td>
                   <td class="number">${duration(each.seconds)}</td>
                   ${planned && html`<td class="number">${duration(each.planned_seconds)}</td>`}
+                  ${made.size > 0 && html`<td class="number">${inWords(made.get(each.tokens))}</td>`}
                 </tr>`,
               )}
             </tbody>
@@ -112,7 +127,18 @@ function Shapes({ shapes }) {
       <p class="help">
         Each step runs in the smallest compiled shape that holds its tokens.
         ${planned ? " Planned: what a full step should take, by the chip's peaks." : ""}
+        ${made.size > 0 ? " Made in: how long the shape took to compile, or to read from the cache." : ""}
       </p>
+      ${others.length > 0 &&
+      html`<details class="more">
+        <summary>${others.length} other programs</summary>
+        <dl class="facts">
+          ${others.map((each) => html`<div><dt>${each.name.replaceAll("_", " ")}</dt><dd>${inWords(each)}</dd></div>`)}
+        </dl>
+      </details>`}
     </section>
   `;
 }
+
+const inWords = (program) =>
+  program ? `${program.is_compiled ? "compiled" : "read"} ${duration(program.seconds)}` : "–";
