@@ -25,6 +25,7 @@ LONG_SLOW = (
 """Of `scripts/test --slow`."""
 
 LONG = (
+    "docs/test_commands.py",
     "e2e/images/test_spans.py",
     "e2e/sound/test_engine_sound.py",
     "e2e/sound/test_sound_options.py",

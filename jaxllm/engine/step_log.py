@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -81,10 +81,20 @@ class StepLog:
         if dispatched is not None:
             self._number += 1
             flops, read, written = self._amounts
-            times: list[Any] = [dispatched, max(dispatched, self._free), self._ready, end]
-            since = [round(each - began, 6) for each in times]
-            counts = stats.bucket_tokens, stats.num_tokens, stats.num_rows
-            self._steps.append(StepRecord(self._number, round(began, 6), *since, *counts, flops, read + written))
+            record = StepRecord(
+                number=self._number,
+                began=round(began, 6),
+                dispatched=round(dispatched - began, 6),
+                device=round(max(dispatched, self._free) - began, 6),
+                ready=round(self._ready - began, 6),
+                ended=round(end - began, 6),
+                shape=stats.bucket_tokens,
+                tokens=stats.num_tokens,
+                rows=stats.num_rows,
+                flops=flops,
+                bytes=read + written,
+            )
+            self._steps.append(record)
         if end > self._until:
             self.is_on = False
             self._dispatched.clear()

@@ -1,7 +1,7 @@
 """The command blocks of the pages, and what stands for `jaxllm` when they are run.
 
-A block in a fence without a language, or of `bash` or `sh`, is a program. It is run, unless a comment before it says why
-not: `<!-- not run: REASON -->`. `<!-- no command of this page is run: REASON -->` is for all blocks of a page.
+A block in a fence without a language, or of `bash` or `sh`, is a program. It is run, unless a comment before it says
+why not: `<!-- not run: REASON -->`. `<!-- no command of this page is run: REASON -->` is for all blocks of a page.
 """
 
 import re
@@ -41,7 +41,8 @@ class Block:
 
 def blocks_of(page: Path) -> tuple[list[Block], list[str]]:
     """The command blocks of a page, and the marks in it that are about none."""
-    text, found = page.read_text(encoding="utf-8"), []
+    text = page.read_text(encoding="utf-8")
+    found: list[Block] = []
     whole = _PAGE_MARK.search(text)
     stray = _MARKS.findall(text)
     for match in _BLOCK.finditer(text):
