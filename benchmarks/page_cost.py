@@ -20,7 +20,7 @@ import httpx
 from benchmarks.shared.running_server import RunningServer
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
-COUNTER = "vllm:generation_tokens_total{"
+COUNTER = ":generation_tokens_total{"
 
 
 async def stream(client: httpx.AsyncClient) -> None:
@@ -41,7 +41,7 @@ async def look(client: httpx.AsyncClient) -> None:
 async def count(client: httpx.AsyncClient) -> float:
     """Tokens that the server has generated so far."""
     text = (await client.get("/metrics")).text
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(COUNTER))
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if COUNTER in line)
 
 
 async def measure(client: httpx.AsyncClient, server: RunningServer, seconds: float) -> tuple[float, float]:
