@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ROWS: dict[str, tuple[tuple[int, int], ...]] = {
     "decode-64x1024": ((1, 1023),) * 64,
     "decode-16x8192": ((1, 8191),) * 16,
+    "decode-64x32768": ((1, 32767),) * 64,
     "decode-256-ragged": tuple((1, int(n)) for n in np.random.default_rng(1).integers(0, 2047, 256)),
     "decode-8x1024": ((1, 1023),) * 8,
     "drafts-8x1of4": ((1, 1023),) * 8,

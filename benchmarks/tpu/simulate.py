@@ -84,6 +84,7 @@ class _Core:
         self.branch = -1
         self.divisions: deque[int] = deque()
         self.answers: Iterator[int] = iter(())
+        self.in_vectors: int | None = None
         self.program = program
         self.run = Run([0] * (len(program.bundles) + 1))
 
@@ -106,9 +107,12 @@ class _Core:
     def _fill_smem(self, source: int, target: int, granules: int) -> None:
         index, offset = operand_place(source)
         words = self.operands[index] if index is not None and index < len(self.operands) else None
+        first, count = (number * self.memory.granule // 4 for number in (offset, granules))
+        if words is None and index is None and self.in_vectors is not None:
+            self.smem.update((target + place, self.in_vectors) for place in range(count))
+            return
         if words is None:
             raise UnsupportedOperationError("scalars are read from memory whose content is not known")
-        first, count = (number * self.memory.granule // 4 for number in (offset, granules))
         self.smem.update((target + place, word) for place, word in enumerate(words[first : first + count]))
 
     def wait(self, flag: int, granules: int) -> None:
@@ -133,17 +137,22 @@ _Action = Callable[[_Core], tuple[int, int] | None]
 
 
 def simulate(
-    program: Program, operands: Sequence[Sequence[int] | None], memory: Memory, answers: Iterable[int] = ()
+    program: Program,
+    operands: Sequence[Sequence[int] | None],
+    memory: Memory,
+    answers: Iterable[int] = (),
+    in_vectors: int | None = None,
 ) -> Run:
     """Run `program` with the 32-bit words of its operands (None: not known, and never read as a scalar).
 
     `answers` are the scalars that it asks of vectors, in the order in which it asks; 0 where there are no more.
+    `in_vectors` is what every word is that it copies from vector memory to read it as a scalar; None: it copies none.
 
     Raises:
         UnsupportedOperationError: The path depends on something that is not known or not modelled.
     """
     core = _Core(program, operands, memory)
-    core.answers = iter(answers)
+    core.answers, core.in_vectors = iter(answers), in_vectors
     actions = [_decode(bundle, core) for bundle in program.bundles]
     end = len(program.bundles)
     busy = _next_with_actions(actions)

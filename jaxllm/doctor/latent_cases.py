@@ -38,7 +38,8 @@ def decode_bandwidth(resolved: ResolvedConfig) -> float:
     repeats = _REPEATS.get(resolved.platform, _OTHER_REPEATS)
     case = _model_case(Case("decode", ((1, tokens - 1),) * rows), resolved)
     inputs, backend = make_inputs(case), get_latent_backend(resolved.backend("attention"))
-    inputs = replace(inputs, kv_cache=jax.jit(backend.from_canonical)(inputs.kv_cache))
+    own = jax.jit(backend.from_canonical, static_argnums=1)(inputs.kv_cache, case.sizes)
+    inputs = replace(inputs, kv_cache=own)
     decode = jax.jit(partial(repeated_decodes, backend, repeats))
     return minimum_bytes(case) * repeats / best_seconds(lambda: decode(inputs))
 

@@ -128,7 +128,7 @@ class LatentBackend:
     call: LatentAttention
     cache_shape: Callable[[LatentGeometry], tuple[int, ...]] = canonical_shape
     """Axis 0 is the layer, axis 1 the page."""
-    from_canonical: Callable[[jax.Array], jax.Array] = lambda cache: cache
+    from_canonical: Callable[[jax.Array, LatentSizes], jax.Array] = lambda cache, sizes: cache
     """A cache of `canonical_shape` as `call` has it, for tests and tools; a running engine never converts."""
     to_canonical: Callable[[jax.Array, LatentSizes], jax.Array] = lambda cache, sizes: cache
     """A cache from the result of `from_canonical`: its inverse."""

@@ -23,10 +23,16 @@ def run_case(implementation: str, inputs: Inputs, *, checks: bool = False) -> Re
     backend = get_latent_backend(implementation)
 
     def attend(inputs: Inputs) -> Result:
-        arrays = inputs.q_latent, inputs.q_rope, inputs.latent, inputs.k_rope, backend.from_canonical(inputs.kv_cache)
-        options = LatentOptions(inputs.case.scale, checks=checks)
-        out, cache = backend.call(*arrays, jnp.int32(LAYER), inputs.prepared(implementation), options)
-        return out, backend.to_canonical(cache, inputs.case.sizes)
+        sizes, options = inputs.case.sizes, LatentOptions(inputs.case.scale, checks=checks)
+        cache = backend.from_canonical(inputs.kv_cache, sizes)
+        arrays = inputs.q_latent, inputs.q_rope, inputs.latent, inputs.k_rope, cache
+        where = jnp.int32(LAYER), inputs.prepared(implementation), options
+        if inputs.index is None:
+            out, cache = backend.call(*arrays, *where)
+        else:
+            assert backend.call_indexed is not None
+            out, cache, _ = backend.call_indexed(*arrays, *where, inputs.index)
+        return out, backend.to_canonical(cache, sizes)
 
     return jax.jit(attend)(inputs)
 

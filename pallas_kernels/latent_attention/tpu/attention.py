@@ -4,8 +4,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentGeometry, LatentOptions, LatentSizes
+from jaxllm.pallas_kernels.latent_attention.backend import (
+    ChosenKeys,
+    KeyIndex,
+    LatentBackend,
+    LatentGeometry,
+    LatentOptions,
+    LatentSizes,
+)
+from jaxllm.pallas_kernels.latent_attention.tpu.chosen import choose_by_scores
 from jaxllm.pallas_kernels.latent_attention.tpu.copies import Scalars
+from jaxllm.pallas_kernels.latent_attention.tpu.gather import attend_to_places
 from jaxllm.pallas_kernels.latent_attention.tpu.kernel import attend_rows
 from jaxllm.pallas_kernels.latent_attention.tpu.sizes import (
     Blocks,
@@ -44,10 +53,30 @@ def tpu_latent_attention(
     Raises:
         ValueError: pages are no multiples of 16, or the cache is of another type.
     """
+    _check(kv_cache)
+    kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
+    blocks = decode_blocks, prefill_blocks
+    return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options, blocks, interpret), kv_cache
+
+
+def _check(kv_cache: jax.Array) -> None:
     problem = refusal(kv_cache.shape[2], kv_cache.dtype.name)
     if problem is not None:
         raise ValueError(f"latent attention on TPUs {problem}")
-    kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
+
+
+def _attend_to_all(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    asked: tuple[Blocks | None, Blocks | None] = (None, None),
+    interpret: pltpu.InterpretParams | bool = False,
+) -> jax.Array:
+    """Attention of every token to all keys up to itself, [T, N, Z]; `asked` are blocks of decodes and of others."""
+    decode_blocks, prefill_blocks = asked
     tokens, num_heads, size = q_latent.shape
     page_size, token_size = kv_cache.shape[2:]
     sizes = Sizes(padded_heads(num_heads), token_size, whole_rows(size), page_size, kv_cache.dtype.name)
@@ -59,9 +88,9 @@ def tpu_latent_attention(
     every = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
     layers = jnp.asarray(layer, jnp.int32).reshape(1)
     kinds = [("decode", decode_blocks, every, 0), ("prefill", prefill_blocks, prepared.order, 1)]
-    for name, asked, order, which in kinds[: 1 if tokens == 1 else 2]:
+    for name, given, order, which in kinds[: 1 if tokens == 1 else 2]:
         scalars = Scalars(layers, prepared.counts[which : which + 1], order, batch.kv_lens, batch.query_start)
-        blocks = asked or choose_blocks(name, sizes, tokens, prepared.most_short)
+        blocks = given or choose_blocks(name, sizes, tokens, prepared.most_short)
         out = attend_rows(
             scalars,
             prepared.table,
@@ -75,7 +104,54 @@ def tpu_latent_attention(
             checks=options.checks,
             interpret=interpret,
         )
-    return out[:, :num_heads, :size].astype(q_latent.dtype), kv_cache
+    return out[:, :num_heads, :size].astype(q_latent.dtype)
+
+
+def tpu_indexed_latent_attention(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    index: KeyIndex | ChosenKeys,
+    *,
+    interpret: pltpu.InterpretParams | bool = False,
+) -> tuple[jax.Array, jax.Array, ChosenKeys]:
+    """See `indexed_latent_attention`. The cache is [L, P, C, S], see `cache_shape`.
+
+    Three kernels score the keys, choose the best ones, and attend to these.
+
+    Raises:
+        ValueError: see `tpu_latent_attention`.
+    """
+    _check(kv_cache)
+    layer, start = jnp.asarray(layer, jnp.int32), whole_rows(q_latent.shape[2] + q_rope.shape[2])
+    own = (_padded(jnp.concatenate([latent, k_rope], axis=-1))[:, latent.shape[1] :],)
+    own = (*own, index.key) if isinstance(index, KeyIndex) else own
+    kv_cache = write_latents(kv_cache, latent, *own, layer=layer, batch=batch)
+    top = index.top if isinstance(index, KeyIndex) else index.places.shape[1]
+    if batch.page_table.shape[1] * kv_cache.shape[2] <= top:
+        every = ChosenKeys(jnp.zeros((len(q_latent), top), jnp.int32))
+        attended = _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options, interpret=interpret)
+        return attended, kv_cache, every
+    if isinstance(index, KeyIndex):
+        index = choose_by_scores(kv_cache, layer, batch, index, start, checks=options.checks, interpret=interpret)
+    attended = attend_to_places(
+        joined_queries(q_latent, q_rope, start),
+        kv_cache,
+        layer,
+        index.places,
+        batch.positions,
+        batch.num_tokens,
+        q_latent.shape[2],
+        options.scale,
+        checks=options.checks,
+        interpret=interpret,
+    )
+    return attended.astype(q_latent.dtype), kv_cache, index
 
 
 def tpu_latent_prepare(batch: RaggedBatch, num_heads: int, most_short: int) -> RaggedBatch:
@@ -86,17 +162,34 @@ def tpu_latent_prepare(batch: RaggedBatch, num_heads: int, most_short: int) -> R
 
 
 def cache_shape(geometry: LatentGeometry) -> tuple[int, ...]:
-    """[L, P, C, S]: S is Z + Y rounded up to whole rows of 128 lanes, as TPUs would pad it themselves."""
-    return (geometry.layers, geometry.pages, geometry.page_size, whole_rows(geometry.sizes.token))
+    """[L, P, C, S]: S is Z + Y rounded up to whole rows of 128 lanes, as TPUs would pad it themselves, and I likewise.
+
+    So a copy can bring index keys alone.
+    """
+    sizes = geometry.sizes
+    return (geometry.layers, geometry.pages, geometry.page_size, whole_rows(sizes.key) + whole_rows(sizes.index))
 
 
-def _padded(cache: jax.Array) -> jax.Array:
-    size = cache.shape[-1]
-    return jnp.pad(cache, ((0, 0), (0, 0), (0, 0), (0, whole_rows(size) - size)))
+def _padded(x: jax.Array) -> jax.Array:
+    """`x` [..., S] in whole rows of lanes."""
+    size = x.shape[-1]
+    return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, whole_rows(size) - size),))
+
+
+def _in_whole_rows(cache: jax.Array, sizes: LatentSizes) -> jax.Array:
+    return jnp.concatenate([_padded(cache[..., : sizes.key]), _padded(cache[..., sizes.key :])], axis=-1)
 
 
 def _without_padding(cache: jax.Array, sizes: LatentSizes) -> jax.Array:
-    return cache[..., : sizes.token]
+    start = whole_rows(sizes.key)
+    return jnp.concatenate([cache[..., : sizes.key], cache[..., start : start + sizes.index]], axis=-1)
 
 
-BACKEND = LatentBackend(tpu_latent_attention, cache_shape, _padded, _without_padding, prepare=tpu_latent_prepare)
+BACKEND = LatentBackend(
+    tpu_latent_attention,
+    cache_shape,
+    _in_whole_rows,
+    _without_padding,
+    prepare=tpu_latent_prepare,
+    call_indexed=tpu_indexed_latent_attention,
+)

@@ -175,7 +175,7 @@ class Copies:
             target = memory.kv.at[slot, pl.ds(pl.multiple_of(start * size, size), count * size)]
             for i in range(count):
                 page = memory.table_rows[table, 0, first + start + i]
-                source = memory.cache.at[self.layer, page]
+                source = self.page(page)
                 pltpu.make_async_copy(source, target.at[pl.ds(i * size, size)], memory.kv_sems.at[slot]).start()
 
         lax.fori_loop(0, div(pages, _TOGETHER), lambda group, _: some(group * _TOGETHER, _TOGETHER), None)
@@ -184,6 +184,10 @@ class Copies:
             start = div(pages, 2 * count) * (2 * count)
             pl.when((pages & count) > 0)(partial(some, start, count))
             count //= 2
+
+    def page(self, page: Any) -> Any:
+        """What is fetched of a page: all of it."""
+        return self.memory.cache.at[self.layer, page]
 
     def _pages(self, row: Any, index: Any, block: Any) -> Any:
         """Pages of a block of keys that are fetched."""

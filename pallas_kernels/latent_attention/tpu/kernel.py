@@ -28,7 +28,7 @@ from jaxllm.pallas_kernels.tpu_common.constants import LANES
 from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, rem
 
 
-class _Attention:
+class Attention:
     """One run of the kernel, as its methods trace it."""
 
     def __init__(self, copies: Copies) -> None:
@@ -40,6 +40,7 @@ class _Attention:
         pl.when(self.copies.rows > 0)(self.all_rows)
 
     def all_rows(self) -> None:
+        """Attend for the rows that there are."""
         # A weight of 0 times what no copy has filled may be no number.
         self.memory.kv[...] = jnp.zeros_like(self.memory.kv)
         fetch, zero = self.copies.begin(), jnp.int32(0)
@@ -48,6 +49,7 @@ class _Attention:
             pl.when(item >= back)(partial(self.copies.wait_result, item - back))
 
     def row(self, row: Any, carry: tuple[Any, Any, Place]) -> tuple[Any, Any, Place]:
+        """All blocks of queries of a row."""
         count = cdiv(self.copies.length(row), self.blocks.queries)
         return lax.fori_loop(0, count, lambda index, carry: self.item(row, index, *carry), carry)
 
@@ -104,7 +106,7 @@ def latent_kernel(*refs: Ref, sizes: Sizes, blocks: Blocks) -> None:
     table, q, cache, _, out = refs[count : count + 5]
     table_rows, kv, queries, results, sent, *rest = refs[count + 5 :]
     memory = Memory(table, q, cache, out, table_rows, kv, queries, results, sent, State(*rest[:3]), *rest[3:])
-    _Attention(Copies(Scalars(*refs[:count]), memory, sizes, blocks)).run()
+    Attention(Copies(Scalars(*refs[:count]), memory, sizes, blocks)).run()
 
 
 def attend_rows(

@@ -21,7 +21,7 @@ def run_function(implementation: str) -> Callable[[Inputs], Result]:
     backend = get_latent_backend(implementation)
 
     def run(inputs: Inputs) -> Result:
-        own = replace(inputs, kv_cache=backend.from_canonical(inputs.kv_cache))
+        own = replace(inputs, kv_cache=backend.from_canonical(inputs.kv_cache, inputs.case.sizes))
         out, cache = own.call(implementation, jnp.int32(LAYER))
         return out, backend.to_canonical(cache, inputs.case.sizes)
 

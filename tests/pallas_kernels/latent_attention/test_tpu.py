@@ -28,7 +28,7 @@ def interpret(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     def run(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
         out, cache = tpu_latent_attention(
             *arrays,
-            BACKEND.from_canonical(inputs.kv_cache),
+            BACKEND.from_canonical(inputs.kv_cache, inputs.case.sizes),
             jnp.int32(LAYER),
             inputs.prepared("tpu"),
             LatentOptions(inputs.case.scale),

@@ -67,12 +67,16 @@ def latent_case(resolved: ResolvedConfig) -> LatentCase:
     latent = resolved.model.latent
     assert latent is not None
     rows, most_short = _rows(resolved)
+    index = latent.index
     return LatentCase(
         "self_test",
         rows,
         num_heads=resolved.model.num_heads // resolved.num_devices,
         latent_size=latent.rank,
         rope_size=latent.rope_size,
+        index_heads=0 if index is None else index.heads,
+        index_size=0 if index is None else index.size,
+        top=0 if index is None else min(index.top, 128),
         page_size=resolved.page_size,
         padding_tokens=3,
         dtype=resolved.dtype,
