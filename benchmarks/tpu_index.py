@@ -65,20 +65,22 @@ def build(question: Question) -> "Call":
     positions, places = np.full(rows, context - 1, np.int32), _random_places(rows, context)
     scores = shape(rows, context, dtype=jnp.float32)
 
-    def score(query: Any, weights: Any, key: Any, *others: Any) -> Any:
-        return index_scores(KeyIndex(query, weights, key, TOP), *others, KEY)
+    def score(
+        query: Any, weights: Any, key: Any, cache: Any, layer: Any, table: Any, positions: Any, count: Any
+    ) -> Any:
+        return index_scores(KeyIndex(query, weights, key, TOP), cache, layer, table, positions, count, KEY)
+
+    def select(scores: Any, places: Any, positions: Any) -> Any:
+        return select_places(scores, places, positions, TOP)
+
+    def attend(queries: Any, cache: Any, layer: Any, places: Any, positions: Any, count: Any) -> Any:
+        return attend_to_places(queries, cache, layer, places, positions, count, LATENT, KEY**-0.5)
 
     index = shape(rows, HEADS, SIZE), shape(rows, HEADS, dtype=jnp.float32), shape(rows, SIZE)
     calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         "scores": (score, (*index, cache, layer, table, positions, count)),
-        "selection": (
-            lambda *arrays: select_places(*arrays, TOP),
-            (scores, shape(rows, context, dtype=jnp.int32), positions),
-        ),
-        "attention": (
-            lambda *arrays: attend_to_places(*arrays, LATENT, KEY**-0.5),
-            (shape(rows, question.heads, KEY), cache, layer, places, positions, count),
-        ),
+        "selection": (select, (scores, shape(rows, context, dtype=jnp.int32), positions)),
+        "attention": (attend, (shape(rows, question.heads, KEY), cache, layer, places, positions, count)),
         "sort": (lambda scores: jax.lax.top_k(scores, TOP), (scores,)),
         "gather": (
             lambda cache, places: cache.reshape(-1, TOKEN).at[places].get(mode="promise_in_bounds"),

@@ -129,9 +129,9 @@ def tpu_indexed_latent_attention(
     """
     _check(kv_cache)
     layer, start = jnp.asarray(layer, jnp.int32), whole_rows(q_latent.shape[2] + q_rope.shape[2])
-    own = (_padded(jnp.concatenate([latent, k_rope], axis=-1))[:, latent.shape[1] :],)
-    own = (*own, index.key) if isinstance(index, KeyIndex) else own
-    kv_cache = write_latents(kv_cache, latent, *own, layer=layer, batch=batch)
+    rope = _padded(jnp.concatenate([latent, k_rope], axis=-1))[:, latent.shape[1] :]
+    own = (index.key,) if isinstance(index, KeyIndex) else ()
+    kv_cache = write_latents(kv_cache, latent, rope, *own, layer=layer, batch=batch)
     top = index.top if isinstance(index, KeyIndex) else index.places.shape[1]
     if batch.page_table.shape[1] * kv_cache.shape[2] <= top:
         every = ChosenKeys(jnp.zeros((len(q_latent), top), jnp.int32))

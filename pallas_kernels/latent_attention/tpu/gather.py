@@ -40,13 +40,12 @@ class _TokenCopies(Copies):
 
     def __init__(self, scalars: Scalars, memory: Memory, sizes: Sizes, blocks: Blocks, *, by_words: bool) -> None:
         super().__init__(scalars, memory, sizes, blocks)
-        self.view = (lambda ref: ref.bitcast(jnp.uint32)) if by_words else (lambda ref: ref)
-        self.size = 1 if by_words else sizes.page_size
+        self.by_words, self.size = by_words, 1 if by_words else sizes.page_size
 
     def _start_pages(self, place: Place) -> None:
         memory, slot, table = self.memory, rem(place.step, self.blocks.slots), rem(place.row, TABLES)
         rows = self.blocks.keys // self.sizes.page_size // _TOGETHER
-        cache, kv, size = self.view(memory.cache), self.view(memory.kv), self.size
+        cache, kv, size = self._view(memory.cache), self._view(memory.kv), self.size
 
         def group(number: Any, _: None) -> None:
             row = place.block * rows + number
@@ -58,6 +57,9 @@ class _TokenCopies(Copies):
                 pltpu.make_async_copy(source, target, memory.kv_sems.at[slot]).start()
 
         lax.fori_loop(0, div(self._pages(place.row, place.index, place.block), _TOGETHER), group, None)
+
+    def _view(self, ref: Ref) -> Ref:
+        return ref.bitcast(jnp.uint32) if self.by_words else ref
 
     def wait_keys(self, row: Any, index: Any, block: Any, slot: Any) -> None:
         """See `Copies`."""

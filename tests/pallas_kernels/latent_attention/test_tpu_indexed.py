@@ -47,9 +47,18 @@ def test_matches_numpy(dtype: str) -> None:
     assert index is not None
 
     def run(inputs: Inputs, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-        arrays = inputs.q_latent, inputs.q_rope, inputs.latent, inputs.k_rope
-        where = cache, jnp.int32(LAYER), inputs.prepared("tpu"), LatentOptions(inputs.case.scale), index
-        out, cache, _ = tpu_indexed_latent_attention(*arrays, *where, interpret=INTERPRET)
+        out, cache, _ = tpu_indexed_latent_attention(
+            inputs.q_latent,
+            inputs.q_rope,
+            inputs.latent,
+            inputs.k_rope,
+            cache,
+            jnp.int32(LAYER),
+            inputs.prepared("tpu"),
+            LatentOptions(inputs.case.scale),
+            index,
+            interpret=INTERPRET,
+        )
         return out, BACKEND.to_canonical(cache, inputs.case.sizes)
 
     out, cached = jax.block_until_ready(jax.jit(run, compiler_options=QUICK)(inputs, for_tpu(inputs)))
@@ -87,8 +96,11 @@ def test_selection_is_that_of_a_stable_sort() -> None:
     positions = np.array([5, 199, 200, 500, 2047], np.int32)
     scores = np.round(rng.standard_normal((len(positions), 2048)), 1).astype(np.float32)
     places = rng.permutation(10**5)[: scores.size].reshape(scores.shape).astype(np.int32)
-    run = jax.jit(lambda *arrays: select_places(*arrays, top, interpret=INTERPRET), compiler_options=QUICK)
-    found = np.asarray(run(scores, places, positions))
+
+    def run(scores: jax.Array, places: jax.Array, positions: jax.Array) -> jax.Array:
+        return select_places(scores, places, positions, top, interpret=INTERPRET)
+
+    found = np.asarray(jax.jit(run, compiler_options=QUICK)(scores, places, positions))
     assert no_races()
     for token, position in enumerate(positions):
         best = np.argsort(-scores[token, : position + 1], kind="stable")[:top]
