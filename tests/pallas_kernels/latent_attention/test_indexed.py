@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxllm.pallas_kernels.latent_attention.cases import LAYER, Case, Inputs, abstract_inputs, make_inputs
+from jaxllm.pallas_kernels.latent_attention.check import compare, run_case
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from tests.quick import QUICK
 
@@ -124,3 +125,10 @@ def test_nothing_grows_with_tokens_times_context() -> None:
 def test_others_refuse(implementation: str) -> None:
     with pytest.raises(ValueError, match=f"'{implementation}' does not support an index of keys"):
         make_inputs(MIXED).call(implementation)
+
+
+def test_the_check_of_an_implementation_has_an_index() -> None:
+    """As an engine's self-test has where its model has one."""
+    result = compare(MIXED, partial(run_case, "xla"))
+    assert not result.is_wrong
+    assert result.reason is None
