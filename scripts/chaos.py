@@ -16,10 +16,10 @@ import psutil
 
 from benchmarks.shared.running_server import RunningServer
 from scripts.chaos_attacks import Attacker, Vitals, alive_in, growth, kill_everything, named_memory, vitals
-from scripts.chaos_load import KINDS, UNSEEDED, Client, Tally
+from scripts.chaos_load import KINDS, UNSEEDED, Client, Tally, TurnedAwayError
 
 FLAGS = (
-    *("demo", "--disable-log-stats", "--max-restarts", "100000", "--step-timeout", "5", "--optimization-level", "0"),
+    *("demo", "--disable-log-stats", "--max-restarts", "100000", "--step-timeout", "10", "--optimization-level", "0"),
     *("--max-model-len", "512", "--max-num-seqs", "32", "--max-num-batched-tokens", "64"),
     *("--num-gpu-blocks-override", "128"),
 )
@@ -89,6 +89,10 @@ class Run:
             try:
                 found = await client.ask(kind, stream=stream, tally=self.tally)
                 doubt = await client.doubt(found) if kind == UNSEEDED else None
+            except TurnedAwayError:
+                self.tally.turned_away += 1
+                await asyncio.sleep(1)
+                continue
             except (RuntimeError, httpx.HTTPError) as error:
                 if client.port in self._attacker.broken:
                     self.tally.cut += 1
@@ -127,8 +131,8 @@ def attack_parts(given: argparse.Namespace) -> int:
     )
     print(
         f"{tally.answers.total()} answers {dict(tally.answers)}, {len(tally.wrong)} wrong, {len(tally.errors)} errors, "
-        f"{tally.cut} cut with their API server; {dict(tally.attacks)}, {resumed:.0f} requests resumed, "
-        f"longest gap {tally.longest_gap:.1f} s"
+        f"{tally.cut} cut with their API server, {tally.turned_away} told to come back later; {dict(tally.attacks)}, "
+        f"{resumed:.0f} requests resumed, longest gap {tally.longest_gap:.1f} s"
     )
     print(*growth(*run.rest), sep="\n")
     for each in (tally.wrong + tally.errors)[:10]:

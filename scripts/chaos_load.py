@@ -62,6 +62,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 UNSEEDED = "unseeded"
 IGNORED = ("id", "created", "prompt_tokens_details", "system_fingerprint")
 """Fields that differ between two answers to the same request."""
+_NO_ENGINE = "engine_unavailable"
 _TOLERANCE = 1e-3
 """How far the log-probability of a token may be from that of the same token in a prompt."""
 
@@ -73,6 +74,8 @@ class Tally:
     answers: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    turned_away: int = 0
+    """Requests that were told to come back later, as no engine was there within the time that they may wait."""
     cut: int = 0
     """Connections that ended with the API server process that had them."""
     longest_gap: float = 0.0
@@ -103,6 +106,16 @@ def joined(known: Any, more: Any, key: str = "") -> Any:
     return known + more if isinstance(known, str) and not whole else more
 
 
+def has_begun(found: Any) -> bool:
+    """Whether the parts of a stream so far have anything that an engine made."""
+    deltas = [] if found is None else [choice.get("delta", choice) for choice in found["choices"]]
+    return any(delta.get(name) for delta in deltas for name in ("text", "content", "reasoning", "tool_calls"))
+
+
+class TurnedAwayError(RuntimeError):
+    """The server says to come back later, before it has begun with an answer."""
+
+
 class Client:
     """One connection to the server at a time."""
 
@@ -117,7 +130,7 @@ class Client:
             self.port = info["return_value"].get_extra_info("client_addr")[1]
 
     async def ask(self, kind: str, *, stream: bool, tally: Tally) -> Any:
-        """The answer, without what differs. Raises `RuntimeError` for an error of the server."""
+        """The answer, without what differs. Raises `RuntimeError` for an error of the server, and `TurnedAwayError`."""
         path, body = KINDS[kind]
         if not stream:
             return plain(await self.post(path, body, kind))
@@ -132,15 +145,18 @@ class Client:
                     ended = event == b"[DONE]"
                     part = {} if ended else json.loads(event)
                     if "error" in part:
-                        raise RuntimeError(f"{kind}: {part['error']}")
+                        too_early = part["error"].get("code") == _NO_ENGINE and not has_begun(found)
+                        raise (TurnedAwayError if too_early else RuntimeError)(f"{kind}: {part['error']}")
                     found = joined(found, plain(part))
         if not ended:
             raise RuntimeError(f"{kind}: the stream was cut off")
         return found
 
     async def post(self, path: str, body: dict[str, Any], kind: str) -> Any:
-        """The body of an answer. Raises `RuntimeError` for an error of the server."""
+        """The body of an answer. Raises `RuntimeError` for an error of the server, and `TurnedAwayError`."""
         response = await self._http.post(path, json=body, extensions={"trace": self._trace})
+        if response.status_code == 503 and response.json()["error"]["code"] == _NO_ENGINE:
+            raise TurnedAwayError(response.text)
         if response.status_code != 200:
             raise RuntimeError(f"{kind}: {response.status_code} {response.text[:300]}")
         return response.json()
