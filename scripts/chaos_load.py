@@ -138,6 +138,9 @@ class Client:
         reader, ended, last = EventReader(), False, time.monotonic()
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         async with self._http.stream("POST", path, json=asked, extensions={"trace": self._trace}) as response:
+            if response.status_code != 200:
+                await response.aread()
+                _check(response, kind)
             async for data in response.aiter_bytes():
                 now = time.monotonic()
                 tally.longest_gap, last = max(tally.longest_gap, now - last), now
@@ -155,10 +158,7 @@ class Client:
     async def post(self, path: str, body: dict[str, Any], kind: str) -> Any:
         """The body of an answer. Raises `RuntimeError` for an error of the server, and `TurnedAwayError`."""
         response = await self._http.post(path, json=body, extensions={"trace": self._trace})
-        if response.status_code == 503 and response.json()["error"]["code"] == _NO_ENGINE:
-            raise TurnedAwayError(response.text)
-        if response.status_code != 200:
-            raise RuntimeError(f"{kind}: {response.status_code} {response.text[:300]}")
+        _check(response, kind)
         return response.json()
 
     async def doubt(self, answer: Any) -> str | None:
@@ -182,3 +182,11 @@ class Client:
     async def close(self) -> None:
         """Close the connection."""
         await self._http.aclose()
+
+
+def _check(response: httpx.Response, kind: str) -> None:
+    """Raise `TurnedAwayError` for a response that says to come back later, `RuntimeError` for other errors."""
+    if response.status_code == 503 and response.json()["error"]["code"] == _NO_ENGINE:
+        raise TurnedAwayError(response.text)
+    if response.status_code != 200:
+        raise RuntimeError(f"{kind}: {response.status_code} {response.text[:300]}")
