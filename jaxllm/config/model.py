@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxllm.config.kv_events import KVEventsSettings, read_kv_events
+from jaxllm.config.kv_transfer import KVTransferSettings, read_kv_transfer
 from jaxllm.config.option import Section, option
 
 MAMBA_BLOCK_SIZE = 2048
@@ -221,6 +222,22 @@ class CacheOptions(Section):
         "outputs. See docs/kv_events.md.",
         shown=True,
     )
+    kv_transfer_config: Mapping[str, Any] | None = option(
+        None,
+        "Prefill in one engine, decode in another, as JSON or as --kv-transfer-config.KEY VALUE: kv_role (kv_producer, "
+        "kv_consumer or kv_both), kv_ip, kv_port, engine_id, kv_buffer_size, kv_load_failure_policy, "
+        "kv_connector_extra_config. See docs/disaggregation.md.",
+    )
+
+    @property
+    def copies_pages(self) -> bool:
+        """Whether there are copies of pages in host memory. Raises `ConfigError`."""
+        return bool(self.kv_offloading_size) or self.kv_transfer is not None
+
+    @property
+    def kv_transfer(self) -> KVTransferSettings | None:
+        """Which pages go to other engines or come from them; None: none. Raises `ConfigError`."""
+        return read_kv_transfer(self.kv_transfer_config)
 
     @property
     def kv_events(self) -> KVEventsSettings | None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import StageInfo
 from jaxllm.config.kv_events import read_kv_events
+from jaxllm.config.kv_transfer import read_kv_transfer
 from jaxllm.engine.offloading.host_tier import HostTier
 from jaxllm.engine.offloading.start import start_host_tier
 from jaxllm.executor.memory.capacity import bytes_on_device
@@ -82,7 +83,7 @@ def make_host_tier(
     scheduler: "Scheduler | ShardedScheduler",
 ) -> HostTier | None:
     """What copies pages to the host and back, or None where nothing does. Raises `CapacityError`."""
-    if not resolved.config.cache.kv_offloading_size:
+    if not resolved.config.cache.copies_pages:
         return None
     assert isinstance(pages, KVManager)
     assert isinstance(scheduler, Scheduler)
@@ -93,7 +94,9 @@ def make_host_tier(
 
 def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:
     """The configuration, as it fits the devices that are here, with kernels that are right on them."""
-    read_kv_events(config.cache.kv_events_config)  # what is wrong with it is said before weights are read
+    # What is wrong with them is said before weights are read.
+    read_kv_events(config.cache.kv_events_config)
+    read_kv_transfer(config.cache.kv_transfer_config)
     resolved = resolve_config(config, processes=processes)
     check_offloading(resolved, processes)
     if resolved.platform != "cpu":

@@ -27,6 +27,7 @@ from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constra
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs
+from jaxllm.engine.features.transfer import NoTransfer, PromptsForOthers, PromptsOfOthers
 from jaxllm.engine.inspection import inspect_engine
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
@@ -42,6 +43,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Dispatched, Runner
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import FinishReason, Request, as_request_ids
+from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from jaxllm.engine.features.feature import StepFeature
@@ -104,6 +106,7 @@ class Engine(StepLoop[Dispatched]):
             (
                 *self._adapter_feature(),
                 *((self.media,) if self.media else ()),
+                *self._transfer_features(),
                 constrained,
                 *((self._speculation,) if self._speculation else ()),
                 BeamSearches(self._faults, resolved.max_model_len, self._finish_with_output),
@@ -161,6 +164,16 @@ class Engine(StepLoop[Dispatched]):
         from jaxllm.engine.features.adapters import AdapterRequests
 
         return (AdapterRequests(self._faults, self.adapters, self.scheduler, self._refuse),)
+
+    def _transfer_features(self) -> "tuple[StepFeature, ...]":
+        exchange = None if self.host_tier is None else self.host_tier.exchange
+        if exchange is None:
+            return (NoTransfer(self._faults),)
+        assert isinstance(self.scheduler, Scheduler)
+        return (
+            PromptsForOthers(self._faults, exchange),
+            PromptsOfOthers(self._faults, exchange, self.scheduler, self._refuse),
+        )
 
     def _make_speculation(self, resolved: ResolvedConfig, constrained: ConstrainedDecoding) -> "Speculation | None":
         if not resolved.max_drafts:
@@ -321,6 +334,8 @@ class Engine(StepLoop[Dispatched]):
         found: dict[str, Any] = {}
         if self.host_tier is not None:
             found["offload"] = self.host_tier.counts()
+            if self.host_tier.exchange is not None:
+                found["transfer"] = self.host_tier.exchange.counts()
         if self._kv_events is not None:
             found["num_kv_events_dropped"] = self._kv_events.num_dropped
         if self.media is not None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from jaxllm.kv.lifetimes import PageLife
 from jaxllm.kv.tiers.counts import NO_OFFLOAD, OffloadCounts
+from jaxllm.kv.tiers.transfer_counts import NO_TRANSFER, TransferCounts
 from jaxllm.speculation.statistics import DraftCounts
 
 NO_DRAFTS = DraftCounts()
@@ -31,8 +32,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     that ended was preempted.
     `merged_shapes` is for `shapes`. For the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
     weights were replaced, and why they cannot be used, if that is so. `drafts` are totals of speculative decoding,
-    and `offload` those of copies of pages on the host.
-    weights were replaced, and why they cannot be used, if that is so. Of adapters: names of those that requests run
+    `offload` those of copies of pages on the host, and `transfer` those of pages of other engines. Of adapters: names of those that requests run
     with (`running_loras`) and wait for (`waiting_loras`, some of them where they are many), and totals: how many were
     read from folders, and written to slots on the devices. Images that requests asked for (`image_queries`), and those
     of them that the devices held already (`image_hits`), are totals as well, and so are batches of events of the prefix
@@ -73,6 +73,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     page_lives: tuple[PageLife, ...] = ()
     num_kv_events_dropped: int = 0
     offload: OffloadCounts = NO_OFFLOAD
+    transfer: TransferCounts = NO_TRANSFER
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
@@ -136,6 +137,7 @@ def merge_stats(engines: Collection[StepStats]) -> StepStats:
         image_hits=sum(each.image_hits for each in engines),
         num_kv_events_dropped=sum(each.num_kv_events_dropped for each in engines),
         offload=reduce(OffloadCounts.plus, (each.offload for each in engines), NO_OFFLOAD),
+        transfer=reduce(TransferCounts.plus, (each.transfer for each in engines), NO_TRANSFER),
     )
 
 

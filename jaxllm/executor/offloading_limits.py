@@ -7,15 +7,33 @@ from jaxllm.executor.resolved import ResolvedConfig
 
 
 def check_offloading(resolved: ResolvedConfig, processes: int) -> None:
-    """Raise `ConfigError` where `kv_offloading_size` is given and not supported, or its folder cannot be used."""
+    """Raise `ConfigError` where copies of pages are wanted and not supported, or their folder cannot be used."""
     options = resolved.config.cache
     if options.kv_offloading_path is not None:
         _check_folder(resolved, options.kv_offloading_path)
-    if not options.kv_offloading_size:
+    if not options.copies_pages:
         return
+    name = "kv_offloading_size" if options.kv_offloading_size else "kv_transfer_config"
     problem = _problem(resolved, processes)
     if problem is not None:
-        raise ConfigError(f"kv_offloading_size: {problem}")
+        raise ConfigError(f"{name}: {problem}")
+    if options.kv_transfer is not None:
+        _check_transfer(resolved)
+
+
+def _check_transfer(resolved: ResolvedConfig) -> None:
+    options = resolved.config.cache
+    if options.kv_offloading_size and options.kv_transfer is not None and options.kv_transfer.buffer_bytes is not None:
+        raise ConfigError(
+            "kv_transfer_config: kv_buffer_size and kv_offloading_size are the same memory of the host; give one"
+        )
+    if not resolved.shares_prefixes:
+        raise ConfigError(
+            "kv_transfer_config: pages are found as prefixes, but prefix caching is off; omit "
+            "--no-enable-prefix-caching, and give recurrent models max_state_snapshots"
+        )
+    if resolved.config.lora.merge_lora is not None:
+        raise ConfigError("kv_transfer_config: not supported with merge_lora; merge the checkpoint, or omit it")
 
 
 def offloading_folder(given: str) -> Path:

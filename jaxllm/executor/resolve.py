@@ -175,6 +175,8 @@ def _check_pooling(config: EngineConfig) -> None:
         raise ConfigError("speculative_config: pooling models generate no tokens; omit it")
     if config.cache.kv_events is not None:
         raise ConfigError("kv_events_config: pooling models have no KV cache; omit it")
+    if config.cache.kv_transfer is not None:
+        raise ConfigError("kv_transfer_config: pooling models have no KV cache; omit it")
     if config.cache.kv_offloading_size:
         raise ConfigError("kv_offloading_size: pooling models have no KV cache; omit it")
     if config.cache.kv_offloading_path is not None:

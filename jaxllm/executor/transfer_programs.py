@@ -26,7 +26,7 @@ MOST_BYTES = 64 << 20
 
 def transfer_sizes(resolved: "ResolvedConfig") -> tuple[int, ...]:
     """Pages of the calls that bring pages to the host and back, the fewest first; empty where there are none."""
-    if not resolved.config.cache.kv_offloading_size:
+    if not resolved.config.cache.copies_pages:
         return ()
     most = max(1, min(MOST_PAGES, MOST_BYTES // max(resolved.cache.page_bytes, 1)))
     return tuple(sorted({min(FEW_PAGES, most), most}))

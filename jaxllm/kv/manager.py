@@ -13,7 +13,9 @@ from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests, page_ke
 from jaxllm.kv.retention import Retention
 from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.kv.tiers.host_pool import HostPool
+from jaxllm.kv.tiers.leases import Lease, Leases
 from jaxllm.kv.tiers.loads import Load, Loads
+from jaxllm.kv.tiers.promotions import Wanted
 from jaxllm.kv.tiers.stores import Stores
 from jaxllm.kv.tiers.tier import Tier
 from jaxllm.requests.request import Request
@@ -176,6 +178,40 @@ class KVManager:
         if not self._reads_cache(request) or count + headroom > self._pool.num_free - self._pool.count_idle(shared):
             return False
         return self.tier.loads.begin(request, self._readable(request), cached.shape[1], headroom)
+
+    def use_leases(self, seconds: float) -> Leases:
+        """Keep copies for other engines from now on, each prompt's for so many seconds."""
+        assert self.tier is not None
+        tier, states = self.tier, self.groups.num_tables
+        tier.leases = Leases(tier.host, self._cache, self._pool, self.snapshots, tier.stores, states, seconds)
+        return tier.leases
+
+    def held_for_others(self, request: Request) -> tuple[Lease, int] | None:
+        """A lease on what another engine needs to go on after a request's prompt, and the tokens that it has.
+
+        None where there is nothing: no full page, or no state to go on from.
+        """
+        assert self.tier is not None
+        assert self.tier.leases is not None
+        digests = request.page_hashes[: (len(request.prompt_token_ids) - 1) // self.block_size]
+        count = self.tier.loads.longest(digests)
+        if not count:
+            return None
+        return self.tier.leases.grant(self.tier.loads.needed(digests[:count])), count * self.block_size
+
+    def wanted_from_others(self, request: Request, most_tokens: int | None) -> tuple[list[Wanted], int]:
+        """What a request needs that is not here, to begin with at most so many tokens; and the tokens that it adds."""
+        assert self.tier is not None
+        if not self._reads_cache(request):
+            return [], 0
+        found = self._find_prefix(request).shape[1]
+        digests = self._readable(request)
+        if most_tokens is not None:
+            digests = digests[: most_tokens // self.block_size]
+        here = max(found, self.tier.loads.longest(digests))
+        if len(digests) <= here:
+            return [], 0
+        return self.tier.loads.absent(digests), (len(digests) - here) * self.block_size
 
     def shortage(self, request: Request, headroom: int) -> int:
         """How many more pages would have to be free for `admit`; 0 when there are enough."""
@@ -408,6 +444,9 @@ class KVManager:
         if self.tier is not None:
             held = [*held, *self.tier.loads.held_pages()]
             self.tier.host.check_integrity()
+            if self.tier.leases is not None:
+                held = [*held, *self.tier.leases.held_pages()]
+                self.tier.leases.check_integrity()
         for pages in held:
             own = pages[pages != NULL_PAGE] if self.groups.gives_back else pages
             assert len(set(own.tolist())) == len(own), "a request holds a page twice"

@@ -1,5 +1,7 @@
 """The outputs of a step of the engine: token ids and numbers, never text."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -79,7 +81,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     the only output of its request. `refusal` says why the request cannot be served, or not any further, and is None
     otherwise; `refused_parameter` then names the field. Such an output is the request's last, with the finish reason
     "abort". `is_fault` says that the request is not to blame, but the operator's own code or the engine's. `drafts`
-    comes with a first output, and where the step had some, if it is asked for.
+    comes with a first output, and where the step had some, if it is asked for. `kv_transfer_params` comes with the last
+    output of a request for another engine, which it tells where the prompt's pages are.
     """
 
     request_id: str
@@ -96,6 +99,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     refused_parameter: str | None = None
     is_fault: bool = False
     drafts: RequestDrafts | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,6 +18,9 @@ from jaxllm.kv.tiers.counts import OffloadCounts
 from jaxllm.kv.tiers.loads import HOLD_REASON, Load
 from jaxllm.kv.tiers.tier import Tier
 from jaxllm.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from jaxllm.engine.transfer.exchange import Exchange
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +82,8 @@ class HostTier:
         """Takes over `disk`."""
         self._tier, self._mover, self._scheduler, self._transfers = tier, mover, scheduler, transfers
         self.disk = disk
+        self.exchange: "Exchange | None" = None
+        """What goes to other engines and comes from them, if anything does."""
         tier.loads.start = self._start
         if disk is not None:
             tier.use_files(disk).start = disk.promote
@@ -94,6 +99,8 @@ class HostTier:
                     self.disk.offer(copy)
         if self.disk is not None:
             self._take_promoted(self.disk)
+        if self.exchange is not None:
+            self.exchange.on_step_begin()
         loads = self._tier.loads
         for loaded in self._transfers.loaded():
             if loaded.array is not None and not loaded.load.is_cancelled:
@@ -133,11 +140,13 @@ class HostTier:
         """Where copies are, for people."""
         host = self._tier.host
         memory = f"{host.num_slots * host.slot_bytes / 2**30:.2f} GiB of host memory"
-        return (memory,) if self.disk is None else (memory, self.disk.description)
+        return (memory, *(each.description for each in (self.disk, self.exchange) if each is not None))
 
     @property
     def is_behind(self) -> bool:
         """Whether anything is left to be copied, or is on its way."""
+        if self.exchange is not None and self.exchange.is_behind:
+            return True
         waits_for_files = self.disk is not None and self.disk.writer.num_waiting > 0
         return len(self._tier.stores) > 0 or self._tier.stores.has_states or self._transfers.is_busy or waits_for_files
 
@@ -186,7 +195,9 @@ class HostTier:
             self.disk.writer.clear()
 
     def stop_files(self, reason: str) -> None:
-        """Use no files from now on."""
+        """Use no files, and exchange nothing with other engines, from now on."""
+        if self.exchange is not None:
+            self.exchange.stop(reason)
         if self.disk is not None:
             self.disk.writer.stop(reason)
 
@@ -199,6 +210,8 @@ class HostTier:
         except Exception:
             # The devices may be why the engine ends.
             logger.exception("the last copies of KV pages are not made")
+        if self.exchange is not None:
+            self.exchange.close()
         self._transfers.close()
         if self.disk is not None:
             self.disk.close()

@@ -38,7 +38,7 @@ def layout_of(resolved: ResolvedConfig, mover: PageMover, kept: Path | None = No
         "format": 1,
         "model": resolved.model.architecture,
         "weights": weights_digest(resolved, kept),
-        "model_config": _digest(dataclasses.asdict(resolved.model)),
+        "model_config": digest_of(dataclasses.asdict(resolved.model)),
         "quantization": options.quantization,
         "dtype": resolved.dtype,
         "kv_cache_dtype": resolved.kv_dtype,
@@ -47,15 +47,15 @@ def layout_of(resolved: ResolvedConfig, mover: PageMover, kept: Path | None = No
         "state_bytes": mover.state_bytes,
         "windows": list(resolved.cache_groups.windows),
         "tensor_parallel_size": resolved.num_devices,
-        "forward": _digest(dataclasses.asdict(forward)),
+        "forward": digest_of(dataclasses.asdict(forward)),
         "kernels": {operation: choice.name for operation, choice in sorted(resolved.kernels.items())},
         "optimization_level": resolved.config.compile.optimization_level,
-        "adapters": None if resolved.adapters is None else _digest(dataclasses.asdict(resolved.adapters)),
+        "adapters": None if resolved.adapters is None else digest_of(dataclasses.asdict(resolved.adapters)),
         "device": resolved.device_kind,
         **software(resolved.platform),
     }
     if resolved.platform == "cpu":
-        known["machine"] = [platform.machine(), _digest(cpu_features())]
+        known["machine"] = [platform.machine(), digest_of(cpu_features())]
     text = json.dumps(known, indent=2, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).digest(), text
 
@@ -131,5 +131,6 @@ def _write_kept(kept: Path, known: dict[str, str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """A digest of JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 import psutil
 
+from jaxllm.config.kv_transfer import KVTransferSettings
 from jaxllm.engine.offloading.disk_tier import DiskTier
 from jaxllm.engine.offloading.host_tier import HostTier, PageMover
 from jaxllm.engine.offloading.layout import WEIGHTS, layout_of
 from jaxllm.engine.offloading.transfers import Transfers, as_rows, put
+from jaxllm.engine.transfer.start import start_exchange
 from jaxllm.errors import CapacityError
 from jaxllm.executor.offloading_limits import offloading_folder
 from jaxllm.executor.resolved import ResolvedConfig
@@ -69,9 +71,13 @@ def start_host_tier(
         logger.warning("kv_offloading_size: prefix caching is off, so nothing is copied to the host")
         return None
     mover = PageMover(runner, transfer_sizes(resolved), sharding(resolved.mesh))
-    host = _make_pool(options.kv_offloading_size, mover.page_bytes)
+    settings = options.kv_transfer
+    if options.kv_offloading_size or settings is None:
+        host = _make_pool(options.kv_offloading_size, mover.page_bytes)
+    else:
+        host = _make_buffer(settings, pages, mover)
     token_seconds = None
-    if options.kv_offloading == "auto":
+    if options.kv_offloading == "auto" and settings is None:
         speeds = measure(resolved, runner, mover, fresh)
         if not speeds.pays:
             logger.warning(
@@ -85,7 +91,22 @@ def start_host_tier(
         logger.info("host tier: room for %d pages", host.num_slots)
     transfers = Transfers(host)
     disk = _disk_tier(resolved, mover, host, transfers, token_seconds)
-    return HostTier(pages.use_tier(host), mover, scheduler, transfers, disk)
+    tier = HostTier(pages.use_tier(host), mover, scheduler, transfers, disk)
+    if settings is not None:
+        assert pages.tier is not None
+        pages.tier.stores.copies_ahead = settings.produces or options.kv_offloading_size > 0
+        tier.exchange = start_exchange(settings, resolved, pages, mover, transfers.news)
+        logger.info("KV transfer: engine %s %s", tier.exchange.settings.engine_id, tier.exchange.description)
+    return tier
+
+
+def _make_buffer(settings: KVTransferSettings, pages: KVManager, mover: PageMover) -> HostPool:
+    """Memory for pages of others: by default as much as the devices have, if a quarter of what is free is enough."""
+    if settings.buffer_bytes is not None:
+        return _make_pool(settings.buffer_bytes / 2**30, mover.page_bytes, "kv_transfer_config: kv_buffer_size")
+    most = psutil.virtual_memory().available // (4 * mover.page_bytes)
+    states = 0 if pages.snapshots is None else pages.snapshots.count * -(-mover.state_bytes // mover.page_bytes)
+    return HostPool(max(1, min(pages.num_pages + states, most)), mover.page_bytes)
 
 
 def _disk_tier(
@@ -111,14 +132,14 @@ def _disk_tier(
     return disk
 
 
-def _make_pool(gib: float, page_bytes: int) -> HostPool:
-    size = int(gib * 2**30)
+def _make_pool(gib: float, page_bytes: int, name: str = "kv_offloading_size") -> HostPool:
+    size = round(gib * 2**30)
     if size < page_bytes:
-        raise CapacityError(f"kv_offloading_size={gib:g} (GiB): less than a page of {page_bytes} bytes; give more")
+        raise CapacityError(f"{name}={gib:g} (GiB): less than a page of {page_bytes} bytes; give more")
     available = psutil.virtual_memory().available
     if size > available:
         raise CapacityError(
-            f"kv_offloading_size={gib:g} (GiB): only {available / 2**30:.1f} GiB of the host's memory are free; "
+            f"{name}={gib:g} (GiB): only {available / 2**30:.1f} GiB of the host's memory are free; "
             "give less"
         )
     return HostPool(size // page_bytes, page_bytes)

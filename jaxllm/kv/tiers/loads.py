@@ -153,6 +153,27 @@ class Loads:
             wanted.append((digests[-1], self.states, count - 1))
         return wanted, np.array(here, np.int32)
 
+    def longest(self, digests: Sequence[bytes]) -> int:
+        """How many of these pages a request can begin with, on the devices and on the host."""
+        return longest_prefix(digests, self._groups, self._tables, partial(self._longest_state, self._host))
+
+    def needed(self, digests: Sequence[bytes]) -> list[Wanted]:
+        """All that a prefix needs, wherever it is; a state last."""
+        count = len(digests)
+        needed: list[Wanted] = [
+            (digests[number], table, number)
+            for group in self._groups.all
+            for number in range(self._groups.begin(group, count * self._groups.page_size), count)
+            for table in group.tables
+        ]
+        if self._snapshots is not None and count:
+            needed.append((digests[-1], self.states, count - 1))
+        return needed
+
+    def absent(self, digests: list[bytes]) -> list[Wanted]:
+        """What of that is neither on the devices nor on the host."""
+        return [each for each in self._wanted(digests)[0] if not self._host.has(*each[:2])] if digests else []
+
     def _begin(self, request: Request, wanted: list[Wanted], kept: Int32Array, tokens: int) -> bool:
         places: list[int] = []
         needs_state = wanted[-1][1] == self.states

@@ -24,6 +24,8 @@ class Stores:
         """Pages and states that were not copied, so far."""
         self.describe: Callable[[bytes], About | None] | None = None
         """Says what a page is made of, where copies are told of."""
+        self.copies_ahead = True
+        """Whether what is offered is copied. Otherwise the host has only what comes from elsewhere."""
         self._host, self._cache, self._snapshots, self._states = host, cache, snapshots, states
         self._pages: dict[int, None] = {}  # oldest first
         self._digests: dict[bytes, None] = {}  # of snapshots
@@ -39,6 +41,8 @@ class Stores:
 
     def offer(self, pages: Iterable[int]) -> None:
         """Pages that can be found are worth a copy."""
+        if not self.copies_ahead:
+            return
         for page in pages:
             if len(self._pages) < MOST_OFFERED:
                 self._pages[page] = None
@@ -47,10 +51,20 @@ class Stores:
 
     def offer_state(self, digest: bytes) -> None:
         """A snapshot that can be found is worth a copy."""
+        if not self.copies_ahead:
+            return
         if len(self._digests) < MOST_OFFERED:
             self._digests[digest] = None
         else:
             self.num_dropped += 1
+
+    def waits(self, page: int) -> bool:
+        """Whether a page is still to be copied."""
+        return page in self._pages
+
+    def waits_for_state(self, digest: bytes) -> bool:
+        """Whether a snapshot is still to be copied."""
+        return digest in self._digests
 
     def next_pages(self, count: int, size: int) -> list[tuple[HostCopy, int]]:
         """Up to `count` pages of `size` bytes, each with room for its copy.

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxllm.kv.events import KVEvents
+from jaxllm.kv.tiers.fetches import Fetches
 from jaxllm.kv.tiers.host_pool import HostCopy, HostPool
+from jaxllm.kv.tiers.leases import Leases
 from jaxllm.kv.tiers.loads import Loads
 from jaxllm.kv.tiers.promotions import Files, Promotions
 from jaxllm.kv.tiers.stores import Stores
@@ -22,6 +24,10 @@ class Tier:
     """What comes from files, if there are any."""
     events: KVEvents | None = None
     """Where it is noted what there are copies of, if anywhere."""
+    leases: Leases | None = None
+    """What is kept for other engines, if there are any."""
+    fetches: Fetches | None = None
+    """What comes from other engines, if there are any."""
     on_used: Callable[[Sequence[bytes]], None] | None = None
     """Hears of digests that were used, the last one last, if anybody is to."""
 
@@ -42,6 +48,14 @@ class Tier:
         self.host.on_gone = lambda copy: events.copy_gone("CPU", copy.part, copy.digest)
         if self.promotions is not None:
             self.promotions.describe = events.describe
+        if self.fetches is not None:
+            self.fetches.describe = events.describe
+
+    def use_fetches(self, fetches: Fetches) -> None:
+        """Find copies in other engines as well."""
+        self.fetches = fetches
+        if self.events is not None:
+            fetches.describe = self.events.describe
 
     def note_files(self, written: Iterable[HostCopy], gone: Iterable[tuple[bytes, int]]) -> None:
         """Note what has got files, and digests and parts whose files are gone."""
@@ -55,7 +69,8 @@ class Tier:
     @property
     def is_waiting(self) -> bool:
         """Whether anything is on its way to the devices."""
-        return len(self.loads) > 0 or (self.promotions is not None and len(self.promotions) > 0)
+        others = (self.promotions, self.fetches)
+        return len(self.loads) > 0 or any(each is not None and len(each) > 0 for each in others)
 
     def take_released(self) -> list[Request]:
         """Requests that need not wait any more since the last call; some may have ended."""
@@ -68,10 +83,11 @@ class Tier:
             self.on_used(digests[::-1])
 
     def cancel(self) -> None:
-        """Nobody waits any more, and the pages of loads are given back."""
+        """Nobody waits any more, and the pages of loads and leases are given back."""
         self.loads.cancel()
-        if self.promotions is not None:
-            self.promotions.cancel()
+        for each in (self.promotions, self.leases, self.fetches):
+            if each is not None:
+                each.cancel()
 
     def clear(self) -> None:
         """Forget everything, and what is on its way; files stay."""

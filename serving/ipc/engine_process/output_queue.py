@@ -106,6 +106,8 @@ def merge(first: EngineOutput, then: EngineOutput) -> None:
         first.drafts = then.drafts
     elif then.drafts is not None:
         first.drafts.steps = first.drafts.steps + then.drafts.steps
+    if then.kv_transfer_params is not None:
+        first.kv_transfer_params = then.kv_transfer_params
     first.finish_reason, first.stop_reason = then.finish_reason, then.stop_reason
     first.refusal, first.refused_parameter, first.is_fault = then.refusal, then.refused_parameter, then.is_fault
     first.num_cached_tokens = max(first.num_cached_tokens, then.num_cached_tokens)

@@ -1,0 +1,147 @@
+"""Requests whose prompt is for another engine, and requests whose prompt another one has computed."""
+
+from typing import TYPE_CHECKING
+
+from jaxllm.engine.features.constrained import Refuse
+from jaxllm.engine.features.faults import Faults
+from jaxllm.engine.features.feature import StepFeature
+from jaxllm.errors import RequestError
+from jaxllm.executor.runner import StepResult
+from jaxllm.requests.kv_transfer import KEY, KVTransferParams, transfer_params
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import Request
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from jaxllm.engine.transfer.exchange import Exchange
+
+_FAILURES = {
+    "unreachable": "it does not answer",
+    "refused": "it has other pages, or does not let this engine in",
+    "timeout": "they took too long",
+    "gone": "it does not have them any more",
+    "damaged": "they are not what was sent",
+    "no_room": "there is no room for them; raise kv_buffer_size",
+}
+
+
+class NoTransfer(StepFeature):
+    """Refuses requests for transfers where the engine makes none."""
+
+    def handles(self, request: Request) -> bool:
+        """Whether the request asks for a transfer. Raises `RequestError` then."""
+        if transfer_params(request.params) is not None:
+            raise RequestError(
+                f"{KEY}: this server exchanges no pages with others; start it with --kv-transfer-config, or omit {KEY}",
+                KEY,
+            )
+        return False
+
+
+class PromptsForOthers(StepFeature):
+    """Keeps the pages of a prompt when its request ends, and tells where they are (`do_remote_decode`)."""
+
+    def __init__(self, faults: Faults, exchange: "Exchange") -> None:
+        super().__init__(faults)
+        self._exchange = exchange
+
+    def handles(self, request: Request) -> bool:
+        """Whether another engine is to go on with the request. Raises `RequestError` where none can."""
+        params = transfer_params(request.params)
+        if params is None or not params.do_remote_decode:
+            return False
+        if not self._exchange.settings.produces:
+            raise RequestError(f"{KEY}: do_remote_decode: this server is a kv_consumer; ask a kv_producer", KEY)
+        if request.params.beam_search is not None:
+            raise RequestError(f"{KEY}: do_remote_decode cannot be combined with beam search", KEY)
+        return True
+
+    def on_outputs(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
+        """Keep the pages of requests that end with this step: they are still where they were."""
+        del result
+        ended = {request.request_id: request for request in plan.requests if request in self.requests}
+        for output in outputs:
+            request = ended.get(output.request_id)
+            if request is not None and output.finish_reason is not None:
+                with self.faults.guard(request):
+                    output.kv_transfer_params = self._exchange.keep(request)
+
+
+class PromptsOfOthers(StepFeature):
+    """Has requests wait until their pages have come from another engine (`do_remote_prefill`)."""
+
+    hold_reason = "kv_transfer"
+
+    def __init__(self, faults: Faults, exchange: "Exchange", scheduler: Scheduler, refuse: Refuse) -> None:
+        super().__init__(faults)
+        self._exchange, self._scheduler, self._refuse = exchange, scheduler, refuse
+        self._new: dict[Request, KVTransferParams] = {}
+        self._params: dict[Request, KVTransferParams] = {}
+
+    def handles(self, request: Request) -> bool:
+        """Whether the request names pages of another engine. Raises `RequestError` where they cannot be fetched."""
+        params = transfer_params(request.params)
+        if params is None or not params.do_remote_prefill:
+            return False
+        if not self._exchange.settings.consumes:
+            raise RequestError(f"{KEY}: do_remote_prefill: this server is a kv_producer; ask a kv_consumer", KEY)
+        if not params.names_pages:
+            # As in vLLM: nothing is kept, so that the prompt is computed here.
+            return False
+        problem = self._exchange.problem(params)
+        if problem is not None:
+            raise RequestError(f"{KEY}: {problem}", KEY)
+        return True
+
+    def on_added(self, request: Request) -> None:
+        """Begin to fetch, or wait for what the digests of the request depend on."""
+        params = transfer_params(request.params)
+        assert params is not None
+        self._new[request] = self._params[request] = params
+        self._begin_ready()
+
+    def on_step_begin(self) -> None:
+        """Begin to fetch what can be looked for now, and release requests whose pages have come."""
+        self._exchange.on_step_begin()
+        self._begin_ready()
+        for each in self._exchange.take_ended():
+            request = each.request
+            if request not in self.requests:
+                continue
+            if each.failure is not None and self._exchange.settings.fails:
+                why = _FAILURES[each.failure]
+                self._refuse(
+                    request,
+                    f"the prompt's pages did not come from the engine that has them: {why} (kv_load_failure_policy)",
+                    None,
+                    is_fault=True,
+                )
+            else:
+                self._scheduler.release(request, self.hold_reason)
+
+    def on_scheduled(self, plan: StepPlan) -> None:
+        """What was fetched for requests that run now need not stay on the host."""
+        for request in plan.admitted:
+            if request in self.requests:
+                self._exchange.leave(request)
+
+    def on_ended(self, request: Request) -> None:
+        """Nothing is fetched for a request that has ended, and its pages need not be kept."""
+        params = self._params.pop(request, None)
+        if params is None:
+            return
+        if self._new.pop(request, None) is not None:
+            self._exchange.give_up(params)
+        self._exchange.leave(request)
+
+    def _begin_ready(self) -> None:
+        for request, params in list(self._new.items()):
+            if request.lora_request is not None and not request.adapter_digest:
+                continue  # digests depend on the adapter's content
+            del self._new[request]
+            is_waiting = False
+            with self.faults.guard(request) as guard:
+                is_waiting = self._exchange.fetch(request, params)
+            if not is_waiting and not guard.failed:
+                self._scheduler.release(request, self.hold_reason)

@@ -1,0 +1,235 @@
+"""An engine's part in transfers of pages: what it keeps for others, and what it fetches from them."""
+
+import logging
+import threading
+from collections.abc import Callable
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from jaxllm.config.kv_transfer import KVTransferSettings, is_loopback
+from jaxllm.engine.transfer.fingerprint import Fingerprint
+from jaxllm.engine.transfer.receiver import Receiver
+from jaxllm.engine.transfer.sender import Sender
+from jaxllm.kv.manager import KVManager
+from jaxllm.kv.tiers.fetches import Ended, Fetch, Fetches, Source
+from jaxllm.kv.tiers.transfer_counts import TransferCounts
+from jaxllm.models.errors import ModelError
+from jaxllm.requests.kv_transfer import KVTransferParams
+from jaxllm.requests.request import Request
+
+logger = logging.getLogger(__name__)
+
+READY_SECONDS = 5.0
+"""How long a start waits for the fingerprint. Later, what needs it waits."""
+
+
+class Identity:
+    """The fingerprint of an engine, which a thread computes."""
+
+    def __init__(self, compute: Callable[[], Fingerprint]) -> None:
+        self.known: Fingerprint | None = None
+        self.problem = ""
+        """Why there is none, and will be none."""
+        self._compute, self._is_done = compute, threading.Event()
+        threading.Thread(target=self._run, name="kv-transfer-fingerprint", daemon=True).start()
+        if not self._is_done.wait(READY_SECONDS):
+            logger.info("KV transfer: pages are exchanged when the weights are hashed")
+
+    def _run(self) -> None:
+        try:
+            self.known = self._compute()
+        except (OSError, ModelError) as error:
+            self.stop(f"the weights cannot be hashed: {error}")
+        self._is_done.set()
+
+    def stop(self, problem: str) -> None:
+        """Exchange nothing from now on."""
+        if not self.problem:
+            logger.warning("KV transfer: %s; no pages are exchanged until the engine is started again", problem)
+        self.problem, self.known = problem, None
+
+
+class Exchange:
+    """Belongs to a host tier, whose thread calls everything."""
+
+    def __init__(
+        self,
+        settings: KVTransferSettings,
+        rank: int,
+        pages: KVManager,
+        sizes: tuple[int, int],
+        identity: Identity,
+        news: threading.Event,
+        num_devices: int = 1,
+    ) -> None:
+        """`sizes` are bytes of a page and of a state; `news` is set when something has come.
+
+        Raises `ConfigError`.
+        """
+        assert pages.tier is not None
+        self.settings = settings
+        self.num_queries = 0
+        """Requests that named pages of others."""
+        self._pages, self._identity, self._num_devices = pages, identity, num_devices
+        self._fetches: Fetches | None = None
+        self._sender: Sender | None = None
+        host, states = pages.tier.host, pages.groups.num_tables
+        if settings.produces:
+            leases = pages.use_leases(settings.lease_seconds)
+            self._sender = Sender(settings, rank, host, leases, lambda: identity.known)
+        if settings.consumes:
+            self._fetches = Fetches(host, lambda part: sizes[part == states], states, settings.fetch_timeout)
+            pages.tier.use_fetches(self._fetches)
+            self._receiver = Receiver(settings, host, states, lambda: identity.known, news)
+            self._fetches.start = self._receiver.fetch
+            self._fetches.on_end = self._release
+        self._num_fetched = 0
+
+    @property
+    def description(self) -> str:
+        """What it does, for people."""
+        name = {"kv_producer": "keeps pages for others", "kv_consumer": "fetches pages from others"}
+        text = name.get(self.settings.role, "exchanges pages with others")
+        return text if self._sender is None else f"{text} at {self._sender.address}:{self._sender.port}"
+
+    def _release(self, fetch: Fetch) -> None:
+        self._receiver.release(fetch.source)
+
+    # For engines that others fetch from
+
+    def keep(self, request: Request) -> dict[str, Any] | None:
+        """Keep the pages of a request's prompt, which has ended. What whoever fetches them must know; None: nothing."""
+        assert self._sender is not None
+        if self._identity.problem:
+            return None
+        held = self._pages.held_for_others(request)
+        if held is None:
+            return None
+        lease, num_tokens = held
+        num_pages = num_tokens // self._pages.block_size
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(num_pages))],
+            "remote_engine_id": self.settings.engine_id,
+            "remote_request_id": lease.name,
+            "remote_host": self._sender.address,
+            "remote_port": self._sender.port,
+            "remote_num_tokens": num_tokens,
+            "tp_size": self._num_devices,
+            "transfer_mode": "pull",
+        }
+
+    # For engines that fetch
+
+    def problem(self, params: KVTransferParams) -> str | None:
+        """Why pages cannot be fetched from there, if that is not allowed."""
+        host = params.remote_host or ""
+        if self.settings.secret_file is None and not is_loopback(host):
+            return (
+                f"remote_host={host!r} is another machine: give both engines kv_connector_extra_config.secret_file, "
+                "or use 127.0.0.1"
+            )
+        if self.settings.peers and not any(_is_in(host, each) for each in self.settings.peers):
+            return f"remote_host={host!r} is none of kv_connector_extra_config.peers"
+        return None
+
+    def fetch(self, request: Request, params: KVTransferParams) -> bool:
+        """Begin to fetch what a request names; whether it is to wait for that. `take_ended` has it later then."""
+        assert self._fetches is not None
+        assert params.remote_host is not None
+        assert params.remote_port is not None
+        assert params.remote_request_id is not None
+        name, engine = params.remote_request_id, params.remote_engine_id
+        source = Source(params.remote_host, params.remote_port, name, engine)
+        self.num_queries += 1
+        wanted, num_tokens = self._pages.wanted_from_others(request, params.remote_num_tokens)
+        if not wanted or num_tokens < self.settings.recompute_threshold or self._identity.problem:
+            self._receiver.release(source)
+            return False
+        self._fetches.begin(request, source, wanted, num_tokens)
+        return True
+
+    def take_ended(self) -> list[Ended]:
+        """Requests that need not wait any more since the last call; some may have ended."""
+        return [] if self._fetches is None else self._fetches.take_ended()
+
+    def leave(self, request: Request) -> None:
+        """A request has ended, or runs now: what was fetched for it need not stay."""
+        if self._fetches is not None:
+            self._fetches.leave(request)
+
+    def give_up(self, params: KVTransferParams) -> None:
+        """Nobody wants what a request names: its pages need not be kept."""
+        if params.names_pages and self._fetches is not None and self.problem(params) is None:
+            assert params.remote_host is not None
+            assert params.remote_port is not None
+            assert params.remote_request_id is not None
+            self._receiver.release(Source(params.remote_host, params.remote_port, params.remote_request_id))
+
+    # For the host tier
+
+    def on_step_begin(self) -> None:
+        """Take what has come, and see whose time is up."""
+        if self._fetches is not None:
+            for fetch, copy, checksum, failure in self._receiver.came():
+                if copy is not None:
+                    self._fetches.come(fetch, copy, checksum)
+                else:
+                    self._num_fetched += failure is None and not fetch.is_over
+                    self._fetches.stop(fetch, failure)
+            if len(self._fetches):
+                self._fetches.update()
+        if self._sender is not None and len(self._sender.leases) and self._sender.leases.update():
+            self._sender.wake()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether anything is kept, or under way."""
+        has_leases = self._sender is not None and len(self._sender.leases) > 0
+        return has_leases or (self._fetches is not None and len(self._fetches) > 0)
+
+    def stop(self, problem: str) -> None:
+        """Exchange nothing from now on."""
+        self._identity.stop(problem)
+
+    def counts(self) -> TransferCounts:
+        """What it has done so far."""
+        found: dict[str, Any] = {}
+        if self._fetches is not None:
+            fetches = self._fetches
+            found |= {
+                "queries": self.num_queries,
+                "fetches": self._num_fetched,
+                "tokens": fetches.num_tokens,
+                "bytes": fetches.num_bytes,
+                "seconds": self._receiver.seconds,
+                **fetches.num_failed,
+            }
+        if self._sender is not None:
+            sender, leases = self._sender, self._sender.leases
+            found |= {
+                "sent_bytes": sender.num_bytes,
+                "granted": leases.num_granted,
+                "released": leases.num_released,
+                "expired": leases.num_expired,
+                "refused_peers": sender.num_refused,
+                "foreign": sender.num_foreign,
+                "leases": len(leases),
+            }
+        return TransferCounts(**found)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._sender is not None:
+            self._sender.close()
+        if self._fetches is not None:
+            self._receiver.close()
+
+
+def _is_in(host: str, peer: str) -> bool:
+    """Whether a host is this one, or in this network."""
+    try:
+        return ip_address(host) in ip_network(peer, strict=False)
+    except ValueError:
+        return host == peer
