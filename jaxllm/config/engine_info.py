@@ -118,6 +118,16 @@ class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_size: int
 
 
+class KVTransferInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests an engine takes that are about pages of other engines; see `KVTransferSettings`."""
+
+    role: str
+    has_secret: bool
+    peers: tuple[str, ...] = ()
+    address: str | None = None
+    """Where others fetch pages, as host and port."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits and its memory: all that a process without the engine must know of it.
 
@@ -171,6 +181,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: KVEventSource | None = None
     """None where events of the prefix cache are not published."""
 
+    kv_transfer: KVTransferInfo | None = None
+    """None where no pages go to other engines or come from them."""
     tiers: tuple[str, ...] = ()
     """Where copies of KV pages are, for people: host memory, and files."""
 

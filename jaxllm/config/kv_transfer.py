@@ -63,7 +63,11 @@ class KVTransferSettings:
         return self.role != "kv_producer"
 
 
-_SECONDS = {"kv_lease_duration": "lease_seconds", "fetch_timeout": "fetch_timeout", "connect_timeout": "connect_timeout"}
+_SECONDS = {
+    "kv_lease_duration": "lease_seconds",
+    "fetch_timeout": "fetch_timeout",
+    "connect_timeout": "connect_timeout",
+}
 _COUNTS = {
     "max_fetches": ("max_fetches", 1, 4096),
     "max_bytes_in_flight": ("max_bytes_in_flight", 1 << 20, 1 << 40),

@@ -27,7 +27,7 @@ from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constra
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs
-from jaxllm.engine.features.transfer import NoTransfer, PromptsForOthers, PromptsOfOthers
+from jaxllm.engine.features.transfer import PromptsForOthers, PromptsOfOthers
 from jaxllm.engine.inspection import inspect_engine
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
@@ -90,7 +90,9 @@ class Engine(StepLoop[Dispatched]):
         self.host_tier = make_host_tier(resolved, runner, self.pages, self.scheduler)
         """What copies pages to the host, if anything does."""
         if self.host_tier is not None:
-            self.info = replace(self.info, tiers=self.host_tier.descriptions)
+            exchange = self.host_tier.exchange
+            transfer = None if exchange is None else exchange.info
+            self.info = replace(self.info, tiers=self.host_tier.descriptions, kv_transfer=transfer)
         self._faults = Faults()
         self._outputs = StepOutputs(self._faults)
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
@@ -168,7 +170,7 @@ class Engine(StepLoop[Dispatched]):
     def _transfer_features(self) -> "tuple[StepFeature, ...]":
         exchange = None if self.host_tier is None else self.host_tier.exchange
         if exchange is None:
-            return (NoTransfer(self._faults),)
+            return ()
         assert isinstance(self.scheduler, Scheduler)
         return (
             PromptsForOthers(self._faults, exchange),

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 from typing import Final, Self
 
 import numpy as np
 
-from jaxllm.config.engine_info import EngineInfo, ImageInfo, SoundInfo
+from jaxllm.config.engine_info import EngineInfo, ImageInfo, KVTransferInfo, SoundInfo
+from jaxllm.config.kv_transfer import is_loopback
 from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.media.grid_positions import are_together
 from jaxllm.requests.beam_options import BeamOptions
+from jaxllm.requests.kv_transfer import KEY as TRANSFER
+from jaxllm.requests.kv_transfer import transfer_params
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.media import FIELD as MEDIA
 from jaxllm.requests.media import PromptMedia
@@ -118,6 +122,8 @@ class RequestLimits:
                 "prompt_logprobs cannot be combined with prompt_embeds, which have no tokens; omit it",
                 "prompt_logprobs",
             )
+        if params.extra_args is not None and TRANSFER in params.extra_args:
+            check_transfer(params, None if self.engine is None else self.engine.kv_transfer)
         for name in _TOKEN_FIELDS:
             token_ids = getattr(params, name)
             if token_ids:
@@ -151,6 +157,50 @@ class RequestLimits:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(f"{name}: token ID {token_id} is not between 0 and {self.vocab_size - 1}", name)
+
+
+def check_transfer(params: SamplingParams, info: KVTransferInfo | None) -> None:
+    """Raise `RequestError` for a transfer that an engine does not make."""
+    asked = transfer_params(params)
+    if asked is None:
+        return
+    if info is None:
+        raise RequestError(
+            f"{TRANSFER}: this server exchanges no pages with others; start it with --kv-transfer-config, or omit "
+            f"{TRANSFER}",
+            TRANSFER,
+        )
+    if asked.do_remote_decode:
+        if info.role == "kv_consumer":
+            raise RequestError(
+                f"{TRANSFER}: do_remote_decode: this server is a kv_consumer; ask a kv_producer", TRANSFER
+            )
+        if params.beam_search is not None:
+            raise RequestError(f"{TRANSFER}: do_remote_decode cannot be combined with beam search", TRANSFER)
+        return
+    if info.role == "kv_producer":
+        raise RequestError(f"{TRANSFER}: do_remote_prefill: this server is a kv_producer; ask a kv_consumer", TRANSFER)
+    host = asked.remote_host
+    if host is None:
+        return
+    if not info.has_secret and not is_loopback(host):
+        raise RequestError(
+            f"{TRANSFER}: remote_host={quoted(host)} is another machine: start both servers with "
+            "kv_connector_extra_config.secret_file",
+            TRANSFER,
+        )
+    if info.peers and not any(_is_in(host, each) for each in info.peers):
+        raise RequestError(
+            f"{TRANSFER}: remote_host={quoted(host)} is none of kv_connector_extra_config.peers", TRANSFER
+        )
+
+
+def _is_in(host: str, peer: str) -> bool:
+    """Whether a host is this one, or in this network."""
+    try:
+        return ip_address(host) in ip_network(peer, strict=False)
+    except ValueError:
+        return host == peer
 
 
 def check_images(media: PromptMedia, images: ImageInfo | None) -> None:

@@ -48,6 +48,19 @@ def transfer_params(params: SamplingParams) -> KVTransferParams | None:
     return None if given is None else read_transfer_params(given)
 
 
+def is_for_another(params: SamplingParams) -> bool:
+    """Whether another engine is to go on with a prompt. Raises `RequestError`."""
+    found = transfer_params(params)
+    return found is not None and found.do_remote_decode
+
+
+def without_transfer(params: SamplingParams) -> SamplingParams:
+    """The parameters, but of a request that is not about other engines."""
+    others = {name: value for name, value in (params.extra_args or {}).items() if name != KEY}
+    made: SamplingParams = msgspec.structs.replace(params, extra_args=others or None)
+    return made
+
+
 def read_transfer_params(given: Any) -> KVTransferParams | None:
     """The parameters in a dictionary as proxies send it, of which other keys are ignored. Raises `RequestError`."""
     if isinstance(given, KVTransferParams):

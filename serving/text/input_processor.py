@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
+from jaxllm.requests.kv_transfer import is_for_another, without_transfer
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.media import FIELD as MEDIA
 from jaxllm.requests.media import PromptMedia
@@ -360,6 +361,9 @@ class InputProcessor:
                 ranked = 0 if params.logprobs is None and count > params.n else params.logprobs
                 seed = _child_seed(params.seed, index)
                 own = msgspec.structs.replace(params, n=1, best_of=None, seed=seed, logprobs=ranked)
+            if index and is_for_another(params):
+                # Another engine goes on with the prompt: its pages are kept once.
+                own = without_transfer(own)
             children.append(
                 Request(
                     request_id=request_id if single else f"{request_id}-{index}",

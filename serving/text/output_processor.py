@@ -221,6 +221,8 @@ class OutputProcessor:
             state.num_cached_tokens = output.num_cached_tokens
         if output.scheduled_time is not None and state.metrics.scheduled_time is None:
             state.metrics.scheduled_time = output.scheduled_time
+        if output.kv_transfer_params is not None:
+            state.kv_transfer_params = output.kv_transfer_params
         if output.prompt_logprobs is not None:
             state.take_prompt_logprobs(output.prompt_logprobs, self._tokenizer)
         if meter is not None:

@@ -1,6 +1,7 @@
 """The result of a request for a person: text alongside the token ids, under vLLM's names."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxllm.requests.lora_request import LoRARequest
 from jaxllm.requests.outputs import BeamTree
@@ -101,7 +102,7 @@ class RequestOutput(ShownInNotebooks):
 
     `prompt` is None when the prompt was given as token ids. `prompt_logprobs` has one entry per prompt token, of which
     the first is None; in a stream it comes with the first output. `num_cached_tokens` counts prompt tokens whose
-    computation the prefix cache saved.
+    computation the prefix cache saved. `kv_transfer_params` tells another engine where the prompt's pages are.
     """
 
     request_id: str
@@ -113,6 +114,7 @@ class RequestOutput(ShownInNotebooks):
     metrics: RequestMetrics | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
     lora_request: LoRARequest | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def num_output_tokens(self) -> int:

@@ -24,7 +24,7 @@ class TextReader(Protocol):
 class RequestState:
     """A request in flight: what its sequences share."""
 
-    __slots__ = ("completions", "metrics", "num_cached_tokens", "prompt_logprobs", "reader", "request", "unfinished")
+    __slots__ = ("completions", "kv_transfer_params", "metrics", "num_cached_tokens", "prompt_logprobs", "reader", "request", "unfinished")
 
     def __init__(self, request: TextRequest, reader: TextReader | None = None) -> None:
         self.request = request
@@ -34,6 +34,7 @@ class RequestState:
         self.completions: list[CompletionOutput] = []
         self.prompt_logprobs: list[TokenChoices | None] | None = None
         self.num_cached_tokens = 0
+        self.kv_transfer_params: dict[str, Any] | None = None
 
     def take_prompt_logprobs(self, logprobs: abc.Sequence[TokenLogprobs | None], tokenizer: Tokenizer | None) -> None:
         """Take the log-probabilities of the prompt."""
@@ -72,6 +73,7 @@ class RequestState:
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
             lora_request=adapter,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
 

@@ -14,7 +14,7 @@ from jaxllm.serving.http.identity import identify
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.http.submission import respond, try_grammar
-from jaxllm.serving.openai.generation.parameters import recommended_max_tokens
+from jaxllm.serving.openai.generation.parameters import recommended_max_tokens, with_transfer
 from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
@@ -87,6 +87,8 @@ def _params(body: TokensRequest, defaults: SamplingParams) -> SamplingParams:
     params = SamplingParams.from_dict(given)
     if body.output_mode == "text" and not params.detokenize:
         raise RequestError(f"{PARAMS}.detokenize=false cannot be combined with output_mode='text'", "detokenize")
+    if body.kv_transfer_params:
+        params.extra_args = with_transfer(params.extra_args, body.kv_transfer_params, stream=bool(body.stream))
     needs_text = body.output_mode == "text" or bool(params.stop)
     return msgspec.structs.replace(params, detokenize=needs_text, reasoning_end_token_ids=body.reasoning_end_token_ids)
 

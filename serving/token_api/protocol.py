@@ -13,7 +13,7 @@ from jaxllm.serving.openai.protocol.logprobs import PromptLogprobs
 from jaxllm.serving.openai.protocol.usage import Usage
 
 _TEXT_ONLY = "this model accepts text only"
-_TRANSFER = "cache transfer between servers is not supported"
+_TRANSFER = "it has no effect here"
 _NOT_STREAMED = (
     "only complete responses can be read; call /inference/v1/generate without stream, or with output_mode text"
 )
@@ -55,7 +55,8 @@ class TokensRequest(Body, kw_only=True):
     parse_context: Annotated[Any, Ignored("replies are parsed by /v1/chat/completions/derender")] = None
     features: Annotated[Any, Refused(_TEXT_ONLY)] = None
     content_parts: Annotated[Any, Refused(_TEXT_ONLY, ([],))] = None
-    kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """Prefill in one server, decode in another, see docs/disaggregation.md."""
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
 
 
@@ -127,7 +128,8 @@ class TokensAnswer(Answer, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     """With return_token_ids."""
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """For the server that goes on with the prompt."""
 
 
 class TokensChunk(Answer, kw_only=True):

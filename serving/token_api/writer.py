@@ -53,6 +53,7 @@ class TokensWriter:
             usage=self._counter.usage,
             prompt_logprobs=None if given is None else prompt_logprobs(given),
             prompt_token_ids=self._prompt_token_ids,
+            kv_transfer_params=output.kv_transfer_params,
         )
 
     # Only streams have the following.

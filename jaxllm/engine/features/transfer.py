@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from jaxllm.engine.features.constrained import Refuse
 from jaxllm.engine.features.faults import Faults
 from jaxllm.engine.features.feature import StepFeature
-from jaxllm.errors import RequestError
 from jaxllm.executor.runner import StepResult
-from jaxllm.requests.kv_transfer import KEY, KVTransferParams, transfer_params
+from jaxllm.requests.kv_transfer import KVTransferParams, transfer_params
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
@@ -26,19 +25,6 @@ _FAILURES = {
 }
 
 
-class NoTransfer(StepFeature):
-    """Refuses requests for transfers where the engine makes none."""
-
-    def handles(self, request: Request) -> bool:
-        """Whether the request asks for a transfer. Raises `RequestError` then."""
-        if transfer_params(request.params) is not None:
-            raise RequestError(
-                f"{KEY}: this server exchanges no pages with others; start it with --kv-transfer-config, or omit {KEY}",
-                KEY,
-            )
-        return False
-
-
 class PromptsForOthers(StepFeature):
     """Keeps the pages of a prompt when its request ends, and tells where they are (`do_remote_decode`)."""
 
@@ -47,15 +33,9 @@ class PromptsForOthers(StepFeature):
         self._exchange = exchange
 
     def handles(self, request: Request) -> bool:
-        """Whether another engine is to go on with the request. Raises `RequestError` where none can."""
+        """Whether another engine is to go on with the request."""
         params = transfer_params(request.params)
-        if params is None or not params.do_remote_decode:
-            return False
-        if not self._exchange.settings.produces:
-            raise RequestError(f"{KEY}: do_remote_decode: this server is a kv_consumer; ask a kv_producer", KEY)
-        if request.params.beam_search is not None:
-            raise RequestError(f"{KEY}: do_remote_decode cannot be combined with beam search", KEY)
-        return True
+        return params is not None and params.do_remote_decode
 
     def on_outputs(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
         """Keep the pages of requests that end with this step: they are still where they were."""
@@ -80,19 +60,9 @@ class PromptsOfOthers(StepFeature):
         self._params: dict[Request, KVTransferParams] = {}
 
     def handles(self, request: Request) -> bool:
-        """Whether the request names pages of another engine. Raises `RequestError` where they cannot be fetched."""
+        """Whether the request names pages of another engine. Where nothing is kept, its prompt is computed here."""
         params = transfer_params(request.params)
-        if params is None or not params.do_remote_prefill:
-            return False
-        if not self._exchange.settings.consumes:
-            raise RequestError(f"{KEY}: do_remote_prefill: this server is a kv_producer; ask a kv_consumer", KEY)
-        if not params.names_pages:
-            # As in vLLM: nothing is kept, so that the prompt is computed here.
-            return False
-        problem = self._exchange.problem(params)
-        if problem is not None:
-            raise RequestError(f"{KEY}: {problem}", KEY)
-        return True
+        return params is not None and params.names_pages
 
     def on_added(self, request: Request) -> None:
         """Begin to fetch, or wait for what the digests of the request depend on."""

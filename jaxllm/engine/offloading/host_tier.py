@@ -82,7 +82,7 @@ class HostTier:
         """Takes over `disk`."""
         self._tier, self._mover, self._scheduler, self._transfers = tier, mover, scheduler, transfers
         self.disk = disk
-        self.exchange: "Exchange | None" = None
+        self.exchange: Exchange | None = None
         """What goes to other engines and comes from them, if anything does."""
         tier.loads.start = self._start
         if disk is not None:

@@ -139,8 +139,7 @@ def _make_pool(gib: float, page_bytes: int, name: str = "kv_offloading_size") ->
     available = psutil.virtual_memory().available
     if size > available:
         raise CapacityError(
-            f"{name}={gib:g} (GiB): only {available / 2**30:.1f} GiB of the host's memory are free; "
-            "give less"
+            f"{name}={gib:g} (GiB): only {available / 2**30:.1f} GiB of the host's memory are free; give less"
         )
     return HostPool(size // page_bytes, page_bytes)
 

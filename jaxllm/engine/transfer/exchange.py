@@ -3,10 +3,10 @@
 import logging
 import threading
 from collections.abc import Callable
-from ipaddress import ip_address, ip_network
 from typing import Any
 
-from jaxllm.config.kv_transfer import KVTransferSettings, is_loopback
+from jaxllm.config.engine_info import KVTransferInfo
+from jaxllm.config.kv_transfer import KVTransferSettings
 from jaxllm.engine.transfer.fingerprint import Fingerprint
 from jaxllm.engine.transfer.receiver import Receiver
 from jaxllm.engine.transfer.sender import Sender
@@ -86,6 +86,17 @@ class Exchange:
         self._num_fetched = 0
 
     @property
+    def info(self) -> KVTransferInfo:
+        """Which requests there may be."""
+        settings, sender = self.settings, self._sender
+        return KVTransferInfo(
+            role=settings.role,
+            has_secret=settings.secret_file is not None,
+            peers=settings.peers,
+            address=None if sender is None else f"{sender.address}:{sender.port}",
+        )
+
+    @property
     def description(self) -> str:
         """What it does, for people."""
         name = {"kv_producer": "keeps pages for others", "kv_consumer": "fetches pages from others"}
@@ -122,18 +133,6 @@ class Exchange:
 
     # For engines that fetch
 
-    def problem(self, params: KVTransferParams) -> str | None:
-        """Why pages cannot be fetched from there, if that is not allowed."""
-        host = params.remote_host or ""
-        if self.settings.secret_file is None and not is_loopback(host):
-            return (
-                f"remote_host={host!r} is another machine: give both engines kv_connector_extra_config.secret_file, "
-                "or use 127.0.0.1"
-            )
-        if self.settings.peers and not any(_is_in(host, each) for each in self.settings.peers):
-            return f"remote_host={host!r} is none of kv_connector_extra_config.peers"
-        return None
-
     def fetch(self, request: Request, params: KVTransferParams) -> bool:
         """Begin to fetch what a request names; whether it is to wait for that. `take_ended` has it later then."""
         assert self._fetches is not None
@@ -161,7 +160,7 @@ class Exchange:
 
     def give_up(self, params: KVTransferParams) -> None:
         """Nobody wants what a request names: its pages need not be kept."""
-        if params.names_pages and self._fetches is not None and self.problem(params) is None:
+        if self._fetches is not None:
             assert params.remote_host is not None
             assert params.remote_port is not None
             assert params.remote_request_id is not None
@@ -225,11 +224,3 @@ class Exchange:
             self._sender.close()
         if self._fetches is not None:
             self._receiver.close()
-
-
-def _is_in(host: str, peer: str) -> bool:
-    """Whether a host is this one, or in this network."""
-    try:
-        return ip_address(host) in ip_network(peer, strict=False)
-    except ValueError:
-        return host == peer

@@ -37,7 +37,9 @@ logger = logging.getLogger(__name__)
 QUESTIONS = 2
 """Questions of one fetch under way at a time: while one answer is taken, the next is on its way."""
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CLOSED
-_UNWELCOME = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_UNWELCOME = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 @dataclass(eq=False, slots=True)

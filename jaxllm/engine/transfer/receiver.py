@@ -113,9 +113,9 @@ class Receiver:
             self._woken.recv(4096)
         while self._commands:
             self._obey(self._commands.popleft())
+        self._start_queued()
         for address, peer in list(self._peers.items()):
             self._look_after(address, peer)
-        self._start_queued()
         for peer in self._peers.values():
             peer.ask(self._room())
 

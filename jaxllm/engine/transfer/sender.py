@@ -241,5 +241,3 @@ class Sender:
             self._clients.pop(client, None)
             return False
         return True
-
-

@@ -121,7 +121,7 @@ def as_first(config: EngineConfig, info: EngineInfo) -> EngineConfig:
 
 def of_rank(config: EngineConfig, number: int) -> EngineConfig:
     """What the process of engine `number` of this server is to load: it knows its rank where it needs one."""
-    if config.cache.kv_events is None:
+    if config.cache.kv_events is None and config.cache.kv_transfer is None:
         return config
     rank = config.parallel.first_rank + number
     return replace(config, parallel=replace(config.parallel, data_parallel_rank=rank))

@@ -92,6 +92,7 @@ class ChatWriter:
             system_fingerprint=self._fingerprint,
             prompt_text=self._prompt_text,
         )
+        answer.kv_transfer_params = output.kv_transfer_params
         if output.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if self._body.return_token_ids:

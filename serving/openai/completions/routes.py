@@ -16,7 +16,7 @@ from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.http.submission import respond, try_grammar
 from jaxllm.serving.openai.completions.writer import CompletionWriter
-from jaxllm.serving.openai.generation.parameters import naming_form, sampling_params
+from jaxllm.serving.openai.generation.parameters import check_one_prompt, naming_form, sampling_params
 from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
@@ -64,6 +64,7 @@ async def prepare_completions(
     priority = _check(body, server.limits, len(prompts))
     try:
         params = await server.bodies.work(request, lambda: _params(body, server.llm.default_params))
+        check_one_prompt(params, len(prompts))
         if params.structured_outputs is not None:
             await try_grammar(request, server, params)
         return await server.llm.run_text(_build, server.llm.inputs, body, prompts, params, engine_ids, priority)

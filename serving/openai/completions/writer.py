@@ -65,7 +65,7 @@ class CompletionWriter:
             [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
         )
         answer.usage = self._counter.usage
-        answer.service_tier = answer.kv_transfer_params = None
+        answer.service_tier, answer.kv_transfer_params = None, outputs[0].kv_transfer_params
         answer.metrics = self._metrics.of(outputs[0])
         return answer
 

@@ -7,6 +7,8 @@ import msgspec
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.beam_options import BeamOptions
+from jaxllm.requests.kv_transfer import KEY as TRANSFER
+from jaxllm.requests.kv_transfer import read_transfer_params, short_form
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.requests.structured_outputs import KINDS, StructuredOutputsParams
 from jaxllm.serving.http.body.base import refused_fields
@@ -53,6 +55,8 @@ def sampling_params(
         given["prediction"] = body.prediction.text
     if body.vllm_xargs:
         given["extra_args"] = body.vllm_xargs
+    if body.kv_transfer_params:
+        given["extra_args"] = with_transfer(body.vllm_xargs, body.kv_transfer_params, stream=bool(body.stream))
     if body.use_beam_search:
         if others["structured_outputs"] is not None:
             raise RequestError("structured outputs cannot be combined with beam search", "use_beam_search")
@@ -67,6 +71,24 @@ def sampling_params(
     if body.stream:
         made.check_streamable()
     return made
+
+
+def with_transfer(extra_args: dict[str, Any] | None, given: dict[str, Any], *, stream: bool) -> dict[str, Any] | None:
+    """Extra arguments with what a request says of pages of other servers. Raises `RequestError`."""
+    params = read_transfer_params(given)
+    if params is None:
+        return extra_args
+    if params.do_remote_decode and stream:
+        raise RequestError(
+            f"{TRANSFER}: do_remote_decode cannot be streamed: the answer tells where pages are", "stream"
+        )
+    return {**(extra_args or {}), TRANSFER: short_form(params)}
+
+
+def check_one_prompt(params: SamplingParams, num_prompts: int) -> None:
+    """Raise `RequestError` for several prompts where pages of one are sent or fetched."""
+    if num_prompts > 1 and TRANSFER in (params.extra_args or {}):
+        raise RequestError(f"{TRANSFER}: for {num_prompts} prompts; send each in a request of its own", TRANSFER)
 
 
 def generation_fields(body: GenerationRequest) -> dict[str, Any]:

@@ -159,7 +159,8 @@ class ChatCompletion(Answer, kw_only=True):
     """With return_token_ids."""
     prompt_text: str | UnsetType = UNSET
     """With return_prompt_text."""
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """For the server that goes on with the prompt."""
     metrics: RequestTiming | UnsetType = UNSET
     """With --enable-per-request-metrics, for one answer."""
 

@@ -66,7 +66,7 @@ class Completion(Answer, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     service_tier: UnsetType | None = UNSET
     """Null; not in a stream."""
-    kv_transfer_params: UnsetType | None = UNSET
-    """Null; not in a stream."""
+    kv_transfer_params: dict[str, Any] | UnsetType | None = UNSET
+    """For the server that goes on with the prompt; not in a stream."""
     metrics: RequestTiming | UnsetType = UNSET
     """With --enable-per-request-metrics, for one answer; in a stream alongside the usage at its end."""

@@ -27,7 +27,7 @@ from jaxllm.serving.openai.protocol.response_format import ResponseFormat, Struc
 
 _BACKEND = "grammars are compiled by llguidance"
 _ONE_EACH = "each conversation has one answer; see /v1/chat/completions"
-_TRANSFER = "KV cache transfer between servers is not supported"
+_TRANSFER = "transfer of encoded images between servers is not supported"
 _TEXT_ONLY = "this model accepts text only"
 _LENGTH = "the length is limited by max_tokens (in responses: max_output_tokens)"
 _OPTIONS = "send options as fields of the request, under this API's names, such as temperature and max_tokens"
@@ -213,7 +213,9 @@ class GenerationRequest(Body, kw_only=True):
     mm_processor_kwargs: dict[str, Any] | None = None
     """Fields of the image processor, for the images of this request."""
     routed_experts_prompt_start: Annotated[Any, Ignored("the routing of experts is not returned", (0,))] = None
-    kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """Prefill in one server, decode in another: do_remote_decode, or what the answer to that had. See
+    docs/disaggregation.md."""
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     return_weight_versions: Annotated[Any, Ignored("not supported; see /metrics, weights_version", (False,))] = None
 
@@ -224,3 +226,4 @@ class OneAnswer(GenerationRequest, kw_only=True):
     n: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
     best_of: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
     use_beam_search: Annotated[Any, Refused(_ONE_EACH, (False,))] = None
+    kv_transfer_params: Annotated[Any, Refused(_ONE_EACH, ({},))] = None

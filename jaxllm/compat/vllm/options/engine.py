@@ -87,8 +87,8 @@ NOOP_OPTIONS: Mapping[str, NoopOption] = {
              "mamba-ssm-cache-dtype", "mamba-cache-mode", "replayssm-buffer-len", "engram-config"),
     **only(({},), _NO_RECURRENT, "mamba-config"),
     **switches(_NO_RECURRENT, "enable-mamba-cache-stochastic-rounding", "enable-mamba-shared-prefix-checkpoint"),
-    **only(({},), "transfer of KV caches or weights between servers is not supported", "kv-transfer-config",
-           "ec-transfer-config", "ec-manager-config", "weight-transfer-config"),
+    **only(({},), "transfer of weights or encoded images between servers is not supported", "ec-transfer-config",
+           "ec-manager-config", "weight-transfer-config"),
     # Images and sound
     **values(_TEXT, "allowed-local-media-path", "media-io-kwargs",
              "mm-processor-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm",

@@ -44,7 +44,7 @@ class KVEventsConfig(_Object):
 
 
 class KVTransferConfig(_Object):
-    """`kv_transfer_config`, which is rejected unless it is empty."""
+    """`kv_transfer_config`, an option."""
 
 
 class KernelConfig(_Object):
