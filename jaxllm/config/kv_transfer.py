@@ -39,7 +39,7 @@ class KVTransferSettings:
     """How long a producer keeps the pages of a prompt that nobody fetches."""
     fetch_timeout: float = 30.0
     """How long a request waits for its pages."""
-    connect_timeout: float = 5.0
+    connect_timeout: float = 10.0
     """How long a producer may take to answer for the first time."""
     max_fetches: int = 16
     """Prompts whose pages are under way at once."""
@@ -78,6 +78,14 @@ _KEYS = (
     "kv_connector", "kv_role", "engine_id", "kv_buffer_device", "kv_buffer_size", "kv_rank", "kv_parallel_size",
     "kv_ip", "kv_port", "kv_connector_module_path", "kv_connector_extra_config", "kv_load_failure_policy",
 )  # fmt: skip
+_REFUSED = {
+    "kv_rank": "engines are found by their addresses, in any number",
+    "kv_parallel_size": "engines are found by their addresses, in any number",
+    "kv_connector_module_path": "code of other connectors is not loaded",
+}
+_CHOICES = {"kv_role": ROLES, "kv_load_failure_policy": ("recompute", "fail")}
+_TEXTS = {"engine_id": "engine_id", "kv_ip": "host"}
+_MOST_CHARACTERS = 256
 _REFUSED_EXTRA = {
     "backends": "ZeroMQ carries pages; omit it",
     "bidirectional_kv_xfer": "pages go from producers to consumers only; omit it",
@@ -119,50 +127,41 @@ def _wrong(text: str) -> ConfigError:
 
 def _read(key: str, value: Any) -> dict[str, Any]:
     """The settings that a key gives. Raises `ConfigError`."""
+    if key in _REFUSED:
+        if value != 1 or key != "kv_parallel_size":
+            raise _wrong(f"{key}={value!r}: {_REFUSED[key]}; omit it")
+        return {}
+    if key in _CHOICES:
+        if value not in _CHOICES[key]:
+            raise _wrong(f"{key}={value!r}: choose one of {', '.join(_CHOICES[key])}")
+        return {"role": value} if key == "kv_role" else {"fails": value == "fail"}
+    if key in _TEXTS:
+        if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS:
+            raise _wrong(f"{key}={value!r} must be a text of 1 to {_MOST_CHARACTERS} characters")
+        return {_TEXTS[key]: value}
     match key:
         case "kv_connector":
-            _check_connector(value)
-            return {}
-        case "kv_role":
-            if value not in ROLES:
-                raise _wrong(f"kv_role={value!r}: choose one of {', '.join(ROLES)}")
-            return {"role": value}
-        case "engine_id":
-            if not isinstance(value, str) or not 0 < len(value) <= 256:
-                raise _wrong(f"engine_id={value!r} must be a text of 1 to 256 characters")
-            return {"engine_id": value}
+            return _check_connector(value)
         case "kv_buffer_device":
-            if value != "cpu":
-                raise _wrong(f"kv_buffer_device={value!r}: pages pass through host memory; omit it, or give 'cpu'")
-            return {}
+            return _check_device(value)
         case "kv_buffer_size":
             return {"buffer_bytes": int(_number(key, value, 1, 2**50))}
-        case "kv_ip":
-            if not isinstance(value, str) or not value:
-                raise _wrong(f"kv_ip={value!r} must be the address at which this engine listens, such as 10.0.0.7")
-            return {"host": value}
         case "kv_port":
             return {"port": _integer(key, value, 0, (1 << 16) - 1)}
-        case "kv_load_failure_policy":
-            if value not in ("recompute", "fail"):
-                raise _wrong(f"kv_load_failure_policy={value!r}: choose recompute or fail")
-            return {"fails": value == "fail"}
         case "kv_connector_extra_config":
             return _read_extra(value)
-        case "kv_rank":
-            raise _wrong(f"kv_rank={value!r}: engines are found by their addresses, in any number; omit it")
-        case "kv_parallel_size":
-            if value != 1:
-                raise _wrong(f"kv_parallel_size={value!r}: engines are found by their addresses; omit it")
-            return {}
-        case "kv_connector_module_path":
-            raise _wrong(f"kv_connector_module_path={value!r}: code of other connectors is not loaded; omit it")
     raise _wrong(f"unknown key {key!r}{nearest(key, _KEYS)}")
 
 
-def _check_connector(value: Any) -> None:
+def _check_device(value: Any) -> dict[str, Any]:
+    if value != "cpu":
+        raise _wrong(f"kv_buffer_device={value!r}: pages pass through host memory; omit it, or give 'cpu'")
+    return {}
+
+
+def _check_connector(value: Any) -> dict[str, Any]:
     if value in CONNECTORS:
-        return
+        return {}
     if value in _LOCAL_COPIES:
         raise _wrong(
             f"kv_connector={value!r}: copies in host memory and files are options of their own, kv_offloading_size and "
@@ -176,28 +175,31 @@ def _read_extra(given: Any) -> dict[str, Any]:
         raise _wrong(f"kv_connector_extra_config={given!r} must be a mapping")
     found: dict[str, Any] = {}
     for key, value in given.items():
-        name = f"kv_connector_extra_config.{key}"
-        if value is None:
-            continue
-        if key in _SECONDS:
-            found[_SECONDS[key]] = _number(name, value, 0.1, 86400)
-        elif key in _COUNTS:
-            target, low, high = _COUNTS[key]
-            found[target] = _integer(name, value, low, high)
-        elif key == "secret_file":
-            if not isinstance(value, str) or not value:
-                raise _wrong(f"{name}={value!r} must be the name of a file")
-            found[key] = value
-        elif key == "peers":
-            if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) and each for each in value):
-                raise _wrong(f"{name}={value!r} must be a list of hosts or networks, such as 10.0.0.0/8")
-            found[key] = tuple(value)
-        elif key in _REFUSED_EXTRA:
-            if value not in (False, [], {}):
-                raise _wrong(f"{name}={value!r}: {_REFUSED_EXTRA[key]}")
-        else:
-            raise _wrong(f"unknown key {name!r}{nearest(str(key), _EXTRA)}")
+        if value is not None:
+            found |= _read_extra_key(str(key), value)
     return found
+
+
+def _read_extra_key(key: str, value: Any) -> dict[str, Any]:
+    name = f"kv_connector_extra_config.{key}"
+    if key in _SECONDS:
+        return {_SECONDS[key]: _number(name, value, 0.1, 86400)}
+    if key in _COUNTS:
+        target, low, high = _COUNTS[key]
+        return {target: _integer(name, value, low, high)}
+    if key == "secret_file":
+        if not isinstance(value, str) or not value:
+            raise _wrong(f"{name}={value!r} must be the name of a file")
+        return {key: value}
+    if key == "peers":
+        if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) and each for each in value):
+            raise _wrong(f"{name}={value!r} must be a list of hosts or networks, such as 10.0.0.0/8")
+        return {key: tuple(value)}
+    if key in _REFUSED_EXTRA:
+        if value not in (False, [], {}):
+            raise _wrong(f"{name}={value!r}: {_REFUSED_EXTRA[key]}")
+        return {}
+    raise _wrong(f"unknown key {name!r}{nearest(key, _EXTRA)}")
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:

@@ -200,6 +200,8 @@ class Engine(StepLoop[Dispatched]):
             request = self.scheduler.get(request_id) or self.control.pop_deferred(request_id)
             if request is not None:
                 self._ended.append(self._finish_with_output(request, "abort"))
+            elif self.host_tier is not None and self.host_tier.exchange is not None:
+                self.host_tier.exchange.abort(request_id)
 
     def finish_request(self, request_id: str, stop_reason: str) -> None:
         """End a request whose text holds a stop string. There will be no further output of it."""
@@ -209,9 +211,9 @@ class Engine(StepLoop[Dispatched]):
         """Whether `step` has anything to do."""
         return bool(self._ended) or (self.scheduler.has_unfinished and not self.control.is_halted)
 
-    def copy_while_idle(self) -> bool:
-        """Go on with copies of pages while there are no requests. Whether more is left: call it again soon then."""
-        return self.host_tier is not None and not self.control.is_halted and self.host_tier.go_on()
+    def copy_while_idle(self) -> float:
+        """Go on with copies of pages while there are no requests. Seconds until the next call; 0: nothing is left."""
+        return 0.0 if self.host_tier is None or self.control.is_halted else self.host_tier.go_on()
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""

@@ -29,15 +29,15 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cache; `num_preemptions`; `num_compilations` after warm-up; `stage_seconds` that each of several stages has worked.
     `num_steps` is 1, 0 when there was nothing to compute, or how many steps are `merged` into this. `num_last` tokens
     of the step were the last of their sequences, and are never computed with; `preemptions` has how often each of those
-    that ended was preempted.
-    `merged_shapes` is for `shapes`. For the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
-    weights were replaced, and why they cannot be used, if that is so. `drafts` are totals of speculative decoding,
-    `offload` those of copies of pages on the host, and `transfer` those of pages of other engines. Of adapters: names of those that requests run
-    with (`running_loras`) and wait for (`waiting_loras`, some of them where they are many), and totals: how many were
-    read from folders, and written to slots on the devices. Images that requests asked for (`image_queries`), and those
-    of them that the devices held already (`image_hits`), are totals as well, and so are batches of events of the prefix
-    cache that were never published (`num_kv_events_dropped`). Of the step, where they are measured: the `work` of each
-    device (operations, bytes read, bytes written), and the `page_lives` that ended with it.
+    that ended was preempted. `merged_shapes` is for `shapes`. For the engine: the `sleep_level` (0: awake), whether it
+    `is_paused`, how often its weights were replaced, and why they cannot be used, if that is so. `drafts` are totals of
+    speculative decoding, `offload` those of copies of pages on the host, and `transfer` those of pages of other
+    engines. Of adapters: names of those that requests run with (`running_loras`) and wait for (`waiting_loras`, some of
+    them where they are many), and totals: how many were read from folders, and written to slots on the devices. Images
+    that requests asked for (`image_queries`), and those of them that the devices held already (`image_hits`), are
+    totals as well, and so are batches of events of the prefix cache that were never published
+    (`num_kv_events_dropped`). Of the step, where they are measured: the `work` of each device (operations, bytes read,
+    bytes written), and the `page_lives` that ended with it.
     """
 
     num_running: int = 0

@@ -27,10 +27,9 @@ def _check_transfer(resolved: ResolvedConfig) -> None:
         raise ConfigError(
             "kv_transfer_config: kv_buffer_size and kv_offloading_size are the same memory of the host; give one"
         )
-    if not resolved.shares_prefixes:
+    if not options.enable_prefix_caching:
         raise ConfigError(
-            "kv_transfer_config: pages are found as prefixes, but prefix caching is off; omit "
-            "--no-enable-prefix-caching, and give recurrent models max_state_snapshots"
+            "kv_transfer_config: pages are found as prefixes; omit --no-enable-prefix-caching, or kv_transfer_config"
         )
     if resolved.config.lora.merge_lora is not None:
         raise ConfigError("kv_transfer_config: not supported with merge_lora; merge the checkpoint, or omit it")

@@ -82,7 +82,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     otherwise; `refused_parameter` then names the field. Such an output is the request's last, with the finish reason
     "abort". `is_fault` says that the request is not to blame, but the operator's own code or the engine's. `drafts`
     comes with a first output, and where the step had some, if it is asked for. `kv_transfer_params` comes with the last
-    output of a request for another engine, which it tells where the prompt's pages are.
+    output of a request for another engine, which it tells where the prompt's pages are. `num_external_tokens` of the
+    prompt have come from another engine; a first output tells it.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     is_fault: bool = False
     drafts: RequestDrafts | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    num_external_tokens: int = 0
 
     @property
     def finished(self) -> bool:

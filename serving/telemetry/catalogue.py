@@ -116,6 +116,25 @@ METRICS = (
         "gauge",
         "Share of --kv-offloading-disk-size that the files of all engines in the folder take, 0 to 1.",
     ),
+    Described("kv_transfer_requests", "counter", "Requests that named pages of another server."),
+    Described("kv_transfer_tokens", "counter", "Prompt tokens whose pages were fetched from other servers."),
+    Described("kv_transfer_received_bytes", "counter", "Bytes of pages and states that were fetched."),
+    Described("kv_transfer_receive_time", "counter", "Seconds in which any fetch was under way."),
+    Described(
+        "kv_transfer_failures",
+        "counter",
+        "Fetches that failed, by reason: unreachable, refused, timeout, gone, damaged or no_room; the prompts were "
+        "computed, or their requests failed (kv_load_failure_policy).",
+    ),
+    Described("nixl_num_failed_transfers", "counter", "All of them, by vLLM's name."),
+    Described("kv_transfer_sent_bytes", "counter", "Bytes of pages and states that other servers fetched."),
+    Described("kv_transfer_leases", "gauge", "Prompts whose pages are kept for other servers."),
+    Described("kv_transfer_leases_granted", "counter", "Prompts whose pages were kept for other servers."),
+    Described("nixl_num_kv_expired_reqs", "counter", "Of these, prompts that nobody fetched or gave up in time."),
+    Described(
+        "kv_transfer_refused_peers", "counter", "Servers that were refused, since they have other pages or weights."
+    ),
+    Described("kv_transfer_foreign_messages", "counter", "Messages from other servers that could not be read."),
     Described(
         "num_preemptions",
         "counter",
@@ -138,7 +157,7 @@ METRICS = (
     Described(
         "prompt_tokens_by_source",
         "counter",
-        "Prompt tokens by source: local_compute or local_cache_hit.",
+        "Prompt tokens by source: local_compute, local_cache_hit or external_kv_transfer.",
         "prompt_tokens",
     ),
     Described(
@@ -275,6 +294,8 @@ _BATCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _N = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
+_FAILURES = ("unreachable", "refused", "timeout", "gone", "damaged", "no_room")
+
 OFFLOAD: Mapping[str, tuple[str, float]] = {
     "external_prefix_cache_queries": ("queries", 1),
     "external_prefix_cache_hits": ("hits", 1),
@@ -296,6 +317,26 @@ OFFLOAD: Mapping[str, tuple[str, float]] = {
 }
 """Counters of `StepStats.offload`: the field of each, and how much of it counts as 1 (times in microseconds)."""
 
+EXTERNAL = "prompt_tokens_external"
+"""Counter of prompt tokens that came from other engines, for `prompt_tokens_by_source`."""
+FAILED = "kv_transfer_failures_"
+TRANSFER: Mapping[str, tuple[tuple[str, ...], float]] = {
+    "kv_transfer_requests": (("queries",), 1),
+    "kv_transfer_tokens": (("tokens",), 1),
+    "kv_transfer_received_bytes": (("bytes",), 1),
+    "kv_transfer_receive_time": (("seconds",), 1e6),
+    "nixl_num_failed_transfers": (_FAILURES, 1),
+    **{FAILED + reason: ((reason,), 1) for reason in _FAILURES},
+    "kv_transfer_sent_bytes": (("sent_bytes",), 1),
+    "kv_transfer_leases_granted": (("granted",), 1),
+    "nixl_num_kv_expired_reqs": (("expired",), 1),
+    "kv_transfer_refused_peers": (("refused_peers",), 1),
+    "kv_transfer_foreign_messages": (("foreign",), 1),
+}
+"""Counters of `StepStats.transfer`: the fields of each, and how much of them counts as 1 (times in microseconds)."""
+FAILURES = tuple(FAILED + reason for reason in _FAILURES)
+"""Those for `kv_transfer_failures`, one for each reason."""
+
 OFFLOAD_SHARES = {"kv_offload_cpu_cache_usage_perc": "usage", "kv_offload_disk_usage_perc": "disk_usage"}
 """Gauges of it, and the field of each."""
 
@@ -306,6 +347,7 @@ OF_ENGINE = frozenset(
         *("engine_restarts", "api_server_restarts", "lora_reads", "lora_slot_writes"),
         "kv_events_dropped",
         *OFFLOAD,
+        *TRANSFER,
         *("encoder_cache_queries", "encoder_cache_hits"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
         *("kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds"),
@@ -318,6 +360,7 @@ WORK = ("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_wr
 """Counters of `StepStats.work`, in its order."""
 LABELLED = (
     *("request_success", "admission_rejections", "request_timeouts", "spec_decode_num_accepted_tokens_per_pos"),
+    "kv_transfer_failures",
     *WORK,
 )
 """Counters with a value for each reason or position, and those of numbers too large for an integer."""

@@ -9,7 +9,16 @@ import msgspec
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import NO_WORK, Amounts, StepStats, added
 from jaxllm.kv.lifetimes import PageLife
-from jaxllm.serving.telemetry.catalogue import LABELLED, METRICS, OF_ENGINE, OFFLOAD, new_histograms
+from jaxllm.serving.telemetry.catalogue import (
+    EXTERNAL,
+    FAILURES,
+    LABELLED,
+    METRICS,
+    OF_ENGINE,
+    OFFLOAD,
+    TRANSFER,
+    new_histograms,
+)
 from jaxllm.serving.telemetry.histogram import HistogramState
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
 from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements
@@ -69,7 +78,7 @@ class EngineMetrics:
         self.is_there = True
         """Whether there is such an engine now: of one that was removed only what was counted is left."""
         counters = (metric.source for metric in METRICS if metric.kind == "counter")
-        self.counters = {name: 0 for name in counters if name not in LABELLED}
+        self.counters = {name: 0 for name in (*counters, *FAILURES, EXTERNAL) if name not in LABELLED}
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
         self.histograms = new_histograms(info.max_model_len)
         self.steps = StepTimes()
@@ -128,6 +137,7 @@ class EngineMetrics:
             counters, histograms = self.counters, self.histograms
             counters["prompt_tokens"] += measured.prompt_tokens
             counters["prompt_tokens_cached"] += measured.cached_tokens
+            counters[EXTERNAL] += measured.external_tokens
             counters["generation_tokens"] += measured.generation_tokens
             histograms["time_to_first_token_seconds"].observe_all(measured.first_token_seconds)
             histograms["inter_token_latency_seconds"].observe_all(measured.inter_token_seconds)
@@ -158,6 +168,12 @@ class EngineMetrics:
             for name, (field, unit) in OFFLOAD.items():
                 told, now = getattr(before.offload, field), getattr(stats.offload, field)
                 counters[name] += int(_grown(told, now) * unit)
+        if stats.transfer is not before.transfer:
+            for name, (fields, unit) in TRANSFER.items():
+                counters[name] += sum(
+                    int(_grown(getattr(before.transfer, field), getattr(stats.transfer, field)) * unit)
+                    for field in fields
+                )
         counters["encoder_cache_queries"] += _grown(before.image_queries, stats.image_queries)
         counters["encoder_cache_hits"] += _grown(before.image_hits, stats.image_hits)
         if stats.stage_seconds:

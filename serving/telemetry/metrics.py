@@ -14,7 +14,17 @@ from prometheus_client.registry import Collector
 
 from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.telemetry.catalogue import METRICS, OFFLOAD, OFFLOAD_SHARES, WORK, Described
+from jaxllm.serving.telemetry.catalogue import (
+    EXTERNAL,
+    FAILED,
+    FAILURES,
+    METRICS,
+    OFFLOAD,
+    OFFLOAD_SHARES,
+    TRANSFER,
+    WORK,
+    Described,
+)
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
 from jaxllm.serving.telemetry.step_times import collect_steps
@@ -213,13 +223,22 @@ def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) 
         case "prompt_tokens_by_source":
             cached = engine.counters["prompt_tokens_cached"]
             computed = engine.counters["prompt_tokens"] - cached
-            return [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached)]
+            external = engine.counters[EXTERNAL]
+            return [
+                ({"source": "local_compute"}, computed),
+                ({"source": "local_cache_hit"}, cached - external),
+                ({"source": "external_kv_transfer"}, external),
+            ]
+        case "kv_transfer_failures":
+            return [({"reason": name.removeprefix(FAILED)}, engine.counters[name]) for name in FAILURES]
         case "prompt_tokens_cached_by_source":
             return [({"source": "device"}, engine.counters[metric.source])]
         case name if name in OFFLOAD:
             # vLLM numbers tiers after the host's memory, and says what they are.
             tier = {"tier": "1:fs"} if "_tiering_" in name else {}
             return [(tier, engine.counters[name] / OFFLOAD[name][1])]
+        case name if name in TRANSFER:
+            return [({}, engine.counters[name] / TRANSFER[name][1])]
         case name if name in WORK:
             return [({}, engine.work[WORK.index(name)])]
     return [({}, engine.counters[metric.source])]
@@ -230,6 +249,8 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
     match name:
         case _ if name in OFFLOAD_SHARES:
             return [(labels, getattr(engine.stats.offload, OFFLOAD_SHARES[name]))]
+        case "kv_transfer_leases":
+            return [(labels, engine.stats.transfer.leases)]
         case "num_requests_running":
             return [(labels, engine.stats.num_running)]
         case "num_requests_waiting":

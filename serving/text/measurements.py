@@ -58,8 +58,8 @@ class FinishedRequest:
 class Measurements:
     """The results of one message of the engine.
 
-    `prompt_tokens` of the sequences whose first token came, `cached_tokens` of which were in the prefix cache;
-    `generation_tokens` that came. `first_token_seconds` has
+    `prompt_tokens` of the sequences whose first token came, `cached_tokens` of which were in the prefix cache, and
+    `external_tokens` of these came from another engine; `generation_tokens` that came. `first_token_seconds` has
     their times since arrival, `inter_token_seconds` one entry for each further token: its sequence's entries add up to
     the time from first to last token.
 
@@ -73,6 +73,7 @@ class Measurements:
     inter_token_seconds: list[float] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
     cached_tokens: int = 0
+    external_tokens: int = 0
     first_token_traces: list[tuple[float, str]] = field(default_factory=list)
     slowest_token: tuple[float, str] | None = None
 
@@ -138,6 +139,7 @@ class Meter:
         sequence.cached = output.num_cached_tokens
         self._measured.prompt_tokens += sequence.request.prompt_tokens
         self._measured.cached_tokens += sequence.cached
+        self._measured.external_tokens += output.num_external_tokens
 
     def more(self, sequence: "SequenceTimes", count: int, now: float) -> None:
         """Measure `count` tokens after the first, which arrived `now`: they share the time since the one before."""

@@ -24,7 +24,10 @@ class TextReader(Protocol):
 class RequestState:
     """A request in flight: what its sequences share."""
 
-    __slots__ = ("completions", "kv_transfer_params", "metrics", "num_cached_tokens", "prompt_logprobs", "reader", "request", "unfinished")
+    __slots__ = (
+        "completions", "kv_transfer_params", "metrics", "num_cached_tokens", "prompt_logprobs", "reader", "request",
+        "unfinished",
+    )  # fmt: skip
 
     def __init__(self, request: TextRequest, reader: TextReader | None = None) -> None:
         self.request = request

@@ -58,6 +58,7 @@ class PromptsOfOthers(StepFeature):
         self._exchange, self._scheduler, self._refuse = exchange, scheduler, refuse
         self._new: dict[Request, KVTransferParams] = {}
         self._params: dict[Request, KVTransferParams] = {}
+        self._fetched: dict[Request, int] = {}  # tokens, until that is told
 
     def handles(self, request: Request) -> bool:
         """Whether the request names pages of another engine. Where nothing is kept, its prompt is computed here."""
@@ -88,6 +89,7 @@ class PromptsOfOthers(StepFeature):
                     is_fault=True,
                 )
             else:
+                self._fetched[request] = each.num_tokens
                 self._scheduler.release(request, self.hold_reason)
 
     def on_scheduled(self, plan: StepPlan) -> None:
@@ -96,9 +98,21 @@ class PromptsOfOthers(StepFeature):
             if request in self.requests:
                 self._exchange.leave(request)
 
+    def on_outputs(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
+        """Tell with a first output how many tokens have come from another engine."""
+        del result
+        if not self._fetched:
+            return
+        fetched = {request.request_id: request for request in plan.requests if request in self._fetched}
+        for output in outputs:
+            request = fetched.get(output.request_id)
+            if request is not None:
+                output.num_external_tokens = min(self._fetched.pop(request), request.num_cached_tokens)
+
     def on_ended(self, request: Request) -> None:
         """Nothing is fetched for a request that has ended, and its pages need not be kept."""
         params = self._params.pop(request, None)
+        self._fetched.pop(request, None)
         if params is None:
             return
         if self._new.pop(request, None) is not None:

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.05
 """How long an engine with nothing else to do waits for a load at a time."""
+COPY_SECONDS, URGENT_SECONDS = 0.05, 0.002
+"""How often an engine without requests looks whether more of its copies are made: where nobody waits for them, or
+another engine does."""
 CLOSE_SECONDS = 3.0
 """Copies for files that an engine has not made when it ends are made for so long."""
 
@@ -150,11 +153,13 @@ class HostTier:
         waits_for_files = self.disk is not None and self.disk.writer.num_waiting > 0
         return len(self._tier.stores) > 0 or self._tier.stores.has_states or self._transfers.is_busy or waits_for_files
 
-    def go_on(self) -> bool:
-        """Copy what waits, while the engine has nothing else to do. Whether anything is left."""
+    def go_on(self) -> float:
+        """Copy what waits, while the engine has nothing else to do. Seconds until it is worth another call; 0: none."""
         self.on_step_begin()
         self.on_step_end(is_idle=False)
-        return self.is_behind
+        if not self.is_behind:
+            return 0.0
+        return URGENT_SECONDS if self.exchange is not None and self.exchange.is_copying else COPY_SECONDS
 
     def counts(self) -> OffloadCounts:
         """What it has done so far."""
@@ -203,6 +208,9 @@ class HostTier:
 
     def close(self) -> None:
         """Copy what waits to files, for a moment, and end the threads."""
+        if self.exchange is not None:
+            self.exchange.close()
+            self.exchange = None
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
             while self.disk is not None and self.go_on() and time.monotonic() < deadline:
@@ -210,8 +218,6 @@ class HostTier:
         except Exception:
             # The devices may be why the engine ends.
             logger.exception("the last copies of KV pages are not made")
-        if self.exchange is not None:
-            self.exchange.close()
         self._transfers.close()
         if self.disk is not None:
             self.disk.close()

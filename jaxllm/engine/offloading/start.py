@@ -14,7 +14,7 @@ from jaxllm.engine.offloading.host_tier import HostTier, PageMover
 from jaxllm.engine.offloading.layout import WEIGHTS, layout_of
 from jaxllm.engine.offloading.transfers import Transfers, as_rows, put
 from jaxllm.engine.transfer.start import start_exchange
-from jaxllm.errors import CapacityError
+from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.executor.offloading_limits import offloading_folder
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
@@ -64,14 +64,19 @@ def start_host_tier(
 ) -> HostTier | None:
     """The host tier, or None where it does not pay; `fresh` is a scheduler without requests, to measure with.
 
-    Raises `CapacityError` where the host has not so much memory.
+    Raises `CapacityError` where the host has not so much memory, `ConfigError` for transfers that cannot be made.
     """
     options = resolved.config.cache
+    settings = options.kv_transfer
+    if not resolved.shares_prefixes and settings is not None:
+        raise ConfigError(
+            "kv_transfer_config: there is no room for snapshots of states, with which prefixes are found; give "
+            "max_state_snapshots, or more memory"
+        )
     if not resolved.shares_prefixes:
         logger.warning("kv_offloading_size: prefix caching is off, so nothing is copied to the host")
         return None
     mover = PageMover(runner, transfer_sizes(resolved), sharding(resolved.mesh))
-    settings = options.kv_transfer
     if options.kv_offloading_size or settings is None:
         host = _make_pool(options.kv_offloading_size, mover.page_bytes)
     else:

@@ -2,51 +2,20 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from jaxllm.config.engine_info import KVTransferInfo
 from jaxllm.config.kv_transfer import KVTransferSettings
-from jaxllm.engine.transfer.fingerprint import Fingerprint
+from jaxllm.engine.transfer.identity import Identity
 from jaxllm.engine.transfer.receiver import Receiver
 from jaxllm.engine.transfer.sender import Sender
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.tiers.fetches import Ended, Fetch, Fetches, Source
 from jaxllm.kv.tiers.transfer_counts import TransferCounts
-from jaxllm.models.errors import ModelError
 from jaxllm.requests.kv_transfer import KVTransferParams
 from jaxllm.requests.request import Request
 
 logger = logging.getLogger(__name__)
-
-READY_SECONDS = 5.0
-"""How long a start waits for the fingerprint. Later, what needs it waits."""
-
-
-class Identity:
-    """The fingerprint of an engine, which a thread computes."""
-
-    def __init__(self, compute: Callable[[], Fingerprint]) -> None:
-        self.known: Fingerprint | None = None
-        self.problem = ""
-        """Why there is none, and will be none."""
-        self._compute, self._is_done = compute, threading.Event()
-        threading.Thread(target=self._run, name="kv-transfer-fingerprint", daemon=True).start()
-        if not self._is_done.wait(READY_SECONDS):
-            logger.info("KV transfer: pages are exchanged when the weights are hashed")
-
-    def _run(self) -> None:
-        try:
-            self.known = self._compute()
-        except (OSError, ModelError) as error:
-            self.stop(f"the weights cannot be hashed: {error}")
-        self._is_done.set()
-
-    def stop(self, problem: str) -> None:
-        """Exchange nothing from now on."""
-        if not self.problem:
-            logger.warning("KV transfer: %s; no pages are exchanged until the engine is started again", problem)
-        self.problem, self.known = problem, None
 
 
 class Exchange:
@@ -76,11 +45,11 @@ class Exchange:
         host, states = pages.tier.host, pages.groups.num_tables
         if settings.produces:
             leases = pages.use_leases(settings.lease_seconds)
-            self._sender = Sender(settings, rank, host, leases, lambda: identity.known)
+            self._sender = Sender(settings, rank, host, leases, identity)
         if settings.consumes:
             self._fetches = Fetches(host, lambda part: sizes[part == states], states, settings.fetch_timeout)
             pages.tier.use_fetches(self._fetches)
-            self._receiver = Receiver(settings, host, states, lambda: identity.known, news)
+            self._receiver = Receiver(settings, host, states, identity, news)
             self._fetches.start = self._receiver.fetch
             self._fetches.on_end = self._release
         self._num_fetched = 0
@@ -130,6 +99,11 @@ class Exchange:
             "tp_size": self._num_devices,
             "transfer_mode": "pull",
         }
+
+    def abort(self, request_id: str) -> None:
+        """Nobody wants the answer to a request that has ended: its pages need not be kept."""
+        if self._sender is not None:
+            self._sender.leases.abort(request_id)
 
     # For engines that fetch
 
@@ -188,6 +162,11 @@ class Exchange:
         has_leases = self._sender is not None and len(self._sender.leases) > 0
         return has_leases or (self._fetches is not None and len(self._fetches) > 0)
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether anybody may wait for what is on its way to the host."""
+        return self._sender is not None and self._sender.leases.is_copying
+
     def stop(self, problem: str) -> None:
         """Exchange nothing from now on."""
         self._identity.stop(problem)
@@ -197,13 +176,13 @@ class Exchange:
         found: dict[str, Any] = {}
         if self._fetches is not None:
             fetches = self._fetches
-            found |= {
+            found = {
+                **{str(name): count for name, count in fetches.num_failed.items()},
                 "queries": self.num_queries,
                 "fetches": self._num_fetched,
                 "tokens": fetches.num_tokens,
                 "bytes": fetches.num_bytes,
                 "seconds": self._receiver.seconds,
-                **fetches.num_failed,
             }
         if self._sender is not None:
             sender, leases = self._sender, self._sender.leases

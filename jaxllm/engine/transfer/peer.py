@@ -18,7 +18,6 @@ from jaxllm.engine.transfer.wire import (
     ANSWER_BYTES,
     MOST_HEADER_BYTES,
     MOST_KEYS,
-    MOST_NAME,
     Answer,
     Ask,
     PageForm,
@@ -34,8 +33,9 @@ from jaxllm.kv.tiers.host_pool import HostCopy, HostPool, checksum
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS = 2
-"""Questions of one fetch under way at a time: while one answer is taken, the next is on its way."""
+QUESTIONS, QUESTIONS_OF_ALL = 2, 6
+"""Questions of one fetch under way at a time, and of all from one engine: while one answer is taken, the next is on its
+way. Together with those that ZeroMQ has not told of yet, answers are fewer than `ANSWERS_PER_CLIENT`."""
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CLOSED
 _UNWELCOME = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -72,11 +72,14 @@ class Peer:
         self.jobs: list[Job] = []
         self.failure: Failure | None = None
         """Why nothing can be asked here any more, if that is so."""
+        self.is_unwelcome = False
+        """Whether it has said so itself: then it still hears what need not be kept."""
         self.bytes_in_flight = 0
         self.since = self.used = time.monotonic()
         """When it was connected, and used last."""
         self._host, self._states = host, states
         self._form: PageForm | None = None
+        self._engine_id = ""
         self._own: PageForm | None = None
         self._questions: dict[int, _Question] = {}
         self._number = 0
@@ -100,7 +103,7 @@ class Peer:
     @property
     def awaits_welcome(self) -> bool:
         """Whether it has been greeted, and has not said anything yet."""
-        return self._own is not None and self._form is None
+        return self._own is not None and self._form is None and self.failure is None
 
     def register(self, poller: zmq.Poller) -> None:
         """Have a poller wake up when something comes."""
@@ -130,6 +133,11 @@ class Peer:
         self.used = time.monotonic()
         self.jobs.append(job)
 
+    def drop_jobs(self) -> list[Job]:
+        """All jobs, which are none of its any more."""
+        jobs, self.jobs = self.jobs, []
+        return jobs
+
     def release(self, name: str) -> None:
         """Say that what is kept under a name is not wanted any more, once there is a connection."""
         self.used = time.monotonic()
@@ -137,10 +145,17 @@ class Peer:
 
     def ask(self, room: int) -> None:
         """Ask for more, at most `room` bytes."""
-        if self._form is None or self._own is None:
+        self._send_releases()
+        if self._form is None:
             return
         for job in self.jobs:
+            if job.fetch.source.engine_id not in (None, self._engine_id):
+                # Another engine is there now.
+                job.failure = "gone"
+                job.left.clear()
             while job.left and job.num_asked < QUESTIONS and not job.fetch.is_over:
+                if len(self._questions) >= QUESTIONS_OF_ALL:
+                    break
                 copies, size = self._next(job)
                 if size > room and self.bytes_in_flight:
                     return
@@ -151,7 +166,9 @@ class Peer:
                 job.num_asked += 1
                 keys = [(copy.digest, copy.part) for copy in copies]
                 self._wire.send(encode(Ask(self._number, job.fetch.source.name, keys)))
-        if self._releases:
+
+    def _send_releases(self) -> None:
+        if self._own is not None and self._releases:
             for name in self._releases:
                 self._wire.send(encode(Release(name)))
             self._releases = []
@@ -184,6 +201,7 @@ class Peer:
             if isinstance(message, Welcome):
                 self._welcome(message)
             elif isinstance(message, Refused):
+                self.is_unwelcome = True
                 self._give_up("refused", message.reason[:1000])
             else:
                 yield from self._answer(message, frames[1:])
@@ -192,13 +210,11 @@ class Peer:
     def _welcome(self, message: Welcome) -> None:
         assert self._own is not None
         problem = form_problem(self._own, message.form)
-        wanted = self._source.engine_id
-        if problem is None and wanted is not None and wanted[:MOST_NAME] != message.engine_id[:MOST_NAME]:
-            problem = f"another engine is there now, {message.engine_id[:MOST_NAME]!r}"
         if problem is not None:
+            self.is_unwelcome = True
             self._give_up("refused", problem)
         else:
-            self._form = message.form
+            self._form, self._engine_id = message.form, message.engine_id
 
     def _answer(self, message: Answer, frames: list[zmq.Frame]) -> Iterator[tuple[Job, HostCopy, int | None]]:
         question = self._questions.pop(message.number, None)

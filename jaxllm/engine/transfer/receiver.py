@@ -5,14 +5,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from jaxllm.config.kv_transfer import KVTransferSettings
-from jaxllm.engine.transfer.fingerprint import Fingerprint
+from jaxllm.engine.transfer.identity import Identity
 from jaxllm.engine.transfer.keys import read_secret
 from jaxllm.engine.transfer.peer import Job, Peer
 from jaxllm.kv.tiers.fetches import Failure, Fetch, Source
@@ -23,8 +22,8 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0
 IDLE_SECONDS = 60.0
 """A connection that nobody uses is closed after so long."""
-AVOIDED_SECONDS = 10.0
-"""From an engine that did not answer in time, nothing is asked for so long."""
+AVOIDED_SECONDS, RETRY_SECONDS = 10.0, 0.5
+"""From an engine that did not answer in time, nothing is asked for the first; from one that is gone for the second."""
 
 Came = tuple[Fetch, HostCopy | None, int | None, Failure | None]
 """A copy and its checksum, None where it did not come; or, without a copy, the end of a fetch."""
@@ -38,14 +37,14 @@ class Receiver:
         settings: KVTransferSettings,
         host: HostPool,
         states: int,
-        fingerprint: Callable[[], Fingerprint | None],
+        identity: Identity,
         news: threading.Event,
     ) -> None:
-        """`fingerprint` gives None while it is not known. Raises `ConfigError` for a secret that cannot be read."""
+        """Raises `ConfigError` for a secret that cannot be read."""
         self.seconds = 0.0
         """For how long anything was under way, so far."""
         self._settings, self._host, self._states = settings, host, states
-        self._fingerprint, self._news, self._secret = fingerprint, news, read_secret(settings.secret_file)
+        self._identity, self._news, self._secret = identity, news, read_secret(settings.secret_file)
         self._commands: deque[Fetch | Source] = deque()
         self._came: deque[Came] = deque()
         self._context: zmq.Context[Any] = zmq.Context()
@@ -121,7 +120,9 @@ class Receiver:
 
     def _patience(self) -> int:
         """Milliseconds until something is to be looked after in any case."""
-        return 200 if self._peers or self._queued else 60_000
+        if self._queued or any(peer.is_busy for peer in self._peers.values()):
+            return 200
+        return 10_000 if self._peers else 60_000
 
     def _room(self) -> int:
         """Bytes that may still be asked for."""
@@ -158,6 +159,7 @@ class Receiver:
         address = (source.host, source.port)
         if time.monotonic() < self._avoided.get(address, 0.0):
             return None
+        self._avoided.pop(address, None)
         peer = self._peers.get(address)
         if peer is None:
             try:
@@ -170,7 +172,7 @@ class Receiver:
 
     def _look_after(self, address: tuple[str, int], peer: Peer) -> None:
         """Take what an engine has sent, and give up one that is gone, refuses us or does not answer."""
-        known = self._fingerprint()
+        known = self._identity.known
         if known is not None:
             peer.greet(known)
         for job, copy, checksum in peer.take():
@@ -178,19 +180,18 @@ class Receiver:
         for job in peer.take_ended():
             self._end(job.fetch, job.failure)
         now = time.monotonic()
-        is_silent = peer.awaits_welcome and now > peer.since + self._settings.connect_timeout
-        if is_silent:
+        if peer.awaits_welcome and now > peer.since + self._settings.connect_timeout:
             peer.failure = "unreachable"
+            self._avoided[address] = now + AVOIDED_SECONDS
         if peer.failure is not None:
-            if is_silent or (peer.failure == "unreachable" and peer.jobs):
+            if peer.failure == "unreachable" and peer.jobs:
                 logger.warning("KV transfer: %s:%d does not answer; prompts are computed here", *address)
-            if is_silent:
-                self._avoided[address] = now + AVOIDED_SECONDS
-            for job in peer.jobs:
+            for job in peer.drop_jobs():
                 self._end(job.fetch, None if job.fetch.is_over else peer.failure)
-            peer.close()
-            del self._peers[address]
-        elif not peer.is_busy and now > peer.used + IDLE_SECONDS:
+        is_unused = not peer.is_busy and now > peer.used + (IDLE_SECONDS if peer.failure is None else AVOIDED_SECONDS)
+        if is_unused or (peer.failure is not None and not peer.is_unwelcome):
+            if peer.failure is not None:
+                self._avoided.setdefault(address, now + RETRY_SECONDS)
             peer.close()
             del self._peers[address]
 

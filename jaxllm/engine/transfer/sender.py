@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import zmq
 
 from jaxllm.config.kv_transfer import KVTransferSettings
-from jaxllm.engine.transfer.fingerprint import Fingerprint
+from jaxllm.engine.transfer.identity import Identity
 from jaxllm.engine.transfer.keys import protect, read_secret
 from jaxllm.engine.transfer.wire import (
     ANSWER_BYTES,
@@ -45,7 +44,7 @@ MOST_WAITING = 4096
 """Questions that wait for copies."""
 WAIT_SECONDS = 20.0
 """How long a question waits for copies that are not on the host yet."""
-ANSWERS_PER_CLIENT = 8
+ANSWERS_PER_CLIENT = 16
 """Answers that wait in ZeroMQ for one engine. One that asks for more without reading is not answered."""
 CLOSE_SECONDS = 2.0
 
@@ -66,12 +65,12 @@ class Sender:
         rank: int,
         host: HostPool,
         leases: Leases,
-        fingerprint: Callable[[], Fingerprint | None],
+        identity: Identity,
     ) -> None:
-        """`fingerprint` gives None while it is not known. Raises `ConfigError` for an address that cannot be used."""
+        """Raises `ConfigError` for an address that cannot be used."""
         self.num_bytes = self.num_answers = self.num_refused = self.num_foreign = 0
         """So far: bytes of pages, answers, engines that were refused, and messages that were none."""
-        self._settings, self._host, self.leases, self._fingerprint = settings, host, leases, fingerprint
+        self._settings, self._host, self.leases, self._identity = settings, host, leases, identity
         self._clients: OrderedDict[bytes, None] = OrderedDict()  # those that were welcomed
         self._greeting: OrderedDict[bytes, Hello] = OrderedDict()
         self._waiting: list[_Question] = []
@@ -169,10 +168,11 @@ class Sender:
             self._greeting[client] = message
             while len(self._greeting) > MOST_CLIENTS:
                 self._greeting.popitem(last=False)
+        elif isinstance(message, Release):
+            # Names cannot be guessed; who was refused has no use for what is kept.
+            self.leases.release(message.name)
         elif client not in self._clients:
             self._send(client, Refused("say hello first"))
-        elif isinstance(message, Release):
-            self.leases.release(message.name)
         elif len(message.keys) > MOST_KEYS or len(self._waiting) >= MOST_WAITING:
             self.num_foreign += 1
         else:
@@ -181,14 +181,14 @@ class Sender:
 
     def _greet_waiting(self) -> None:
         """Answer those that have said hello, once it is known what pages there are."""
-        known = self._fingerprint() if self._greeting else None
-        while self._greeting and known is not None:
+        known, stopped = self._identity.known, self._identity.problem
+        while self._greeting and (known is not None or stopped):
             client, hello = self._greeting.popitem(last=False)
-            problem = known.problem(hello)
-            if problem is not None:
+            problem = stopped if known is None else known.problem(hello)
+            if problem or known is None:
                 self.num_refused += 1
                 logger.warning("KV transfer: an engine is refused: %s", problem)
-                self._send(client, Refused(problem))
+                self._send(client, Refused(problem or ""))
                 continue
             self._clients[client] = None
             while len(self._clients) > MOST_CLIENTS:

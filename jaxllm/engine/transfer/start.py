@@ -9,8 +9,9 @@ import jax
 from jaxllm.config.kv_transfer import KVTransferSettings
 from jaxllm.engine.offloading.host_tier import PageMover
 from jaxllm.engine.offloading.layout import WEIGHTS
-from jaxllm.engine.transfer.exchange import Exchange, Identity
+from jaxllm.engine.transfer.exchange import Exchange
 from jaxllm.engine.transfer.fingerprint import fingerprint_of
+from jaxllm.engine.transfer.identity import Identity
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.kv.manager import KVManager
 

@@ -17,7 +17,6 @@ MOST_KEYS = 4096
 ANSWER_BYTES = 8 << 20
 """Bytes of an answer, unless a single page has more."""
 MOST_HEADER_BYTES = 1 << 20
-MOST_NAME = 256
 
 
 class PageForm(msgspec.Struct, frozen=True, array_like=True):

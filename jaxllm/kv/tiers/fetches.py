@@ -55,14 +55,15 @@ class Fetch:
 
 @dataclass(eq=False, slots=True)
 class Ended:
-    """A request need not wait any more; `failure` says why its pages have not come, if they have not."""
+    """A request need not wait any more; `num_tokens` have come, or `failure` says why not."""
 
     request: Request
+    num_tokens: int
     failure: Failure | None
 
 
 class Fetches:
-    """Fetches into `host`, each for so many seconds at most; `size_of` has the bytes of a part, `states` is the last."""
+    """Fetches into `host`, each for so many seconds at most; `size_of` has the bytes of a part; states are the last."""
 
     def __init__(self, host: HostPool, size_of: Callable[[int], int], states: int, seconds: float) -> None:
         self.num_tokens = self.num_bytes = 0
@@ -75,7 +76,7 @@ class Fetches:
         self.describe: Callable[[Request], Callable[[int], About]] | None = None
         """Says what a request's page of a number is made of, where copies are told of."""
         self._host, self._size_of, self._states, self._seconds = host, size_of, states, seconds
-        self._fetches: dict[str, Fetch] = {}
+        self._fetches: dict[Source, Fetch] = {}
         self._stopping: set[Fetch] = set()
         self._kept: dict[Request, list[HostCopy]] = {}
         self._ended: list[Ended] = []
@@ -91,12 +92,12 @@ class Fetches:
 
     def begin(self, request: Request, source: Source, wanted: Sequence[Wanted], num_tokens: int) -> None:
         """Have what a request wants fetched; `take_ended` has it later. Requests of one source share a fetch."""
-        fetch = self._fetches.get(source.name)
+        fetch = self._fetches.get(source)
         if fetch is not None:
             fetch.waiting.append(request)
             return
         fetch = Fetch(source, list(wanted), num_tokens, time.monotonic() + self._seconds, [request])
-        self._fetches[source.name] = fetch
+        self._fetches[source] = fetch
         self._go_on(fetch)
 
     def _go_on(self, fetch: Fetch) -> None:
@@ -174,7 +175,7 @@ class Fetches:
     def _end(self, fetch: Fetch, failure: Failure | None) -> None:
         """Nobody waits for a fetch any more."""
         fetch.is_over = True
-        del self._fetches[fetch.source.name]
+        del self._fetches[fetch.source]
         if fetch.is_running:
             self._stopping.add(fetch)
         if fetch.waiting and failure is None:
@@ -183,7 +184,8 @@ class Fetches:
             self.num_failed[failure] = self.num_failed.get(failure, 0) + 1
         # What leads to others stays longest.
         self._host.touch(digest for digest, _, _ in reversed(fetch.wanted))
-        self._ended += [Ended(request, failure) for request in fetch.waiting]
+        num_tokens = fetch.num_tokens if failure is None else 0
+        self._ended += [Ended(request, num_tokens, failure) for request in fetch.waiting]
         fetch.waiting = []
         self.on_end(fetch)
 

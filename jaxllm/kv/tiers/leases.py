@@ -28,6 +28,7 @@ class Lease:
     """What is kept for whoever knows `name`, until `deadline` (monotonic clock)."""
 
     name: str
+    request_id: str
     deadline: float
     copies: dict[Key, HostCopy] = field(default_factory=dict)
     """On the host. It is not changed any more once the lease `is_complete`."""
@@ -57,6 +58,7 @@ class Leases:
         self._stores, self._states, self._seconds = stores, states, seconds
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
+        self._names: dict[str, str] = {}  # of leases, by the request that they are of
 
     def __len__(self) -> int:
         """Leases that are not over; any thread may ask."""
@@ -67,9 +69,10 @@ class Leases:
         """Whether anything is to come to the host."""
         return any(not lease.is_complete for lease in self._leases.values())
 
-    def grant(self, wanted: Sequence[Wanted]) -> Lease:
-        """Keep these pages and states, as far as they are there."""
-        lease = Lease(secrets.token_hex(16), time.monotonic() + self._seconds)
+    def grant(self, request_id: str, wanted: Sequence[Wanted]) -> Lease:
+        """Keep these pages and states of a request, as far as they are there."""
+        lease = Lease(secrets.token_hex(16), request_id, time.monotonic() + self._seconds)
+        self._names[request_id] = lease.name
         for digest, part, _ in wanted:
             if self._host.has(digest, part):
                 lease.copies[digest, part] = self._host.begin_read(digest, part)
@@ -87,6 +90,12 @@ class Leases:
         with self._lock:
             self._leases[lease.name] = lease
         return lease
+
+    def abort(self, request_id: str) -> None:
+        """Nobody wants the answer to a request, if it has one."""
+        name = self._names.get(request_id)
+        if name is not None:
+            self.release(name)
 
     def update(self) -> bool:
         """See what has come to the host, and end leases whose time is up. Whether any has become complete."""
@@ -124,6 +133,8 @@ class Leases:
             if lease.readers:
                 return  # it ends when nobody reads it any more
             del self._leases[lease.name]
+        if self._names.get(lease.request_id) == lease.name:
+            del self._names[lease.request_id]
         for key in list(lease.pending):
             self._forget_pending(lease, key)
         self._host.touch(digest for digest, _ in reversed(lease.copies))

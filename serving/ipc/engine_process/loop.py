@@ -36,10 +36,6 @@ logger = logging.getLogger(__name__)
 
 AnyEngine = Engine | PoolingEngine
 
-COPY_SECONDS = 0.05
-"""How often an engine without requests looks whether more of its copies of pages are made."""
-
-
 def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
     """Step while there is work, sleep while there is none, and return when the client is gone.
 
@@ -48,14 +44,14 @@ def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
     settle()
     if isinstance(engine, Engine) and engine.state().halted:
         clients.put_outputs([], engine.state())
-    is_copying = False
+    copies_again = 0.0
     while True:
         is_idle = not engine.has_unfinished_requests()
         if is_idle and isinstance(engine, Engine):
-            is_copying, was_copying = engine.copy_while_idle(), is_copying
-            if was_copying and not is_copying:
+            copies_again, was_copying = engine.copy_while_idle(), copies_again > 0
+            if was_copying and not copies_again:
                 clients.put_outputs([], engine.state())
-        for arrived in _arrived(input_queue, wait=is_idle, seconds=COPY_SECONDS if is_copying else None):
+        for arrived in _arrived(input_queue, wait=is_idle, seconds=copies_again or None):
             if arrived is None:
                 return
             client, message = arrived

@@ -111,4 +111,5 @@ def merge(first: EngineOutput, then: EngineOutput) -> None:
     first.finish_reason, first.stop_reason = then.finish_reason, then.stop_reason
     first.refusal, first.refused_parameter, first.is_fault = then.refusal, then.refused_parameter, then.is_fault
     first.num_cached_tokens = max(first.num_cached_tokens, then.num_cached_tokens)
+    first.num_external_tokens = max(first.num_external_tokens, then.num_external_tokens)
     first.scheduled_time = first.scheduled_time if first.scheduled_time is not None else then.scheduled_time
