@@ -197,9 +197,8 @@ class KVManager:
         count = self.tier.loads.longest(digests)
         if not count:
             return None
-        return self.tier.leases.grant(
-            request.request_id, self.tier.loads.needed(digests[:count])
-        ), count * self.block_size
+        needed = self.tier.loads.needed(digests[:count])
+        return self.tier.leases.grant(request.request_id, needed), count * self.block_size
 
     def wanted_from_others(self, request: Request, most_tokens: int | None) -> tuple[list[Wanted], int]:
         """What a request needs that is not here, to begin with at most so many tokens; and the tokens that it adds."""

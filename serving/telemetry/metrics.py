@@ -244,23 +244,27 @@ def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) 
     return [({}, engine.counters[metric.source])]
 
 
+_OF_STATS = {
+    "num_requests_running": "num_running",
+    "num_requests_waiting": "num_waiting",
+    "kv_cache_usage_perc": "kv_usage",
+    "state_snapshots": "num_snapshots",
+    "weights_version": "weights_version",
+}
+"""Gauges that are fields of an engine's state."""
+
+
 def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labels, float]]:
     """Values of a gauge, with their labels."""
     match name:
+        case _ if name in _OF_STATS:
+            return [(labels, getattr(engine.stats, _OF_STATS[name]))]
         case _ if name in OFFLOAD_SHARES:
             return [(labels, getattr(engine.stats.offload, OFFLOAD_SHARES[name]))]
         case "kv_transfer_leases":
             return [(labels, engine.stats.transfer.leases)]
-        case "num_requests_running":
-            return [(labels, engine.stats.num_running)]
-        case "num_requests_waiting":
-            return [(labels, engine.stats.num_waiting)]
         case "num_requests_waiting_by_reason":
             return [({**labels, "reason": reason}, number) for reason, number in engine.waiting().items()]
-        case "kv_cache_usage_perc":
-            return [(labels, engine.stats.kv_usage)]
-        case "state_snapshots":
-            return [(labels, engine.stats.num_snapshots)]
         case "engine_sleep_state":
             states = ("awake", "weights_offloaded", "discard_all")
             return [
@@ -269,8 +273,6 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
             ]
         case "process_memory_bytes":
             return [({**labels, "process": "engine"}, engine.memory)] if engine.memory else []
-        case "weights_version":
-            return [(labels, engine.stats.weights_version)]
         case "peak_flops_per_gpu" | "peak_bytes_per_second_per_gpu":
             peak = engine.info.peaks[0 if name == "peak_flops_per_gpu" else 1]
             return [(labels, peak)] if peak else []

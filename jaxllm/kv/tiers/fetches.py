@@ -5,7 +5,7 @@ everything.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -86,6 +86,10 @@ class Fetches:
         return len(self._fetches) + len(self._stopping)
 
     @property
+    def _all(self) -> Iterable[Fetch]:
+        return self._fetches.values()
+
+    @property
     def num_kept(self) -> int:
         """Requests whose copies stay until they run."""
         return len(self._kept)
@@ -119,7 +123,8 @@ class Fetches:
             fetch.tries += 1
             fetch.copies, fetch.left, fetch.is_running = copies, {(each.digest, each.part) for each in copies}, True
             self.start(fetch)
-        elif not (self._kept or self._stopping or any(each.is_running for each in self._fetches.values())):
+        elif fetch.tries or not (self._kept or self._stopping or any(each.is_running for each in self._all)):
+            # What a second try holds itself must not keep it waiting.
             self._end(fetch, "no_room")
 
     def _make_room(self, fetch: Fetch, missing: Sequence[Wanted]) -> list[HostCopy]:

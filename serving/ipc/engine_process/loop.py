@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 AnyEngine = Engine | PoolingEngine
 
+
 def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
     """Step while there is work, sleep while there is none, and return when the client is gone.
 

@@ -202,7 +202,8 @@ def test_foreign_messages_harm_nobody(engines: tuple[Engine, Engine]) -> None:
     hello = wire.encode(wire.Hello(1, b"x" * 32, wire.PageForm("f", (1,), 0, 1, 1, 0)))
     odd = [
         [b""], [b"\xc1"], [b"\x81" * 500], [rng.bytes(1000)], [b"a"] * 50, [b"x" * (1 << 20)], [hello, b""], [hello],
-        [msgspec.msgpack.encode(["Ask", 1, "name", [[b"", -1]]])], [msgspec.msgpack.encode(["Ask", 1, "n", [1] * 9999])],
+        [msgspec.msgpack.encode(["Ask", 1, "name", [[b"", -1]]])],
+        [msgspec.msgpack.encode(["Ask", 1, "name", [1] * 9999])],
         [wire.encode(wire.Ask(1, told["remote_request_id"], [(b"", 0)]))],
         [wire.encode(wire.Release("another"))],
     ]  # fmt: skip

@@ -147,8 +147,10 @@ def test_options_that_are_objects_are_dictionaries() -> None:
     config: VllmConfig = args.create_engine_config()
     assert config.model.pooler_config == {"task": "embed"}
     assert config.profiling.profiler_dir == "traces"
-    with pytest.raises(jaxllm.ConfigError, match=r"kv_transfer_config=KVTransferConfig.*not supported"):
-        jaxllm.EngineArgs(kv_transfer_config=KVTransferConfig(kv_role="kv_both")).create_engine_config()
+    transfer = KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both")
+    made = jaxllm.EngineArgs(kv_transfer_config=transfer).create_engine_config()
+    assert made.cache.kv_transfer is not None
+    assert made.cache.kv_transfer.role == "kv_both"
     with pytest.raises(AttributeError, match="PoolerConfig: 'pooling_type' is not set"):
         PoolerConfig().pooling_type  # noqa: B018
 
