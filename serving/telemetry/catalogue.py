@@ -126,7 +126,7 @@ METRICS = (
         "Fetches that failed, by reason: unreachable, refused, timeout, gone, damaged or no_room; the prompts were "
         "computed, or their requests failed (kv_load_failure_policy).",
     ),
-    Described("nixl_num_failed_transfers", "counter", "All of them, by vLLM's name."),
+    Described("nixl_num_failed_transfers", "counter", "Fetches that failed, for all reasons together."),
     Described("kv_transfer_sent_bytes", "counter", "Bytes of pages and states that other servers fetched."),
     Described("kv_transfer_leases", "gauge", "Prompts whose pages are kept for other servers."),
     Described("kv_transfer_leases_granted", "counter", "Prompts whose pages were kept for other servers."),

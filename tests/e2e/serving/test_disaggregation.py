@@ -76,8 +76,8 @@ def test_prompts_of_one_server_and_texts_of_another(tmp_path: Path) -> None:
         first.process.wait(30)
         with ThreadPoolExecutor(3) as pool:
             salted = {**COMPLETION, "cache_salt": "killed", "kv_transfer_params": told}
-            found = [pool.submit(post, second.url, "/v1/completions", salted) for _ in range(3)]
-            assert [each.result()["choices"] for each in found] == [alone["choices"]] * 3
+            several = [pool.submit(post, second.url, "/v1/completions", salted) for _ in range(3)]
+            assert [each.result()["choices"] for each in several] == [alone["choices"]] * 3
         assert metric(second.url, "nixl_num_failed_transfers") >= 1
         assert "Traceback" not in second.log
 

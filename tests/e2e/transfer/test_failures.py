@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -174,8 +175,12 @@ def test_a_peer_that_hangs_delays_only_its_own_requests() -> None:
         with peer(greets_and_hangs) as port:
             check(second, {**told, "remote_port": port}, "timeout")
             assert welcomed == [1]
+
+        def says(reply: bytes, socket: Any, frames: list[bytes]) -> None:
+            socket.send_multipart([frames[0], reply])
+
         for reply in (b"\xc1", b"", wire.encode(wire.Answer(1, [7])), b"x" * 100_000):
-            with peer(lambda socket, frames, reply=reply: socket.send_multipart([frames[0], reply])) as port:
+            with peer(partial(says, reply)) as port:
                 check(second, {**told, "remote_port": port}, "unreachable" if reply[:1] == b"\x93" else "damaged")
         second.scheduler.check_integrity()
     finally:

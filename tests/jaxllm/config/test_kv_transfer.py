@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import EngineConfig, KVTransferConfig
 from jaxllm.config.kv_transfer import KVTransferSettings, read_kv_transfer
-from jaxllm.config.objects import KVTransferConfig
 from jaxllm.errors import ConfigError
 
 ROLE = {"kv_role": "kv_both"}
