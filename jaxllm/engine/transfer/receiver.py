@@ -87,16 +87,29 @@ class Receiver:
     def _run(self) -> None:
         try:
             while not self._is_closing:
-                self._turn()
-        except Exception:
-            # Requests time out, and their prompts are computed.
-            logger.exception("KV transfer: pages are not fetched any more")
+                try:
+                    self._turn()
+                except Exception:
+                    # It may have been anybody's message: all begin again.
+                    logger.exception("KV transfer: fetching failed; prompts are computed here")
+                    self._drop_all()
         finally:
             for peer in self._peers.values():
                 peer.close()
             self._context.destroy(0)
             self._woken.close()
             self._wake.close()
+
+    def _drop_all(self) -> None:
+        """End all fetches and connections."""
+        for address, peer in self._peers.items():
+            self._avoided[address] = time.monotonic() + RETRY_SECONDS
+            for job in peer.drop_jobs():
+                self._end(job.fetch, "unreachable")
+            peer.close()
+        self._peers.clear()
+        while self._queued:
+            self._end(self._queued.popleft(), "unreachable")
 
     def _turn(self) -> None:
         """Wait for something to do, and do it."""

@@ -46,6 +46,8 @@ WAIT_SECONDS = 20.0
 """How long a question waits for copies that are not on the host yet."""
 ANSWERS_PER_CLIENT = 16
 """Answers that wait in ZeroMQ for one engine. One that asks for more without reading is not answered."""
+MOST_TAKEN = 64
+"""Messages that are taken before others are answered."""
 CLOSE_SECONDS = 2.0
 
 
@@ -145,14 +147,25 @@ class Sender:
             ready = dict(poller.poll(1000))
             with suppress(BlockingIOError):
                 self._woken.recv(4096)
-            if self._wire in ready:
-                for _ in range(64):
-                    frames = receive(self._wire, 2)
-                    if frames is None:
-                        break
-                    self._take(frames)
-            self._greet_waiting()
-            self._answer_waiting()
+            try:
+                self._work(is_there=self._wire in ready)
+            except zmq.ZMQError:
+                raise
+            except Exception:
+                # It may have been anybody's message; who has sent it asks in vain.
+                logger.exception("KV transfer: answering failed")
+                self.num_foreign += 1
+                self._waiting.clear()
+
+    def _work(self, *, is_there: bool) -> None:
+        """Take messages, and answer what can be answered now."""
+        for _ in range(MOST_TAKEN if is_there else 0):
+            frames = receive(self._wire, 2)
+            if frames is None:
+                break
+            self._take(frames)
+        self._greet_waiting()
+        self._answer_waiting()
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         if len(frames) != 2:
