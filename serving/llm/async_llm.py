@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import EngineConfig, ParallelOptions
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats
@@ -152,6 +152,7 @@ class AsyncLLM(AsyncControl):
             restart_window=restart_window,
             max_request_crashes=max_request_crashes,
             settings={"log_level": log_level, "json_logs": json_logs},
+            local_engines=_local_engines(config.parallel),
             is_guest=is_guest,
             scale=scale,
         )
@@ -407,3 +408,10 @@ class AsyncLLM(AsyncControl):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._forms is not None:
             self._forms.close()
+
+
+def _local_engines(parallel: ParallelOptions) -> int | None:
+    """How many of the first engines run on this machine; None: all, also those that are added later."""
+    if parallel.data_parallel_backend == "ray":
+        return 0
+    return None if parallel.data_parallel_size_local is None else parallel.engines_here

@@ -86,6 +86,8 @@ class AsyncEngine:
         """From now on requests are taken: `outputs` makes results of what the engine says of them."""
         self._requests.serve(outputs)
         self._watch = asyncio.create_task(watch(self.health, self._heartbeat, self._reconcile, self._give_up))
+        for tell in self._shared.on_serve if self.health.error is None else ():
+            tell(self.info, self.number)
 
     @property
     def pid(self) -> int:

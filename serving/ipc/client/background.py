@@ -21,7 +21,7 @@ from jaxllm.serving.ipc.client.control import BackgroundControl, called
 from jaxllm.serving.ipc.client.launch import launch_with_devices
 from jaxllm.serving.ipc.client.placement import as_first, of_rank
 from jaxllm.serving.ipc.client.process import EngineProcess
-from jaxllm.serving.ipc.client.router import Router
+from jaxllm.serving.ipc.client.router import Router, prompt_of
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
@@ -103,8 +103,7 @@ class BackgroundEngine:
         """
         self._check_alive()
         self._limits.check(request)
-        salt = getattr(request, "prefix_salt", None)
-        number = self._router.choose(self._numbers, request.prompt_token_ids, salt=salt)
+        number = self._router.choose(self._numbers, prompt_of(request))
         message = Pool.of(request) if isinstance(request, PoolingRequest) else Add.of([request])
         self._connections[number].send(message)
         self._unfinished[request.request_id] = number

@@ -7,11 +7,13 @@ from typing import Any, get_args
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats, merge_stats
 from jaxllm.errors import EngineError, JaxLLMError, QueueFullError, RequestError
+from jaxllm.serving.affinity.prefixes import Prompt
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.control import called
+from jaxllm.serving.ipc.client.event_followers import EventFollowers
 from jaxllm.serving.ipc.client.health import RETRY_AFTER
 from jaxllm.serving.ipc.client.members import GroupOptions, Members
-from jaxllm.serving.ipc.client.router import Router
+from jaxllm.serving.ipc.client.router import Router, prompt_of
 from jaxllm.serving.ipc.client.scaling import Scaling
 from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.messages import Call, CallResult, ControlMethod, EngineMethod, ToEngine, UpdateWeights
@@ -35,6 +37,10 @@ class EngineGroup:
         self._router = Router(options.routing)
         self.state.observers.append(self)
         self.state.on_restart.append(self._forget)
+        self._followers = EventFollowers(self._router.prefixes, options.local_engines)
+        self.state.on_serve.append(self._followers.follow)
+        self.state.on_restart.append(self._followers.follow)
+        self.state.on_resize.append(self._followers.resize)
         self.state.on_resize.append(self._forget_removed)
         self.members = Members(options, self.state)
         self.scaling = Scaling(self.members, options.scale)
@@ -90,8 +96,8 @@ class EngineGroup:
 
     def _choose(self, possible: Sequence[int], request: Any) -> int:
         first = request.children[0]
-        salt = getattr(first, "prefix_salt", None) if self._router.compares_prompts else None
-        return self._router.choose(possible, first.prompt_token_ids, sequences=len(request.children), salt=salt)
+        prompt = prompt_of(first) if self._router.compares_prompts else Prompt(token_ids=first.prompt_token_ids)
+        return self._router.choose(possible, prompt, sequences=len(request.children))
 
     def _find_refuge(self, number: int, reader: Any) -> AsyncEngine | None:
         """An engine that lives, for a request of the one of this number."""
@@ -251,6 +257,7 @@ class EngineGroup:
     async def shutdown(self) -> None:
         """End the processes; whoever still waits gets an error. May be called again."""
         await self.scaling.close()
+        await self._followers.close()
         await asyncio.gather(*(engine.shutdown() for engine in self.engines))
 
     def close(self) -> None:

@@ -42,6 +42,8 @@ class GroupOptions:
     """More for `AsyncEngine.start`: how to log."""
     scale: Callable[[int, float], Awaitable[None]] | None = None
     """Has another process change the number of engines, where that one starts them."""
+    local_engines: int | None = None
+    """The engines with lower numbers run on this machine; None: all do."""
     is_guest: bool = False
     """Whether another process starts the engines: then those that are gone when this one begins are done without."""
 

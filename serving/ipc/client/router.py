@@ -1,25 +1,23 @@
 """Which of several engines a request goes to."""
 
-import itertools
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from typing import Literal
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from jaxllm.engine.stats import StepStats
+from jaxllm.serving.affinity.prefixes import KnownPrefixes, Prompt
 
 Routing = Literal["load", "prefix"]
 """`load`: to the engine with the least to do; `prefix`: to the one that has computed the beginning of the prompt."""
 
-BLOCK = 64
-"""Tokens of a prompt that are compared at a time."""
-MOST_BLOCKS = 64
-"""Blocks of a prompt that are looked at: what lies after them hardly tells prompts apart, and would take long."""
-MOST_KNOWN = 1 << 16
-"""Blocks that are remembered."""
 _WAITS = 4
 """A request that waits counts as much as so many that run, as in vLLM."""
+
+
+def prompt_of(request: Any) -> Prompt:
+    """What a `Request`, or a `PoolingRequest`, shares with others."""
+    adapter = getattr(request, "lora_request", None)
+    name = None if adapter is None else adapter.lora_name
+    return Prompt(token_ids=request.prompt_token_ids, salt=getattr(request, "prefix_salt", None), adapter=name)
 
 
 class EngineLoad:
@@ -54,45 +52,6 @@ class EngineLoad:
         return _WAITS * self.waiting + self._running
 
 
-class PrefixIndex:
-    """Which engines were sent prompts with the same beginning. It forgets what was not seen for longest."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[int, set[int]] = OrderedDict()
-
-    @staticmethod
-    def blocks(prompt_token_ids: np.ndarray, salt: str | None) -> list[int]:
-        """A number for each beginning of a prompt (int32 [length]) that is whole blocks."""
-        data, size = prompt_token_ids.tobytes(), BLOCK * prompt_token_ids.itemsize
-        count = min(len(data) // size, MOST_BLOCKS)
-        pieces = (data[place * size : (place + 1) * size] for place in range(count))
-        return list(itertools.accumulate(pieces, lambda before, piece: hash((before, piece)), initial=hash(salt)))[1:]
-
-    def shared(self, blocks: Sequence[int], engines: Collection[int]) -> dict[int, int]:
-        """How many of these blocks each of the engines has seen, from the first one on without a gap."""
-        found: dict[int, int] = {}
-        left = set(engines)
-        for count, block in enumerate(blocks, 1):
-            left &= self._seen.get(block, frozenset())
-            if not left:
-                break
-            found.update(dict.fromkeys(left, count))
-        return found
-
-    def add(self, blocks: Sequence[int], engine: int) -> None:
-        """They were sent to this engine."""
-        for block in blocks:
-            self._seen.setdefault(block, set()).add(engine)
-            self._seen.move_to_end(block)
-        while len(self._seen) > MOST_KNOWN:
-            self._seen.popitem(last=False)
-
-    def forget(self, engine: int) -> None:
-        """This engine's cache is empty."""
-        for engines in self._seen.values():
-            engines.discard(engine)
-
-
 class Router:
     """Chooses engines by what they have to do, and by what they have computed already. Belongs to one thread.
 
@@ -103,7 +62,8 @@ class Router:
 
     def __init__(self, routing: Routing) -> None:
         self._loads: dict[int, EngineLoad] = {}
-        self._prefixes = PrefixIndex() if routing == "prefix" else None
+        self.prefixes = KnownPrefixes() if routing == "prefix" else None
+        """What the engines have cached, where it counts."""
         self.compares_prompts = routing == "prefix"
         """Whether `choose` looks at prompts, and at what requests share them with."""
         self._next = 0
@@ -127,23 +87,20 @@ class Router:
 
     def forget_prefixes(self, engine: int) -> None:
         """This engine's cache is empty."""
-        if self._prefixes is not None:
-            self._prefixes.forget(engine)
+        if self.prefixes is not None:
+            self.prefixes.forget(engine)
 
-    def choose(
-        self, engines: Sequence[int], prompt_token_ids: np.ndarray, *, sequences: int = 1, salt: str | None = None
-    ) -> int:
-        """The engine, of those that may be chosen, for a prompt (int32 [length]) and so many sequences after it."""
-        if len(engines) == 1 and self._prefixes is None:
+    def choose(self, engines: Sequence[int], prompt: Prompt, *, sequences: int = 1) -> int:
+        """The engine, of those that may be chosen, for a prompt and so many sequences after it."""
+        if len(engines) == 1 and self.prefixes is None:
             return self._sent(engines[0], sequences)
         free = min(engines, key=lambda engine: (self._load(engine).score, (engine - self._next) % (1 + max(engines))))
-        if self._prefixes is None:
+        if self.prefixes is None:
             return self._sent(free, sequences)
-        blocks = self._prefixes.blocks(prompt_token_ids, salt)
-        shared = self._prefixes.shared(blocks, engines)
+        shared = self.prefixes.shared(prompt, engines)
         near = max(shared, key=lambda engine: (shared[engine], -self._load(engine).score), default=free)
         chosen = near if self._may_wait(near, free) else free
-        self._prefixes.add(blocks, chosen)
+        self.prefixes.add(prompt, chosen)
         return self._sent(chosen, sequences)
 
     def _may_wait(self, near: int, free: int) -> bool:

@@ -29,6 +29,8 @@ class SharedState:
         """All requests in flight."""
         self.observers: list[Observer] = []
         """They see every message of the engines."""
+        self.on_serve: list[Callable[[EngineInfo, int], None]] = []
+        """Called when an engine begins to take requests, with its number."""
         self.on_restart: list[Callable[[EngineInfo, int], None]] = []
         """Called when another engine has taken the place of one that ended, with the number of that place."""
         self.on_resume: list[Callable[[int, int], None]] = []

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.ipc.client import router as routing
-from jaxllm.serving.ipc.client.router import BLOCK, MOST_BLOCKS, PrefixIndex, Router
+from jaxllm.serving.affinity import guesses
+from jaxllm.serving.affinity.guesses import BLOCK, MOST_BLOCKS, PrefixIndex
+from jaxllm.serving.affinity.prefixes import Prompt
+from jaxllm.serving.ipc.client.router import Router
 
-PROMPT = np.arange(10, dtype=np.int32)
+PROMPT = Prompt(token_ids=np.arange(10, dtype=np.int32))
 
 
 def tokens(seed: int, length: int) -> np.ndarray:
@@ -59,22 +61,22 @@ def test_without_news_all_get_equally_much(sizes: list[int], count: int) -> None
 def test_a_conversation_stays_where_it_began() -> None:
     router = Router("prefix")
     turns = [tokens(seed, 5 * BLOCK) for seed in range(4)]
-    homes = [router.choose([0, 1, 2, 3], turn) for turn in turns]
+    homes = [router.choose([0, 1, 2, 3], Prompt(token_ids=turn)) for turn in turns]
     assert sorted(homes) == [0, 1, 2, 3]
     for engine in range(4):
         router.observe(engine, StepStats())
     for seed, turn in enumerate(turns):
-        assert router.choose([0, 1, 2, 3], np.concatenate([turn, tokens(9, 100)])) == homes[seed]
+        assert router.choose([0, 1, 2, 3], Prompt(token_ids=np.concatenate([turn, tokens(9, 100)]))) == homes[seed]
 
 
 def test_a_prefix_is_left_where_one_would_wait() -> None:
     router = Router("prefix")
-    home = router.choose([0, 1], tokens(1, 4 * BLOCK))
+    home = router.choose([0, 1], Prompt(token_ids=tokens(1, 4 * BLOCK)))
     router.observe(home, StepStats(num_running=4, num_waiting=1))
-    assert router.choose([0, 1], tokens(1, 4 * BLOCK)) == 1 - home
+    assert router.choose([0, 1], Prompt(token_ids=tokens(1, 4 * BLOCK))) == 1 - home
     # Now both have it.
     router.observe(1 - home, StepStats(num_running=2))
-    assert router.choose([0, 1], tokens(1, 4 * BLOCK)) == 1 - home
+    assert router.choose([0, 1], Prompt(token_ids=tokens(1, 4 * BLOCK))) == 1 - home
 
 
 def test_salts_and_lost_caches_share_nothing() -> None:
@@ -91,7 +93,7 @@ def test_salts_and_lost_caches_share_nothing() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "MOST_KNOWN", 2 * MOST_BLOCKS)
+    monkeypatch.setattr(guesses, "MOST_KNOWN", 2 * MOST_BLOCKS)
     index = PrefixIndex()
     assert len(index.blocks(tokens(0, 10**6), None)) == MOST_BLOCKS
     for seed in range(5):
