@@ -123,7 +123,7 @@ async def test_a_gap_is_replayed_or_everything_is_forgotten(tmp_path: Path, kept
         engine.publisher.close()
 
 
-async def test_without_replay_the_reader_begins_with_nothing(tmp_path: Path) -> None:
+async def test_without_replay_live_events_are_enough(tmp_path: Path) -> None:
     engine = Engine(tmp_path, replay=False)
     try:
         engine.compute([1, 2])
