@@ -64,6 +64,7 @@ BENCH = {
 
 COMMANDS = {
     "serve": Entry("jaxllm.serving.cli.serve", "Serve a model to any OpenAI client."),
+    "route": Entry("jaxllm.serving.cli.route", "Route requests to several servers, as one server."),
     "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal, with a local model or with a server."),
     "complete": Entry("jaxllm.serving.cli.complete", "Complete texts in the terminal with a server's model."),
     "bench": Entry("", "Measure a server or an engine.", BENCH),

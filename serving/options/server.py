@@ -11,6 +11,7 @@ from jaxllm.compat.vllm.options.environment import options_of_variables
 from jaxllm.config import Section
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, add_section_flags, engine_flags, section_flags
+from jaxllm.serving.options.fleet import FleetOptions
 from jaxllm.serving.options.limits import LimitOptions, RestartOptions, StorageOptions
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.options.network import AccessOptions, HostOptions, HTTPOptions, TLSOptions
@@ -39,6 +40,7 @@ class ServerOptions(
     RestartOptions,
     StorageOptions,
     HostOptions,
+    FleetOptions,
     ObservabilityOptions,
 ):
     """The HTTP server: addresses, access, limits and logs."""
@@ -81,6 +83,7 @@ SERVER_SECTIONS: Final[Mapping[str, type[Section]]] = {
     "restarts": RestartOptions,
     "storage": StorageOptions,
     "hosts": HostOptions,
+    "fleet": FleetOptions,
     "observability": ObservabilityOptions,
 }
 """The parts of `ServerOptions`, by their names in help and documentation."""

@@ -1,0 +1,1 @@
+"""A router in front of several servers, and fleets of them on one machine: prompts in some, decoding in others."""
