@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib import import_module
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
@@ -20,6 +21,7 @@ EXAMPLES = """examples:
   JAXLLM_API_KEY=secret jaxllm serve MODEL        require this API key
   jaxllm serve MODEL --served-model-name gpt-4o small --max-model-len 8K --max-num-seqs 128
   jaxllm serve --config server.yaml --port 9000   flags from a file; flags on the command line win
+  jaxllm serve MODEL --disaggregate 1:1           prompts in one server, decoding in another, a router in front
   jaxllm serve MODEL --nnodes 2 --node-rank 1 --master-addr HOST0     second of two hosts that run one engine
 
 Then, from another terminal:
@@ -51,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to end; errors are raised."""
     origins, config, options = read_options(args)
     raise_file_limit()
+    if options.fleet_sizes is not None:
+        # A process without an engine.
+        return int(import_module("jaxllm.serving.fleet.local").run_fleet(origins.values, config, options))
     # From here on things take their time: a wrong flag should not have to wait for these.
     from jaxllm.load import is_follower
     from jaxllm.serving.llm.progress import LoadProgress

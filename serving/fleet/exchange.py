@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import aiohttp
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from jaxllm.serving.fleet.metrics import RouterMetrics
 from jaxllm.serving.fleet.servers import UNREACHABLE, FleetServer
@@ -35,11 +35,18 @@ class UnansweredError(Exception):
     """A server ended, or was not there, before it began to answer."""
 
 
-def passed_on(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers of a request, as ASGI has them, for a server."""
-    found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+def passed_on(scope: Scope) -> dict[str, str]:
+    """Headers of a request for a server: the client's, its address, and the id that log lines have."""
+    found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     named = {each.strip().lower() for each in found.get("connection", "").split(",")}
-    return {name: value for name, value in found.items() if name not in _OF_CONNECTIONS and name not in named}
+    headers = {name: value for name, value in found.items() if name not in _OF_CONNECTIONS and name not in named}
+    client = scope.get("client")
+    if client:
+        headers["x-forwarded-for"] = client[0]
+    headers["x-forwarded-proto"] = scope.get("scheme", "http")
+    if "request_id" in scope:
+        headers["x-request-id"] = scope["request_id"]
+    return headers
 
 
 @contextmanager
@@ -83,9 +90,7 @@ async def asked(
 async def pass_back(server: FleetServer, answer: aiohttp.ClientResponse, send: Send, metrics: RouterMetrics) -> None:
     """Send an answer to the client as it comes. A stream of events that breaks ends with one that says so."""
     headers = [
-        (name.lower(), value)
-        for name, value in answer.raw_headers
-        if name.lower().decode("latin-1") not in _OF_SERVERS
+        (name.lower(), value) for name, value in answer.raw_headers if name.lower().decode("latin-1") not in _OF_SERVERS
     ]
     length = answer.headers.get("Content-Length")
     if length is not None:

@@ -117,7 +117,7 @@ class Proxy:
         if path in NOT_HERE:
             raise HttpError(404, f"{path} concerns one server: ask it, not the router", code="not_found")
         full = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
-        headers = passed_on(scope["headers"])
+        headers = passed_on(scope)
         method: str = scope["method"]
         if method == "POST" and (path in GENERATION or path in BROADCAST):
             data = await self._read(Request(scope, receive))

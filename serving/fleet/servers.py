@@ -59,6 +59,8 @@ class FleetServer:
         """Names of the adapters that it serves."""
         self.model = ""
         self.max_model_len = 0
+        self.is_known = False
+        """Whether it has been asked what it serves since it was healthy."""
         self._sources: dict[int, tuple[KVEventSource, asyncio.Task[None]]] = {}
 
     @property
@@ -79,11 +81,10 @@ class FleetServer:
         """It gets no requests until it has answered the next question."""
         if self.is_up:
             logger.warning("%s (%s) gets no requests: %s", self.name, self.url, problem)
-        self.problem = problem
+        self.problem, self.is_known = problem, False
 
-    async def check(self) -> bool:
-        """Ask whether it is healthy; whether it has been well since the last question, too."""
-        was_up = self.is_up
+    async def check(self) -> None:
+        """Ask whether it is healthy."""
         try:
             async with asyncio.timeout(_HEALTH_SECONDS), self.session.get(self.address("/health")) as answer:
                 problem = "" if answer.status == 200 else f"/health has status {answer.status}"
@@ -93,13 +94,13 @@ class FleetServer:
             problem = str(error)
         if problem:
             self.fail(problem)
-        elif not was_up:
+        elif not self.is_up:
             logger.info("%s (%s) is up", self.name, self.url)
             self.problem = ""
-        return was_up and not problem
 
     async def learn(self, prefixes: KnownPrefixes, headers: Mapping[str, str]) -> None:
         """Ask what it serves, and follow the events of its engines."""
+        self.is_known = True
         models = await self._ask("/v1/models", headers)
         found = models.get("data") if isinstance(models, dict) else None
         listed = [each for each in found or () if isinstance(each, dict)]
@@ -183,12 +184,12 @@ class Servers:
         await asyncio.gather(*(server.close() for server in self.all))
 
     async def look(self, server: FleetServer, *, again: bool = False) -> None:
-        """Ask a server whether it is healthy, and what it serves if it was not, or if `again`."""
-        if not await server.check():
+        """Ask a server whether it is healthy, and what it serves if that is not known, or `again`."""
+        await server.check()
+        if not server.is_known:
             for engine in server.engines:
                 self.prefixes.forget(engine)
-            again = True
-        if again and server.is_up:
+        if server.is_up and (again or not server.is_known):
             await server.learn(self.prefixes, self._headers)
 
     async def _keep_looking(self, server: FleetServer) -> None:
