@@ -24,6 +24,7 @@ from benchmarks.shared.reference_model import VOCAB_SIZE, write_reference_model
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.serving.affinity.prefixes import Prompt
 from jaxllm.serving.ipc.client.router import Router
 from jaxllm.serving.llm.async_llm import AsyncLLM
 
@@ -125,7 +126,7 @@ def routing_microseconds(routing: str, length: int, engines: int = 4, requests: 
     prompts = [np.random.default_rng(seed).integers(3, 1000, length).astype(np.int32) for seed in range(50)]
     start = time.perf_counter()
     for number in range(requests):
-        router.choose(range(engines), prompts[number % len(prompts)])
+        router.choose(range(engines), Prompt(token_ids=prompts[number % len(prompts)]))
     return (time.perf_counter() - start) / requests * 1e6
 
 

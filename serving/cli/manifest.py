@@ -14,6 +14,7 @@ from jaxllm.serving.deploy.flags import as_flags
 from jaxllm.serving.deploy.formats import FORMATS, STREAMS, Wanted, write
 from jaxllm.serving.deploy.hardware import DEVICES, Choice
 from jaxllm.serving.deploy.installation import GIB, Bucket, Installation
+from jaxllm.serving.options.fleet import FleetOptions
 from jaxllm.version import __version__
 
 HELP = "Write Kubernetes manifests that serve a model, on the fewest accelerators that hold it."
@@ -24,6 +25,7 @@ EXAMPLES = """examples:
   kubectl apply -k qwen                                            deploys them
   jaxllm manifest path/to/llama-3-8b --bucket gs://models/llama-3-8b --device v5e --executables gs://models/bundles
   jaxllm manifest path/to/llama-3-70b --bucket gs://models/llama-3-70b --device v6e --topology 4x4 --max-model-len 8K
+  jaxllm manifest Qwen/Qwen3-8B --device v6e --disaggregate 1:2    prompts in one server, decoding in two
   jaxllm manifest Qwen/Qwen3-8B --device l4 --format helm --output chart
 
 Only config.json of the model is read, to find the smallest slice that holds it, as `jaxllm plan` does: pip install
@@ -72,6 +74,11 @@ def add_arguments(parser: FlagParser) -> None:
         metavar="N",
         help="Maximum number of replicas; if greater than --replicas, the number follows the load.",
     )
+    copies.add_argument(
+        "--disaggregate",
+        metavar="PREFILL:DECODE",
+        help="Servers that compute prompts and servers that decode, such as 1:2, with a router in front of them.",
+    )
     where = parser.add_argument_group("what and where")
     where.add_argument("--name", help="Name of all objects. Default: the model's name.")
     where.add_argument(
@@ -112,6 +119,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device is required: one of {', '.join(DEVICES)}")
     if args.replicas < 1 or args.drain < 0:
         raise ConfigError(f"--replicas {args.replicas} must be at least 1, and --drain {args.drain} at least 0")
+    sizes = FleetOptions(disaggregate=args.disaggregate).fleet_sizes
+    if sizes is not None and (args.gateway or args.format != "kubernetes"):
+        raise ConfigError("--disaggregate: only --format kubernetes, and without --gateway")
     given = {name: value for name, value in explicit_options(args).items() if name not in _TARGET_FLAGS}
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
@@ -146,7 +156,8 @@ def run(args: argparse.Namespace) -> int:
         metrics_prefix=args.metrics_prefix,
         flags=as_flags({name: value for name, value in given.items() if name not in _OWN}, engine_flags()),
     )
-    write(args.format, Wanted(installation, gateway=args.gateway), None if args.output is None else Path(args.output))
+    wanted = Wanted(installation, gateway=args.gateway, disaggregate=sizes)
+    write(args.format, wanted, None if args.output is None else Path(args.output))
     for line in _said(choice, installation, args.output):
         sys.stderr.write(f"jaxllm manifest: {line}\n")
     return 0

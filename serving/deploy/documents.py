@@ -35,10 +35,11 @@ def to_yaml(*documents: Any) -> str:
 
 
 def file_name(document: Object) -> str:
-    """`deployment.yaml`, after its kind; two of a kind differ by the suffix of their name."""
+    """`deployment.yaml`, after its kind and the component that it is of; of Services, one may be headless."""
     kind = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in document["kind"]).lstrip("-")
     suffix = "-headless" if document.get("spec", {}).get("clusterIP") == "None" else ""
-    return f"{kind}{suffix}.yaml"
+    component = document["metadata"].get("labels", {}).get("app.kubernetes.io/component")
+    return f"{kind}{suffix}{f'-{component}' if component else ''}.yaml"
 
 
 def files_of(objects: Sequence[Object]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from jaxllm.serving.deploy.disaggregated import disaggregated_objects
 from jaxllm.serving.deploy.documents import files_of, to_yaml
 from jaxllm.serving.deploy.gateway import gateway_objects
 from jaxllm.serving.deploy.hardware import slices_of
@@ -31,7 +32,7 @@ _LLAMA_8B, _LLAMA_70B = "Meta-Llama-3-8B-Instruct", "Meta-Llama-3-70B-Instruct"
 _SIZES = {_LLAMA_8B: 16_060_522_496, _LLAMA_70B: 141_107_412_992}
 """Bytes of weights in bfloat16, of 8,030,261,248 and 70,553,706,496 parameters."""
 
-FOLDERS = ("kustomize", "helm", "kserve", "ray", "skypilot", "vm")
+FOLDERS = ("disaggregated", "kustomize", "helm", "kserve", "ray", "skypilot", "vm")
 """Folders of `docs/deploy` that are made here, and hold nothing else."""
 
 
@@ -106,6 +107,8 @@ def example_files() -> dict[str, str]:
     alone = {name: replace(installation_of(EXAMPLES[name]), executables=None) for name in ("v6e", "h100")}
     for name, each in alone.items():
         on_ray = replace(each, image=f"{each.image}-ray")
+        apart = files_of(disaggregated_objects(replace(each, max_replicas=1), 1, 2))
+        files |= {f"disaggregated/{name}/{file}": text for file, text in apart.items()}
         files[f"kserve/{name}.yaml"] = to_yaml(*kserve_objects(each))
         files[f"ray/{name}.yaml"] = to_yaml(ray_service(on_ray))
         files[f"skypilot/{name}.yaml"] = to_yaml(skypilot_task(each))

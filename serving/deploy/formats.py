@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxllm.serving.deploy.container import Object
+from jaxllm.serving.deploy.disaggregated import disaggregated_objects
 from jaxllm.serving.deploy.documents import files_of, to_yaml, write_files
 from jaxllm.serving.deploy.helm import chart_files
 from jaxllm.serving.deploy.installation import Installation
@@ -24,6 +25,8 @@ class Wanted:
 
     installation: Installation
     gateway: bool = False
+    disaggregate: tuple[int, int] | None = None
+    """Servers that compute prompts, and those that decode; None: each does both."""
 
 
 def write(format_name: str, wanted: Wanted, folder: Path | None) -> None:
@@ -42,6 +45,8 @@ def _objects(name: str, wanted: Wanted) -> list[Object]:
         return [ray_service(wanted.installation)]
     if name == "skypilot":
         return [skypilot_task(wanted.installation)]
+    if wanted.disaggregate is not None:
+        return disaggregated_objects(wanted.installation, *wanted.disaggregate)
     return kubernetes_objects(wanted.installation, gateway=wanted.gateway)
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ def run_fleet(given: Mapping[str, Any], config: EngineConfig, options: ServerOpt
 async def _serve(given: Mapping[str, Any], config: EngineConfig, options: ServerOptions) -> int:
     sizes = options.fleet_sizes
     assert sizes is not None
+    if options.api_key_file is not None and not options.api_key:
+        # The router asks servers what only those learn who have a key, and those of the clients are theirs.
+        own = (secrets.token_urlsafe(32),)
+        given, options = {**given, "api_key": own}, replace(options, api_key=own)
     with Listener(options) as listener, Signals() as signals, tempfile.TemporaryDirectory(prefix="jaxllm-") as folder:
         settings = FleetSettings(given, config, options, Path(folder), sum(sizes))
         settings.write_secret(secrets.token_urlsafe(32))
