@@ -89,8 +89,8 @@ class ParallelOptions(Section):
     data_parallel_routing: Literal["load", "prefix"] = option(
         "load",
         "How to choose an engine for a request: 'load' takes the least busy one (4 x waiting + running requests); "
-        "'prefix' takes the one that last received a prompt with the same beginning, unless it is much busier than "
-        "others.",
+        "'prefix' takes the one that has the beginning of the prompt, as its events tell (--kv-events-config) or as it "
+        "was sent, unless it is much busier than others.",
     )
     data_parallel_backend: Literal["mp", "ray"] = option(
         "mp",

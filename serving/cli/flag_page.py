@@ -12,6 +12,7 @@ from jaxllm.compat.vllm.options.environment import VARIABLES
 from jaxllm.config import PRESETS, Section
 from jaxllm.config.presets import Preset
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
+from jaxllm.serving.options.fleet import RouteOptions
 from jaxllm.serving.options.server import SERVER_SECTIONS, noop_flags
 
 _ACRONYMS: Final = ("api", "http", "tls")
@@ -47,6 +48,13 @@ These flags work with `jaxllm serve`, which also takes the engine flags. Both ca
 precedence over the file.
 
 {server}
+
+## Router
+
+These flags are of `jaxllm route`, which also takes the flags of `jaxllm serve` for addresses, keys,
+TLS, limits of connections and logs: `jaxllm route --help=router` lists them.
+
+{route}
 
 ## Environment
 
@@ -84,6 +92,7 @@ def page() -> str:
         engine=_sections(engine_sections()),
         presets=_list(map(_preset, PRESETS, PRESETS.values())),
         server=_sections(SERVER_SECTIONS),
+        route=_list(map(_flag, section_flags("route", RouteOptions))),
         environment=_list(f"`{name}`: `--{variable.option.replace('_', '-')}`" for name, variable in VARIABLES.items()),
         translated=_list(_translated()),
         meaningless=_list(_grouped({name: known for name, known in every.items() if known.neutral is None})),

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from jaxllm.errors import EngineError
 from jaxllm.serving.fleet.metrics import RouterMetrics, fleet_page
 from jaxllm.serving.fleet.proxy import Proxy
 from jaxllm.serving.fleet.servers import Servers
-from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.middleware.access_log import AccessLog
 from jaxllm.serving.http.middleware.body_size import BodyLimit
 from jaxllm.serving.http.middleware.keys import ApiKeys
@@ -86,7 +86,7 @@ class _Pages:
         del request
         if not self._servers.of("decode"):
             problems = [f"{each.name}: {each.problem}" for each in self._servers.all if not each.is_up]
-            raise HttpError(503, f"no server answers ({'; '.join(problems)})", code="engine_unavailable")
+            raise EngineError(f"no server answers ({'; '.join(problems)})")
         return Response(b"{}", media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:

@@ -13,6 +13,7 @@ import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from jaxllm.errors import EngineError
 from jaxllm.serving.affinity.prefixes import Prompt
 from jaxllm.serving.fleet import transfer
 from jaxllm.serving.fleet.choice import Choice
@@ -47,6 +48,8 @@ NOT_HERE = frozenset(("/scale", "/scale_elastic_ep", "/drain", "/update_weights"
 STORED = ("/v1/responses", "/v1/files", "/v1/batches")
 """Below these, requests name what was stored before: they all go to the first server that answers."""
 _RENDER_SECONDS = 30.0
+_RETRY_AFTER = 1.0
+"""Seconds after which a client may try again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +169,11 @@ class Proxy:
         return [server for server in self._servers.of("decode") if server.number not in tried]
 
     def _untried(self, tried: set[int]) -> list[FleetServer]:
-        """The servers that may answer. Raises `HttpError` where there is none."""
+        """The servers that may answer. Raises `EngineError` where there is none."""
         found = self._possible(tried)
         if not found:
             problems = [f"{each.name}: {each.problem}" for each in self._servers.all if each.role == "decode"]
-            raise HttpError(
-                503, f"no server answers ({'; '.join(problems)})", code="engine_unavailable",
-                headers={"Retry-After": "2"},
-            )  # fmt: skip
+            raise EngineError(f"no server answers ({'; '.join(problems)})", _RETRY_AFTER)
         return found
 
     async def _tell(self, server: FleetServer, call: Call, data: bytes, send: Send, *, last: bool) -> int | None:
@@ -299,8 +299,7 @@ class Proxy:
                     await pass_back(server, answer, send, self._metrics)
             except UnansweredError as error:
                 upload.check()
-                again = {"Retry-After": "1"}
-                raise HttpError(503, f"{error}; try again", code="engine_unavailable", headers=again) from None
+                raise EngineError(f"{error}; try again", _RETRY_AFTER) from None
 
         working, leaving = asyncio.ensure_future(work()), asyncio.ensure_future(upload.gone())
         try:
@@ -324,7 +323,7 @@ class Proxy:
                 async with asked(server, "POST", call.path, call.headers, call.data, self._metrics) as answer:
                     return answer.status, await answer.read(), answer.headers.get("Content-Type", "application/json")
             except (UnansweredError, *UNREACHABLE, aiohttp.ClientError) as error:
-                raise HttpError(503, f"{server.name}: {error}", code="engine_unavailable") from None
+                raise EngineError(f"{server.name}: {error}") from None
 
         answers = await asyncio.gather(*map(ask, servers))
         status, body, kind = next((each for each in answers if each[0] >= 300), answers[0])

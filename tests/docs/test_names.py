@@ -25,6 +25,7 @@ NOT_OURS = {
     "team/sql",
     "./sql",
     "organization/name/folder",
+    "llm-d.ai/role",  # a label
 }
 """Paths in pages that are not in the repository."""
 FILES_OF_OTHERS = re.compile(
