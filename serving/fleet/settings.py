@@ -42,7 +42,8 @@ _LONGEST_SOCKET = 100
 def check_options(given: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options that fleets do not have."""
     for name, reason in _NOT_IN_FLEETS.items():
-        if given.get(name) not in (None, False, 1):
+        value = given.get(name)
+        if value is not None and value is not False and not (type(value) is int and value == 1):
             raise ConfigError(f"disaggregate cannot be combined with {name}: {reason}")
 
 

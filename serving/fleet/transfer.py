@@ -27,7 +27,8 @@ def may_be_apart(path: str, body: Mapping[str, Any]) -> bool:
     """Whether the prompt of a request may be computed by another server."""
     if path not in (CHAT, COMPLETIONS) or body.get(PARAMETERS) is not None:
         return False
-    if any(body.get(name) not in (None, False) for name in _OF_PROMPT):
+    # 0 is a number of alternatives, and not the same as False.
+    if any(body.get(name) is not None and body.get(name) is not False for name in _OF_PROMPT):
         return False
     prompt = body.get("prompt")
     # Several prompts are several requests, which have parameters of their own.

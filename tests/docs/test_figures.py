@@ -10,9 +10,11 @@ from benchmarks.models import HEAD
 from jaxllm.models.families import registry
 from jaxllm.processors.host import SLOW_SECONDS
 from jaxllm.requests import sampling_limits
+from jaxllm.serving.affinity import cached_blocks, guesses
+from jaxllm.serving.fleet.settings import LEASE_SECONDS
 from jaxllm.serving.http.body import bounds
 from jaxllm.serving.ipc import wire
-from jaxllm.serving.ipc.client import health, router
+from jaxllm.serving.ipc.client import health
 from jaxllm.serving.ipc.remote import messages as remote
 from jaxllm.serving.openai.batches.store import MOST_REQUESTS
 from jaxllm.serving.openai.completions.routes import MAX_PROMPTS
@@ -68,8 +70,13 @@ def test_the_longest_lists(row: str, most: int) -> None:
     [
         ("chat_templates.md", f"{['no', 'one', 'two'][int(budget.SECONDS)]} seconds of processor time"),
         ("data_parallel.md", f"a host is silent for {remote.SILENCE_SECONDS:.0f} s"),
-        ("data_parallel.md", f"the first {router.MOST_BLOCKS * router.BLOCK:,} tokens of a prompt"),
-        ("data_parallel.md", f"in blocks of {router.BLOCK}."),
+        ("data_parallel.md", f"the first {guesses.MOST_BLOCKS * guesses.BLOCK:,} tokens of a prompt"),
+        ("data_parallel.md", f"in blocks of {guesses.BLOCK}."),
+        ("data_parallel.md", f"it compares {cached_blocks.MOST_TOKENS:,}"),
+        ("router.md", f"at most {cached_blocks.MOST_BLOCKS:,} blocks"),
+        ("router.md", f"the first {cached_blocks.MOST_TOKENS:,} tokens"),
+        ("router.md", f"which is {LEASE_SECONDS} s in a fleet"),
+        ("router.md", f"`--min-transfer-tokens` ({ServerOptions().min_transfer_tokens}) of its tokens"),
         ("files.md", f"A batch has at most {MOST_REQUESTS:,} requests."),
         ("logits_processors.md", f"takes more than {1000 * SLOW_SECONDS:.0f} ms"),
         ("logits_processors.md", f"at most {sampling_limits.MAX_EXTRA_BYTES >> 10} KiB of it"),
