@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.deploy.container import KEYS, Object, pod, pod_template, serve_container
+from jaxllm.serving.deploy.container import KEYS, Object, pod, pod_template, serve_arguments, serve_container
 from jaxllm.serving.deploy.environment import network_policy, pod_monitoring, service, service_account
 from jaxllm.serving.deploy.hardware import slices_of
 from jaxllm.serving.deploy.installation import PORT, Installation
-from jaxllm.serving.deploy.workloads import serve_arguments
 
 Role = Literal["prefill", "decode"]
 Part = Literal["prefill", "decode", "router"]
@@ -49,8 +48,7 @@ def _labels(installation: Installation, part: Part) -> dict[str, str]:
 
 
 def _metadata(installation: Installation, part: Part) -> Object:
-    found = installation.metadata(f"-{part}")
-    return {**found, "labels": {**found.get("labels", {}), **_labels(installation, part)}}
+    return {**installation.metadata(f"-{part}"), "labels": _labels(installation, part)}
 
 
 def _servers(installation: Installation, role: Role, count: int) -> Object:

@@ -242,13 +242,14 @@ class Proxy:
             self._choice.sent(server, prompt)
             parameters = await self._compute(server, work, call)
             if parameters is not None:
-                self._computed("prefill")
-                return parameters
+                return self._computed("prefill", parameters)
             self._metrics.retries.labels(server.name).inc()
         return self._computed("failed" if servers else "unavailable")
 
-    def _computed(self, place: str) -> None:
+    def _computed(self, place: str, parameters: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
+        """Count where a prompt is computed. Returns the parameters."""
         self._metrics.prompts.labels(place).inc()
+        return parameters
 
     async def _compute(self, server: FleetServer, work: int, call: Call) -> Mapping[str, Any] | None:
         """Have a server compute the prompt; None where it does not."""

@@ -137,7 +137,7 @@ def test_answers_are_those_of_one_server(fleet: Fleet, number: int, *, chat: boo
     """The prefill server is a whole one: asked for itself, it computes prompt and answer."""
     parameters = dict(PARAMETERS[number])
     text = story(f"same{number}{chat}")
-    body = {"max_tokens": 12, **parameters}
+    body: dict[str, Any] = {"max_tokens": 12, **parameters}
     if chat:
         body["messages"] = [{"role": "user", "content": text}]
         if "logprobs" in body:
@@ -247,7 +247,7 @@ def test_a_request_goes_where_its_prefix_is(fleet: Fleet) -> None:
 
 def abort(fleet: Fleet, number: int) -> None:
     """A request whose client leaves at some point, from before the prompt is computed to after many tokens."""
-    body = {
+    body: dict[str, Any] = {
         "prompt": story(f"abort{number}", 8), "max_tokens": 300, "ignore_eos": True, "stream": number % 3 > 0,
         "n": 1 + number % 2,
     }  # fmt: skip
@@ -290,7 +290,7 @@ def test_nothing_is_left_of_requests_whose_clients_leave(fleet: Fleet, count: in
 async def test_what_is_too_much_for_one_server_goes_to_the_other_and_then_back_to_the_client(fleet: Fleet) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=fleet.url, timeout=SECONDS, limits=limits) as client:
-        body = {"max_tokens": 200, "ignore_eos": True}
+        body: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
         asked = (client.post("/v1/completions", json={"prompt": f"{number}", **body}) for number in range(40))
         found = await asyncio.gather(*asked)
     assert {each.status_code for each in found} == {200, 503}

@@ -80,10 +80,10 @@ async def test_a_prompt_goes_where_its_prefix_is(llm: AsyncLLM) -> None:
     assert await cached(llm, [*prompt(0), 8]) == 80
 
     # An engine that was started again has nothing, and tells of what it computes from then on.
-    engine = llm.engines.engines[1]
-    os.kill(engine.pid, signal.SIGKILL)
+    dying = llm.engines.engines[1]
+    os.kill(dying.pid, signal.SIGKILL)
     await until(lambda: prefixes.num_blocks(1) is None)
-    await until(lambda: engine.health.is_up and prefixes.num_blocks(1) is not None)
+    await until(lambda: dying.health.is_up and prefixes.num_blocks(1) is not None)
     assert homes(llm, prompt(0)) == homes(llm, prompt(1)) == {}
     await cached(llm, prompt(1), data_parallel_rank=1)
     await until(lambda: homes(llm, prompt(1)) == {1: 80})
