@@ -90,11 +90,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fleet", default="1:1")
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--option", nargs="*", default=[], metavar="FLAG", help="further flags of both: name=value")
+    parser.add_argument("--option", nargs="*", default=[], metavar="NAME=VALUE", help="of both servers")
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: arguments.cores]
     os.sched_setaffinity(0, cores)
-    further = list(itertools.chain.from_iterable(each.split("=", 1) for each in arguments.option))
+    further = list(itertools.chain.from_iterable(f"--{each}".split("=", 1) for each in arguments.option))
     with tempfile.TemporaryDirectory() as folder:
         model = write_reference_model(Path(folder) / "reference", layers=arguments.layers)
         write_reference_tokenizer(model)

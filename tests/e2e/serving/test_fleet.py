@@ -189,7 +189,8 @@ def test_short_and_unsupported_prompts_are_computed_where_they_are_decoded(fleet
 
 
 def test_errors_and_other_routes_are_those_of_a_server(fleet: Fleet) -> None:
-    for body in ({"prompt": story("x"), "max_tokens": -1}, {"prompt": story("x"), "model": "gone"}, [], "text"):
+    wrong: list[Any] = [{"prompt": story("x"), "max_tokens": -1}, {"prompt": story("x"), "model": "gone"}, [], "text"]
+    for body in wrong:
         through, direct = (
             client.post("/v1/completions", json=body) for client in (fleet.http, fleet.direct["decode-0"])
         )
