@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ NOT_HERE = frozenset(("/scale", "/scale_elastic_ep", "/drain", "/update_weights"
 """Routes that only make sense for one server."""
 STORED = ("/v1/responses", "/v1/files", "/v1/batches")
 """Below these, requests name what was stored before: they all go to the first server that answers."""
+_OK = 200
 _RENDER_SECONDS = 30.0
 _RETRY_AFTER = 1.0
 """Seconds after which a client may try again."""
@@ -85,6 +87,7 @@ class Proxy:
         self.idle = asyncio.Event()
         """Set while there are none."""
         self.idle.set()
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -144,6 +147,17 @@ class Proxy:
         # It has the request before anything is awaited, so that others see it.
         with counted(server):
             parameters = await self._prefill(path, call, prompt, cached)
+        status = UNANSWERED
+        try:
+            status = await self._decode(server, prompt, call, parameters, send)
+        finally:
+            if parameters is not None and status != _OK:
+                self._release(call, parameters)
+
+    async def _decode(
+        self, server: FleetServer, prompt: Prompt | None, call: Call, parameters: Mapping[str, Any] | None, send: Send
+    ) -> int:  # fmt: skip
+        """Have this server answer, or another one where it does not. Returns the status of the answer."""
         data = call.data
         if parameters is not None:
             data = msgspec.json.encode(transfer.decode_body(call.body, parameters))
@@ -155,9 +169,9 @@ class Proxy:
             tried.add(server.number)
             if prompt is not None:
                 self._choice.sent(server, prompt)
-            status = await self._tell(server, call, data, send, last=not self._possible(tried))
-            if status is None:
-                return
+            passed, status = await self._tell(server, call, data, send, last=not self._possible(tried))
+            if passed:
+                return status
             self._metrics.retries.labels(server.name).inc()
             if status == UNANSWERED and server.is_up and again:
                 # It is healthy: an old connection was closed as the request came.
@@ -176,21 +190,21 @@ class Proxy:
             raise EngineError(f"no server answers ({'; '.join(problems)})", _RETRY_AFTER)
         return found
 
-    async def _tell(self, server: FleetServer, call: Call, data: bytes, send: Send, *, last: bool) -> int | None:
-        """Pass a server's answer on.
+    async def _tell(self, server: FleetServer, call: Call, data: bytes, send: Send, *, last: bool) -> tuple[bool, int]:
+        """Pass a server's answer on; whether that was done, and its status.
 
-        Otherwise the reason to ask another: it is `UNANSWERED`, or `OVERLOADED` and not the `last` to ask.
+        Otherwise another one is to be asked: this one is `UNANSWERED`, or `OVERLOADED` and not the `last` to ask.
         """
         headers = {**call.headers, "content-type": "application/json"}
         try:
             async with asked(server, "POST", call.path, headers, data, self._metrics) as answer:
                 if answer.status == OVERLOADED and not last:
-                    return OVERLOADED
+                    return False, OVERLOADED
                 await pass_back(server, answer, send, self._metrics)
-                return None
+                return True, answer.status
         except UnansweredError as error:
             logger.warning("%s; the request is sent again", error)
-            return UNANSWERED
+            return False, UNANSWERED
 
     async def _prompt(self, path: str, call: Call) -> Prompt | None:
         """The ids of the prompt, where it matters who has them; None also where they cannot be told.
@@ -245,6 +259,27 @@ class Proxy:
                 return self._computed("prefill", parameters)
             self._metrics.retries.labels(server.name).inc()
         return self._computed("failed" if servers else "unavailable")
+
+    def _release(self, call: Call, parameters: Mapping[str, Any]) -> None:
+        """Nobody fetches the pages: have a server that decodes tell so, unless it knows by itself."""
+        task = asyncio.create_task(self._send_release(call, parameters))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _send_release(self, call: Call, parameters: Mapping[str, Any]) -> None:
+        servers = self._servers.of("decode")
+        if not servers:
+            return
+        server = min(servers, key=lambda each: each.in_flight)
+        headers = {**call.headers, "content-type": "application/json"}
+        data = msgspec.json.encode(transfer.release_body(call.body, parameters))
+        # Otherwise its lease ends when its time is up.
+        with suppress(UnansweredError, TimeoutError, aiohttp.ClientError):
+            async with (
+                asyncio.timeout(_RENDER_SECONDS),
+                asked(server, "POST", transfer.COMPLETIONS, headers, data, self._metrics) as answer,
+            ):
+                await answer.read()
 
     def _computed(self, place: str, parameters: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
         """Count where a prompt is computed. Returns the parameters."""

@@ -51,3 +51,9 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
 def decode_body(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The request for the server that decodes, with what the other one has answered."""
     return {**body, PARAMETERS: dict(parameters)}
+
+
+def release_body(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A completion after which pages are not kept any more: it names them, and has too few tokens to need any."""
+    model = {} if body.get("model") is None else {"model": body["model"]}
+    return {**model, "prompt": "a", "max_tokens": 1, PARAMETERS: dict(parameters)}
