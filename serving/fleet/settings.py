@@ -14,7 +14,7 @@ from jaxllm.serving.ipc.client.placement import visible_devices
 from jaxllm.serving.options.server import ServerOptions
 
 LOOPBACK = "127.0.0.1"
-LEASE_SECONDS = 60
+LEASE_SECONDS = 15
 """How long pages are kept for a request whose client left before they were fetched: others are fetched at once."""
 _OF_ROUTER = frozenset(
     (

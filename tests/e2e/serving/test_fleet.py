@@ -76,7 +76,7 @@ class Fleet:
 
     def wait_until_idle(self) -> None:
         """Wait until no server of the fleet has anything to do, or holds pages."""
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "kv_transfer_leases")
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
         def idle() -> bool:
             text = self.http.get("/fleet/metrics").text
