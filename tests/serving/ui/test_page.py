@@ -269,6 +269,13 @@ def test_axe_finds_no_serious_fault(
     faults = serious(page)
     page.locator(".tokens .token").first.click()
     faults += serious(page)
+    page.keyboard.press("Escape")
+    page.get_by_text("Beam search", exact=True).click()
+    page.get_by_label("Beams").fill("3")
+    page.get_by_role("button", name="Compare two settings").click()
+    say(page, "What is 17 plus 25?")
+    expect(page.locator(".side .tree")).to_have_count(2)
+    faults += serious(page)
     for name in ("Live", "Model"):
         page.get_by_role("link", name=name).click()
         page.locator(".card").first.wait_for()
