@@ -61,16 +61,20 @@ def sampling_params(
         if others["structured_outputs"] is not None:
             raise RequestError("structured outputs cannot be combined with beam search", "use_beam_search")
         return beam_params(body, {**given, **others}, max_tokens=max_tokens, logprobs=logprobs)
-    if body.length_penalty not in (None, 1.0):
-        raise RequestError("length_penalty requires use_beam_search", "length_penalty")
-    if body.early_stopping:
-        raise RequestError("early_stopping requires use_beam_search", "early_stopping")
-    if body.return_beam_tree:
-        raise RequestError("return_beam_tree requires use_beam_search", "return_beam_tree")
+    _check_no_beams(body)
     made = msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
     if body.stream:
         made.check_streamable()
     return made
+
+
+def _check_no_beams(body: GenerationRequest) -> None:
+    """Raise `RequestError` for what only beam searches take."""
+    if body.length_penalty not in (None, 1.0):
+        raise RequestError("length_penalty requires use_beam_search", "length_penalty")
+    for name in ("early_stopping", "return_beam_tree"):
+        if getattr(body, name):
+            raise RequestError(f"{name} requires use_beam_search", name)
 
 
 def with_transfer(extra_args: dict[str, Any] | None, given: dict[str, Any], *, stream: bool) -> dict[str, Any] | None:

@@ -88,8 +88,8 @@ def test_merged_bfloat16_over_int8_with_scales() -> None:
     # Float32 from the same bfloat16: what differs is that results are rounded.
     wanted, wanted_cache = replace(inputs, q=query, k=key, v=inputs.v.astype(jnp.float32), kv_cache=cache).call("cpu")
     qkv = jnp.concatenate([inputs.q, inputs.k, inputs.v], axis=1).reshape(inputs.q.shape[0], -1)
-    angles_of = tuple(jnp.asarray(each) for each in rotation)
-    out, found_cache = merged_attention(qkv, angles_of, cache, 1, inputs.batch, inputs.options)
+    cos, sin = (jnp.asarray(each) for each in rotation)
+    out, found_cache = merged_attention(qkv, (cos, sin), cache, 1, inputs.batch, inputs.options)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(out, np.float32).reshape(wanted.shape), wanted, rtol=2**-8, atol=1e-5)
     # A number of half a step may be rounded the other way, since angles were multiplied in float64.
