@@ -41,7 +41,7 @@ def test_a_family_of_the_table(tmp_path: Path) -> None:
     gaps = find_gaps(write(tmp_path, values))
     assert not gaps.is_known
     assert gaps.reason == ABSENT["AXK2ForCausalLM"]
-    assert gaps.nearest == "YoutuForCausalLM"
+    assert gaps.nearest == "LongcatFlashForCausalLM"
     assert gaps.unread["attention"]["index_topk"] == 2048
 
 
