@@ -77,7 +77,10 @@ CASES = {
     "electra": Case("Electra", {**CAUSAL, "embedding_size": 24}),
     "electra-untied": Case("Electra", {**CAUSAL, "embedding_size": 64, "tie_word_embeddings": False}),
     "megatron_bert": Case("MegatronBert", CAUSAL),
-    "rembert": Case("RemBert", {**CAUSAL, "input_embedding_size": 24, "output_embedding_size": 40}),
+    "rembert": Case(
+        "RemBert",
+        {**CAUSAL, "input_embedding_size": 24, "output_embedding_size": 40, "hidden_act": "gelu_new"},
+    ),
     "roformer": Case("RoFormer", {**CAUSAL, "embedding_size": 24}),
     "roberta": Case("Roberta", {**PADDED, "tie_word_embeddings": False}),
     "roberta_prelayernorm": Case("RobertaPreLayerNorm", PADDED),
