@@ -17,7 +17,8 @@ from tests.docs.test_names import PAGES, name_of
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- not run: (\S[^>]*?)\s*-->\s*\Z", re.DOTALL)
 _PAGE_MARK = re.compile(r"<!-- no command of this page is run: (\S[^>]*?)\s*-->", re.DOTALL)
-_MARKS = re.compile(r"<!-- (?:not run|no command).*?-->", re.DOTALL)
+_MARKS = re.compile(r"(?<!`)<!-- (?:not run|no command).*?-->", re.DOTALL)
+"""Not those that a text shows in code."""
 _SHELL = ("", "bash", "sh")
 _OTHER_MODELS = re.compile(r"MODEL|[\w./-]+/[\w.-]+|\./[\w./-]+")
 """Models that are not here: `demo` is run in their place."""
