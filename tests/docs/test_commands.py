@@ -58,7 +58,7 @@ def run(block: Block, tools: Path, folder: Path, port: int = 8000) -> None:
         env={**os.environ, "PATH": path, "HOME": str(tools), "SERVERS": str(folder / "servers")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, f"{block.name}\n{script}\n{done.stdout}\n{done.stderr}"

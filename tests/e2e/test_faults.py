@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm.beam.group import BeamGroup
-from jaxllm.engine import engine as engine_module
+from jaxllm.engine import step_outputs
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.features import logprobs
 from jaxllm.engine.features.beam_search import BeamSearches
@@ -325,7 +325,7 @@ def test_log_probabilities_of_an_output(
     engine: Engine, prompts: list[list[int]], undisturbed: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        failing(patch, engine_module, "output_logprobs", of_request("logprobs"))
+        failing(patch, step_outputs, "output_logprobs", of_request("logprobs"))
         answers, faults = drive(engine, every_kind(prompts))
     assert faults == {"logprobs"}
     same_but(faults, answers, undisturbed)
@@ -336,7 +336,7 @@ def test_a_fault_with_the_last_token_is_told(
 ) -> None:
     """The request has ended for the scheduler when its output is made."""
     with monkeypatch.context() as patch:
-        failing(patch, engine_module, "output_logprobs", lambda request, *rest: request.output_token_ids != [])
+        failing(patch, step_outputs, "output_logprobs", lambda request, *rest: request.output_token_ids != [])
         answers, faults = drive(engine, [request("x", prompts[1], max_tokens=3, logprobs=0, ignore_eos=True)])
     assert faults == {"x"}
     assert answers["x"].finish_reason == "abort"
