@@ -658,6 +658,7 @@ def test_an_unknown_option_is_an_error(tmp_path: Path) -> None:
 
 
 OTHER_NAMES = {
+    "JetMoEForCausalLM": "JetMoeForCausalLM",
     "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
     "MPTForCausalLM": "MptForCausalLM",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",

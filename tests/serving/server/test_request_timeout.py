@@ -193,7 +193,10 @@ def test_a_request_ends_in_the_queue(client: httpx.Client) -> None:
     assert answer.status_code == 504
     assert answer.headers["x-should-retry"] == "false"
     assert stream.rest()[-1] == b"[DONE]"
-    assert wait_until_empty(client)["first_token"] == before["first_token"] + 1
+    after = wait_until_empty(client)
+    # On a busy machine its prompt may not even be read within that time.
+    places = ("preparation", "first_token")
+    assert sum(after[place] for place in places) == sum(before[place] for place in places) + 1
 
 
 def test_clients_of_anthropic_and_background_responses(server: ServerProcess, client: httpx.Client) -> None:
