@@ -27,10 +27,16 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     flags = (*FLAGS, *DEVELOPMENT, "--data-parallel-size", str(request.param))
     with (
         running(tmp_path_factory.mktemp("sleep") / "log", *flags) as server,
-        httpx.Client(base_url=server.url, timeout=300) as client,
+        httpx.Client(base_url=server.url, timeout=100) as client,
     ):
         yield client
         assert "Traceback" not in server.log, server.log
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits_for_a_test_that_failed(client: httpx.Client) -> Iterator[None]:
+    yield
+    client.post("/resume")
 
 
 @pytest.fixture(scope="module")
