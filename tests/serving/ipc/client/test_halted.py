@@ -48,6 +48,8 @@ def make_group() -> Iterator[MakeGroup]:
             max_restarts=0, restart_window=1,
         )  # fmt: skip
         groups.append(EngineGroup(options))
+        for engine in groups[-1].engines:
+            engine.info = engine_info()  # as a start sets it
         return groups[-1]
 
     yield make
