@@ -1,6 +1,6 @@
 """What adapters and drafts cost or bring in jaxllm and in vLLM for CPU on this machine.
 
-`adapters`: 32 requests of 128 tokens that make 64, over 8 LoRA adapters of rank 16 for all linear layers, in turn, and
+`adapters`: 32 requests of 128 tokens that make 64, with 8 LoRA adapters of rank 16 for all linear layers, and
 the same requests without any, in an engine that has no slots for adapters. `drafts`: requests that copy their prompt,
 with and without n-grams of the prompt as drafts, on the model of `benchmarks.speculation`.
 

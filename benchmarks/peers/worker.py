@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.worker ENGINE OPTIONS      ENGINE: jaxllm or vllm; OPTIONS: JSON
 
-`OPTIONS["extra"]` are options of that engine alone. With folders in `OPTIONS["adapters"]`, each request uses one of
-these LoRA adapters, in turn.
+`OPTIONS["extra"]` are options of that engine alone. With folders in `OPTIONS["adapters"]`, each request uses the
+next of these LoRA adapters.
 
 Each line of input is JSON, `{"workload": {...}, "seed": 1}`; the answer is one line of JSON, a `Measurement`. The first
 line it prints says how long the start took. Other output of the engine goes to standard error. Runs under either

@@ -1,6 +1,5 @@
 """Cases of the linear recurrence, which every implementation is held to."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -10,23 +9,7 @@ import numpy as np
 from jaxllm.pallas_kernels.linear_recurrence.api import linear_recurrence
 from jaxllm.pallas_kernels.linear_recurrence.inputs import LinearRecurrenceInputs
 from jaxllm.pallas_kernels.recurrence import LayerStates
-from jaxllm.pallas_kernels.recurrence.cases import ROWS, RowsCase, make_rows
-
-
-@dataclass(frozen=True)
-class Case:
-    """Rows and channels."""
-
-    rows: RowsCase
-    channels: int = 12
-
-    @property
-    def name(self) -> str:
-        """Name of the rows."""
-        return self.rows.name
-
-
-CASES: tuple[Case, ...] = tuple(Case(rows) for rows in ROWS)
+from jaxllm.pallas_kernels.recurrence.cases import ChannelsCase, make_rows
 
 
 class Inputs(NamedTuple):
@@ -40,7 +23,7 @@ class Inputs(NamedTuple):
         return linear_recurrence(self.tokens, self.states, implementation=implementation)
 
 
-def make_inputs(case: Case) -> Inputs:
+def make_inputs(case: ChannelsCase) -> Inputs:
     """Random arrays, with states of two layers, of which the second counts."""
     rng = np.random.default_rng(0)
 

@@ -45,6 +45,22 @@ ROWS: tuple[RowsCase, ...] = (
 PROMPT, MIXED = ROWS[3], ROWS[6]
 
 
+@dataclass(frozen=True)
+class ChannelsCase:
+    """Rows, and how many channels have a state of their own."""
+
+    rows: RowsCase
+    channels: int = 12
+
+    @property
+    def name(self) -> str:
+        """Name of the rows."""
+        return self.rows.name
+
+
+CHANNELS: tuple[ChannelsCase, ...] = tuple(map(ChannelsCase, ROWS))
+
+
 def make_rows(case: RowsCase) -> tuple[StateRows, RaggedBatch]:
     """Where the rows' states lie, in no order, and the batch, without pages."""
     count = len(case.lengths)

@@ -56,7 +56,7 @@ class _Table:
 class CachedBlocks:
     """The blocks that an engine has stored and not removed, by the tokens that lead to them. Its memory is bounded.
 
-    Engines choose their hashes as they like: blocks are found by a chain of our own over their tokens and extra keys,
+    Engines choose their hashes as they like: blocks are found by another chain over their tokens and extra keys,
     from which each event's `parent_block_hash` and `token_ids` lead on. A hit needs, of every page table, what its
     layers see of the prefix.
     """

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from jaxllm.pallas_kernels.recurrence.cases import PROMPT
-from jaxllm.pallas_kernels.weighted_mean.cases import CASES, Case, make_inputs
+from jaxllm.pallas_kernels.recurrence.cases import CHANNELS, PROMPT, ChannelsCase
+from jaxllm.pallas_kernels.weighted_mean.cases import make_inputs
 from tests.pallas_kernels.recurrence.implementations import check
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_cases(case: Case) -> None:
+@pytest.mark.parametrize("case", CHANNELS, ids=lambda case: case.name)
+def test_cases(case: ChannelsCase) -> None:
     check(make_inputs(case), sum(case.rows.lengths), 2e-5)
 
 
 @pytest.mark.parametrize("more", [0.0, 100.0, -100.0])
 def test_the_formula(more: float) -> None:
     """Also with keys whose exponentials are beyond what a number holds: only their differences count."""
-    inputs = make_inputs(Case(PROMPT))
+    inputs = make_inputs(ChannelsCase(PROMPT))
     (length,) = PROMPT.lengths
     inputs = inputs._replace(tokens=inputs.tokens._replace(key=inputs.tokens.key + np.float32(more)))
     key, value, decay, bonus = (np.asarray(each, np.float64) for each in inputs.tokens)
