@@ -5,6 +5,7 @@ that is asked is one of `demo`.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,16 +53,21 @@ def run(block: Block, tools: Path, folder: Path, port: int = 8000) -> None:
     for host in ("localhost", "127.0.0.1"):
         script = script.replace(f"{host}:8000", f"127.0.0.1:{port}")
     path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
+    with subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,
         env={**os.environ, "PATH": path, "HOME": str(tools), "SERVERS": str(folder / "servers")},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"{block.name}\n{script}\n{done.stdout}\n{done.stderr}"
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # what the shell has started, too
+            raise
+    assert process.returncode == 0, f"{block.name}\n{script}\n{said}"
     servers = folder / "servers"
     for line in servers.read_text().split("\0\n") if servers.exists() else []:
         check_serve([word for word in line.strip("\n").split("\0") if word])
