@@ -11,6 +11,9 @@ from jaxllm.pallas_kernels.linear_recurrence.inputs import LinearRecurrenceInput
 from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.cases import ChannelsCase, make_rows
 
+# By the name that the other recurrences use: what holds for all of them is tested over all of them.
+Case = ChannelsCase
+
 
 class Inputs(NamedTuple):
     """The arrays of a case, as `linear_recurrence` takes them."""

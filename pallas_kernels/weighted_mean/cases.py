@@ -11,6 +11,9 @@ from jaxllm.pallas_kernels.recurrence.cases import ChannelsCase, make_rows
 from jaxllm.pallas_kernels.weighted_mean.api import weighted_mean
 from jaxllm.pallas_kernels.weighted_mean.inputs import WeightedMeanInputs
 
+# By the name that the other recurrences use: what holds for all of them is tested over all of them.
+Case = ChannelsCase
+
 
 class Inputs(NamedTuple):
     """The arrays of a case, as `weighted_mean` takes them."""
