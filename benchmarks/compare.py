@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["125m"], help="size of the model")
-    parser.add_argument("--dtype", choices=BYTES, default="float32", help="type of weights, activations and cache")
+    parser.add_argument("--dtype", choices=BYTES, default="bfloat16", help="type of weights, activations and cache")
     names = [workload.name for workload in WORKLOADS]
     parser.add_argument("--workload", nargs="+", choices=names, default=names, help="what to run")
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each workload by each engine")
