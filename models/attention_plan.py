@@ -220,3 +220,91 @@ class LatentAttentionPlan:
     def but(self, **changes: object) -> "LatentAttentionPlan":
         """A copy with other values."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionPlan:
+    """How tokens that lie before the window are seen: by entries, one for each group of `rate` tokens.
+
+    An entry is the normalised mean of what a product gives for the tokens of its group, each element weighted by the
+    softmax of another product's and of a bias by the place in the group, and rotated as at the group's first position.
+    With `overlaps` it is of the group before as well, of which each token has a second value and weight. A token sees
+    the entries of complete groups: those that an `index` chooses, if there is one, else all.
+    """
+
+    rate: int
+    overlaps: bool = False
+    index: "EntryIndexPlan | None" = None
+
+    @property
+    def parts(self) -> int:
+        """Values and weights of a token."""
+        return 2 if self.overlaps else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryIndexPlan:
+    """What chooses the entries that a token sees, where they are more than `top`: their keys, for `heads` of `size`.
+
+    A key is made as the entry is, of products of its own. Queries are products of the latent that attention has.
+    """
+
+    heads: int
+    size: int
+    top: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedAttentionPlan:
+    """Attention with one key for all heads, which is their value, too, and perhaps entries in place of far keys.
+
+    As in DeepSeek V4. Heads have `size` elements, the last `rope_size` rotated; what attention gives is rotated back.
+    Queries are products of a latent of `query_rank`, each head normalised without a weight; `norm` is that of latents,
+    keys and entries. A token sees the last `window` keys (0: all), a sink, and entries if there is a `compression`.
+    What heads give is multiplied in `groups` of heads, to `group_rank` elements each, and these together.
+    """
+
+    size: int
+    rope_size: int
+    query_rank: int
+    groups: int
+    group_rank: int
+    window: int
+    rope: RopeConfig | None = RopeConfig()
+    norm: NormPlan = NormPlan()
+    compression: CompressionPlan | None = None
+
+    is_causal: ClassVar[bool] = True
+    chunk: ClassVar[int] = 0
+    is_chunked: ClassVar[bool] = False
+    num_heads: ClassVar[int | None] = None
+    num_kv_heads: ClassVar[int | None] = None
+    head_size: ClassVar[int | None] = None
+    source: ClassVar[int | None] = None
+    sees_spans: ClassVar[bool] = False
+
+    @property
+    def raw_size(self) -> int:
+        """Numbers that the cache has of a token besides its key: what entries are made of."""
+        made = self.compression
+        index = 0 if made is None or made.index is None else made.index.size
+        return 0 if made is None else 2 * made.parts * (self.size + index)
+
+    @property
+    def row_units(self) -> int:
+        """Units, of the size of a key, of a token in the cache."""
+        return 1 + -(-self.raw_size // self.size)
+
+    @property
+    def entry_units(self) -> int:
+        """Units of an entry, after which its index key is; 0 if there are none."""
+        made = self.compression
+        index = 0 if made is None or made.index is None else made.index.size
+        return 0 if made is None else 1 + -(-index // self.size)
+
+    def but(self, **changes: object) -> "CompressedAttentionPlan":
+        """A copy with other values."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+AnyAttentionPlan = AttentionPlan | LatentAttentionPlan | CompressedAttentionPlan

@@ -8,12 +8,15 @@ Where layers differ in their heads (Gemma 4), each of the `depth` places of a pa
 and values, or several of others: all pages still are of one size. A layer that reads the keys and values of another one
 is where that is.
 
+Where far tokens are seen by entries that stand for groups of them, a layer has two places: one for tokens, in a table
+with its window, and one for entries, in a table that keeps everything.
+
 Recurrent layers have no pages: those that keep arrays of the same shapes have one array of each for all of them.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
@@ -43,6 +46,16 @@ class StateGroup:
 
 
 @dataclass(frozen=True)
+class EntryPlace:
+    """Where a layer keeps entries: as `tables`, `places`, `shares` and `parts` of a `CachePlan` say it of tokens."""
+
+    table: int
+    place: int
+    share: int
+    part: int
+
+
+@dataclass(frozen=True)
 class CachePlan:
     """`windows` has that of each page table, 0 for none, equal ones side by side.
 
@@ -63,6 +76,8 @@ class CachePlan:
     states: tuple[StateGroup, ...] = ()
     shares: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
+    entries: tuple[EntryPlace | None, ...] = ()
+    """For each layer the place of its entries, if it has some; empty where none has."""
 
     @property
     def num_tables(self) -> int:
@@ -95,6 +110,32 @@ def plan_cache(
     states = tuple(StateGroup(arrays, count, inputs) for (arrays, inputs), count in zip(kinds, counts, strict=True))
     return CachePlan(
         tuple(windows), tuple(tables), tuple(places), depth, tuple(groups), states, tuple(shares), tuple(parts)
+    )
+
+
+def plan_compressed_cache(
+    layers: tuple[LayerPlan, ...], shares: tuple[int, ...], entry_shares: tuple[int, ...], *, by_window: bool
+) -> CachePlan:
+    """The cache of layers of which so many fit in a place of a page, and the entries of so many; 0: it has none.
+
+    Entries are planned as if they were those of a layer without a window.
+    """
+    having = [layer for layer, share in enumerate(entry_shares) if share]
+    both = (*shares, *(entry_shares[layer] for layer in having))
+    whole = math.lcm(*both)
+    every = (*layers, *(layers[layer].with_window(0) for layer in having))
+    plan = plan_cache(every, by_window=by_window, sizes=tuple(whole // share for share in both))
+    count = len(layers)
+    own = zip(plan.tables[count:], plan.places[count:], plan.shares[count:], plan.parts[count:], strict=True)
+    entries = dict(zip(having, (EntryPlace(*each) for each in own), strict=True))
+    return replace(
+        plan,
+        tables=plan.tables[:count],
+        places=plan.places[:count],
+        groups=plan.groups[:count],
+        shares=plan.shares[:count],
+        parts=plan.parts[:count],
+        entries=tuple(entries.get(layer) for layer in range(count)) if having else (),
     )
 
 

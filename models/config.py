@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan, RopeConfig
+from jaxllm.models.attention_plan import (
+    AnyAttentionPlan,
+    AttentionPlan,
+    CompressedAttentionPlan,
+    LatentAttentionPlan,
+    RopeConfig,
+)
 from jaxllm.models.errors import ModelError
 from jaxllm.models.mlp_plan import ExpertsPlan
 from jaxllm.models.norm_plan import NormPlan
@@ -115,15 +121,15 @@ class ModelConfig:
         transform = self.output.transform
         return (None if transform is None else transform.size) or self.embedding_size
 
-    def heads_of(self, attention: AttentionPlan | LatentAttentionPlan) -> int:
+    def heads_of(self, attention: AnyAttentionPlan) -> int:
         """Query heads of a layer."""
         return attention.num_heads or self.num_heads
 
-    def kv_heads_of(self, attention: AttentionPlan | LatentAttentionPlan) -> int:
+    def kv_heads_of(self, attention: AnyAttentionPlan) -> int:
         """KV heads of a layer."""
         return attention.num_kv_heads or self.num_kv_heads
 
-    def head_size_of(self, attention: AttentionPlan | LatentAttentionPlan) -> int:
+    def head_size_of(self, attention: AnyAttentionPlan) -> int:
         """Size of a layer's heads."""
         return attention.head_size or self.head_size
 
@@ -162,6 +168,17 @@ class ModelConfig:
         """The latent attention of all layers, if that is theirs."""
         attention = self.layers[0].attention if self.layers else None
         return attention if isinstance(attention, LatentAttentionPlan) else None
+
+    @property
+    def compressed(self) -> tuple[CompressedAttentionPlan, ...]:
+        """Kinds of attention to entries in place of far keys, each once, if all layers have such."""
+        plans = dict.fromkeys(layer.attention for layer in self.attention_layers)
+        return tuple(plan for plan in plans if isinstance(plan, CompressedAttentionPlan))
+
+    @property
+    def routes_by_token(self) -> bool:
+        """Whether a table says which experts a token has, in some layers."""
+        return any(isinstance(layer.mlp, ExpertsPlan) and layer.mlp.router.by_token for layer in self.layers)
 
     @property
     def shared_choice(self) -> int:

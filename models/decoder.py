@@ -59,6 +59,8 @@ class Decoder(nnx.Module):
             rotation(rope, config.head_size, self.options.max_model_len, positions) for rope in ropes_of(config.layers)
         )
         per_token = batch.context.over_all_rows()
+        if config.routes_by_token:
+            per_token = per_token._replace(token_ids=batch.token_ids)
         told = LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows, per_token=per_token)
         return told if batch.cross_pages is None else told._replace(cross=self._cross(batch, cache))
 
@@ -75,9 +77,11 @@ class Decoder(nnx.Module):
     def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[LayerPaging, RaggedBatch]:
         """The batch as each kind of layer sees it."""
         tables, views = by_table(ragged, self.cache.num_tables), {}
-        for view in dict.fromkeys(self.layers.view(layer) for layer in range(self.config.num_layers)):
+        for view in self.layers.views():
             views[view] = view.of(tables[view.table])
             implementation = self.options.attention
+            if self.config.compressed:
+                continue
             if cache.pages and self.config.latent is not None:
                 # Few models have it: starts of others are faster without.
                 from jaxllm.pallas_kernels.latent_attention import prepare_latent

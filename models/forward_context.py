@@ -23,6 +23,8 @@ class ForwardContext(NamedTuple):
     """int32 []: the rows that count; those after them are padding. None: all count."""
     adapters: TokenSlots | None = None
     """The slot of each token's adapter. None: there are no slots."""
+    token_ids: jax.Array | None = None
+    """int32 [T], where layers choose experts by them."""
 
     def over_all_rows(self) -> "ForwardContext":
         """A copy for a product that computes padding, too."""
@@ -54,6 +56,13 @@ class SharedBlocks:
         return nnx.merge(self.graph, self.parameters)[number]
 
 
+class EntryPages(NamedTuple):
+    """A layer's pages of entries: `table` int32 [R, W], as it sees it, and which layer of the cache they are in."""
+
+    table: jax.Array
+    layer: int | jax.Array
+
+
 class LayerContext(NamedTuple):
     """A layer's context besides its input."""
 
@@ -73,6 +82,9 @@ class LayerContext(NamedTuple):
 
     cross: RaggedBatch | None = None
     """The batch as cross attention has it, see `cross_batch`, where the model hears."""
+
+    entries: "EntryPages | None" = None
+    """Where it keeps entries that stand for groups of tokens, if it does, see `CompressionPlan`."""
 
     @property
     def forward(self) -> ForwardContext:

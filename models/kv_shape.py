@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Self
 
 import jax
 
-from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
-from jaxllm.models.cache_plan import CachePlan, plan_cache
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan
+from jaxllm.models.cache_plan import CachePlan, plan_cache, plan_compressed_cache
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_type import SCALE_BYTES, KVCacheType
 from jaxllm.models.options import ForwardOptions
@@ -19,14 +19,36 @@ if TYPE_CHECKING:
 
 
 def latent_sizes(model: ModelConfig) -> "LatentSizes | None":
-    """The sizes of a token in a layer's cache, if the layers have latent attention."""
-    if model.latent is None:
+    """The sizes of a token in a layer's cache, if the layers have latent attention, or one key in place of latents."""
+    if model.latent is None and not model.compressed:
         return None
     # Few models have it: starts of others are faster without the import.
     from jaxllm.pallas_kernels.latent_attention import LatentSizes
 
+    if model.latent is None:
+        return LatentSizes(widest_row(model) * model.head_size, 0)
     index = model.latent.index
     return LatentSizes(model.latent.rank, model.latent.rope_size, 0 if index is None else index.size)
+
+
+FEWEST_TOKENS = 4
+"""Tokens of a page at least, where there are entries that stand for groups of them."""
+
+
+def widest_row(model: ModelConfig) -> int:
+    """Units of a token in the layers that keep the most, see `CompressedAttentionPlan`."""
+    return max(plan.row_units for plan in model.compressed)
+
+
+def entry_shares(model: ModelConfig, plan: AnyAttentionPlan) -> tuple[int, int]:
+    """How many layers like one fit in a place of a page, and the entries of how many; 0: it has none.
+
+    These are as many as fit in a page of `FEWEST_TOKENS`, or of any multiple of that.
+    """
+    assert isinstance(plan, CompressedAttentionPlan)
+    widest, made = widest_row(model), plan.compression
+    entries = 0 if made is None else max(widest * min(made.rate, FEWEST_TOKENS) // plan.entry_units, 1)
+    return widest // plan.row_units, entries
 
 
 @dataclass(frozen=True)
@@ -66,12 +88,16 @@ class CacheLayout:
         geometry = CacheGeometry(layers, pages, page_size, heads, size, self.dtype, self.for_tpu)
         return cache_shape(self.implementation, geometry)
 
-    def heads_of(self, model: ModelConfig, plan: AttentionPlan | LatentAttentionPlan) -> tuple[int, int]:
+    def heads_of(self, model: ModelConfig, plan: AnyAttentionPlan) -> tuple[int, int]:
         """Number and size of a layer's KV heads on one device."""
         return split_kv_heads(model.kv_heads_of(plan), self.devices) // self.devices, model.head_size_of(plan)
 
     def plan(self, model: ModelConfig, *, by_window: bool) -> CachePlan:
         """Where the layers are in the cache. Raises `ModelError` for heads that do not fit together."""
+        if model.compressed:
+            shares = [entry_shares(model, layer.attention) for layer in model.layers]
+            rows, entries = zip(*shares, strict=True)
+            return plan_compressed_cache(model.layers, rows, entries, by_window=by_window)
         if len(model.kv_heads) == 1:
             return plan_cache(model.layers, by_window=by_window)
         sizes = tuple(math.prod(self.shape(*self.heads_of(model, layer.attention))) for layer in model.layers)

@@ -25,22 +25,24 @@ class MLPPlan:
     gate_scale: float = 1.0
     sparsity: float = 0.0
     norm: NormPlan | None = None
+    limit: float | None = None
+    """What the activation gets is at most so large, and what it is multiplied by within +- as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterPlan:
     """How a token's experts are chosen and weighted, from logits that a product gives, which may have a `bias`.
 
-    The scores are the `softmax` or the `sigmoid` of all logits; or the logits themselves, and the softmax of those
-    chosen are the weights (`chosen_softmax`), or the sigmoid of each (`chosen_sigmoid`); or as in SparseMixer (arXiv
-    2409.12136), for two experts, with `jitter`.
+    The scores are the `softmax` or the `sigmoid` of all logits, or the root of their softplus (`root_softplus`); or the
+    logits themselves, and the softmax of those chosen are the weights (`chosen_softmax`), or the sigmoid of each
+    (`chosen_sigmoid`); or as in SparseMixer (arXiv 2409.12136), for two experts, with `jitter`.
     The highest scores are chosen, after adding a `correction` that the weights do not have. Among `groups` of experts
     only the best `top_groups` are looked at, by their best score or by the sum of the two best. Weights are divided by
     their sum plus `epsilon`, if they are to be `normalised`, and multiplied by `scale`. Logits may be capped first:
     soft_cap * tanh(logits / soft_cap).
     """
 
-    kind: Literal["softmax", "sigmoid", "chosen_softmax", "chosen_sigmoid", "sparsemixer"] = "softmax"
+    kind: Literal["softmax", "sigmoid", "root_softplus", "chosen_softmax", "chosen_sigmoid", "sparsemixer"] = "softmax"
     norm: NormPlan | None = None
     """Norm of the product's input, which is then multiplied by a weight for each element and hidden size ** -0.5."""
     bias: bool = False
@@ -55,6 +57,8 @@ class RouterPlan:
     expert_scale: bool = False
     """Whether weights are multiplied by a number of their expert."""
     jitter: float = 0.0
+    by_token: bool = False
+    """Whether a table by the token's ID says which experts are chosen, whatever the scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ class ExpertsPlan:
     is_gated: bool = True
     clamped: ClampedPlan | None = None
     """In place of the activation."""
+    limit: float | None = None
+    """See `MLPPlan`."""
     bias: bool = False
     output_bias: bool = False
     """Whether a bias is added to the sum over a token's experts (Nomic Embed 2)."""

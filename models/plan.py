@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan
 from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
 from jaxllm.models.norm_plan import NormPlan
 
@@ -126,7 +126,7 @@ class LayerPlan:
     an MLP (`has_mlp`) has nothing after it.
     """
 
-    attention: AttentionPlan | LatentAttentionPlan = AttentionPlan()
+    attention: AnyAttentionPlan = AttentionPlan()
     recurrence: RecurrentPlan | None = None
     cross: AttentionPlan | None = None
     mlp: MLPPlan | ExpertsPlan = MLPPlan()

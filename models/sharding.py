@@ -157,6 +157,7 @@ def splits(config: ModelConfig, devices: int, *, expert_parallel: bool = False, 
             return False
     split = (*(heads for heads, _, _ in config.attention_heads), *config.mlp_sizes(with_experts=False))
     split += config.expert_heads
+    split += tuple(plan.groups for plan in config.compressed)
     split += tuple(size for plan in dict.fromkeys(config.recurrences) for size in plan.split_sizes)
     experts = config.expert_counts if expert_parallel else config.expert_sizes
     if not expert_parallel and config.expert_split_problem(devices * shards):

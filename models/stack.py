@@ -21,7 +21,7 @@ from jaxllm.models.batch import LayerPaging
 from jaxllm.models.cache import Cache
 from jaxllm.models.cache_plan import CachePlan
 from jaxllm.models.errors import ModelError
-from jaxllm.models.forward_context import ALL_ROWS, ForwardContext, LayerContext, SharedBlocks
+from jaxllm.models.forward_context import ALL_ROWS, EntryPages, ForwardContext, LayerContext, SharedBlocks
 from jaxllm.models.layers.parameter import LayerOf, placeholder
 from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.pattern import Segment, segments_of
@@ -95,6 +95,28 @@ class _Layers(nnx.Module):
         """`tapped` with the input of a layer, if it is asked for."""
         return tuple(jnp.where(number == tap, x, old) for tap, old in zip(self.taps, tapped, strict=True))
 
+    def views(self) -> tuple[LayerPaging, ...]:
+        """All views of a step, each once."""
+        layers = range(len(self.plans))
+        entries = (self.entry_view(layer) for layer in layers if self.has_entries(layer))
+        return tuple(dict.fromkeys([*(self.view(layer) for layer in layers), *entries]))
+
+    def has_entries(self, layer: int) -> bool:
+        """Whether a layer keeps entries that stand for groups of tokens."""
+        return bool(self.cache.entries) and self.cache.entries[layer] is not None
+
+    def entry_view(self, layer: int) -> LayerPaging:
+        """A layer's view of the pages that have its entries."""
+        place = self.cache.entries[layer]
+        assert place is not None
+        return LayerPaging(place.table, 0, place.share, place.part)
+
+    def entry_place(self, layer: int) -> int:
+        """The layer of the cache that has a layer's entries."""
+        place = self.cache.entries[layer]
+        assert place is not None
+        return place.place
+
     def view(self, layer: int) -> LayerPaging:
         """A layer's view of a step."""
         cache, plan = self.cache, self.plans[layer].attention
@@ -140,6 +162,9 @@ class LoopStack(_Layers):
         context = LayerContext(rotation, ragged[self.view(index)], place, per_token=told.per_token)
         if group is not None:
             context = context._replace(states=told.states)
+        if self.has_entries(index):
+            pages = EntryPages(ragged[self.entry_view(index)].page_table, jnp.int32(self.entry_place(index)))
+            context = context._replace(entries=pages)
         if told.token_inputs is not None:
             context = context._replace(token_input=told.token_inputs[index])
         if plan.shared_block is not None:
@@ -216,6 +241,7 @@ class ScanStack(_Layers):
         plans = self.plans[segment.start : segment.start + segment.period]
         own = [_layer_rotation(plan, ropes, told.rotations) for plan in plans]
         in_cache = [self._in_cache(segment, place, told.ragged) for place in range(segment.period)]
+        in_entries = [self._in_entries(segment.layers(place), told.ragged) for place in range(segment.period)]
         groups = self.cache.groups[segment.start : segment.start + segment.period]
         # What a kernel reads for itself is not sliced.
         graphs, whole, sliced = [], [], []
@@ -232,6 +258,7 @@ class ScanStack(_Layers):
                 layer = nnx.merge(graph, found, values[place])
                 context = LayerContext(own[place], *in_cache[place](repeat), told.states)
                 context = context._replace(shared=told.shared, per_token=told.per_token, cross=told.cross)
+                context = context._replace(entries=in_entries[place](repeat))
                 if told.token_inputs is not None:
                     number = segment.start + repeat * segment.period + place
                     context = context._replace(token_input=told.token_inputs[number])
@@ -263,6 +290,14 @@ class ScanStack(_Layers):
         # The repeats are longer than a slice of the cache.
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(ragged[view] for view in views))
         return lambda repeat: (jax.tree.map(lambda leaf: leaf[repeat], stacked), own[repeat])
+
+    def _in_entries(self, layers: range, ragged: ByLayerPaging) -> Callable[[jax.Array], EntryPages | None]:
+        """For each repeat of layers, the pages that have the entries of its layer, if it has some."""
+        if not self.has_entries(layers.start):
+            return lambda repeat: None
+        tables = jnp.stack([ragged[self.entry_view(layer)].page_table for layer in layers])
+        own = jnp.array([self.entry_place(layer) for layer in layers], jnp.int32)
+        return lambda repeat: EntryPages(tables[repeat], own[repeat])
 
 
 def _key(layers: range) -> str:

@@ -24,6 +24,11 @@ def choose_kv_cache(
         if asked == "auto":
             asked = kv_cache_scheme(folder) or dtype
         kind = _without_scales(asked, dtype, platform)
+        if kind is not None and model.compressed:
+            raise ConfigError(
+                f"kv_cache_dtype={asked!r}: {model.architecture} makes cache entries of what is cached before, in the "
+                f"type of activations, {dtype!r}; omit it"
+            )
         if kind is None or asked not in ("int8", *KV_DTYPES):
             return kind
         if not _has_scales(folder, config.model.load_format):

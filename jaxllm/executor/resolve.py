@@ -24,6 +24,7 @@ from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
+from jaxllm.models.kv_shape import FEWEST_TOKENS
 from jaxllm.models.kv_type import KVCacheType
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def resolve_config(
     if runner == "generate":
         kv_cache = choose_kv_cache(config, folder, model, dtype=dtype, platform=platform)
     _check_chunks(model, page_size)
+    _check_groups(model, page_size)
     if config.model.enable_prompt_embeds:
         _check_embeddings(model, runner, stages, processes)
     if runner == "generate":
@@ -256,6 +258,17 @@ def _check_chunks(model: ModelConfig, page_size: int) -> None:
         )
 
 
+def _check_groups(model: ModelConfig, page_size: int) -> None:
+    rates = {plan.compression.rate for plan in model.compressed if plan.compression is not None}
+    wrong = next((rate for rate in sorted(rates) if page_size % rate and rate % page_size), None)
+    if wrong is not None or (rates and page_size < FEWEST_TOKENS):
+        needed = f"at least {FEWEST_TOKENS}" + ("" if wrong is None else f", and a divisor or a multiple of {wrong}")
+        raise ConfigError(
+            f"block_size={page_size}: must be {needed}, because cache entries of {model.architecture} stand for groups "
+            "of tokens; or omit block_size"
+        )
+
+
 def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: int) -> None:
     embedding, problem = model.embedding, None
     if runner == "pooling":
@@ -263,6 +276,8 @@ def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: i
     elif stages > 1 or processes > 1:
         where = f"pipeline_parallel_size={stages}" if stages > 1 else "engines on several hosts"
         problem = f"not supported by {where}; use tensor_parallel_size on one host"
+    elif model.routes_by_token:
+        problem = f"layers of {model.architecture} choose experts by token IDs"
     elif embedding.each_layer is not None:
         problem = f"each layer of {model.architecture} looks up token IDs"
     elif model.embedding_size != model.hidden_size:

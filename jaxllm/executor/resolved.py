@@ -167,7 +167,8 @@ class ResolvedConfig:
     def _takes_latent_attention(self) -> bool:
         """Whether this is a CPU whose kernels are wanted, and attention is one that has none."""
         is_free = self.config.compile.attention_backend == "auto"
-        return is_free and self.platform == "cpu" and self.model.latent is not None
+        has_none = self.model.latent is not None or bool(self.model.compressed)
+        return is_free and self.platform == "cpu" and has_none
 
     @property
     def cache_plan(self) -> CachePlan:

@@ -115,7 +115,7 @@ def _suggest_devices(resolved: ResolvedConfig, target: TargetDevices, beside: in
 
 def _with_narrow_cache(resolved: ResolvedConfig) -> EngineConfig | None:
     """The configuration with a KV cache in 8 bits, where it is not and some attention takes it."""
-    if resolved.cache.bytes_each == 1 or resolved.model.latent is not None:
+    if resolved.cache.bytes_each == 1 or resolved.model.latent is not None or resolved.model.compressed:
         return None
     return _changed(resolved.config, kv_cache_dtype="fp8_e4m3")
 

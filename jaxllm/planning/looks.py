@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, CompressedAttentionPlan, LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
 
@@ -18,11 +18,13 @@ class Look(NamedTuple):
     """How much is read of what the cache has of a token and layer."""
 
 
-def looks_of(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan, devices: int) -> tuple[Look, ...]:
+def looks_of(model: ModelConfig, attention: AnyAttentionPlan, devices: int) -> tuple[Look, ...]:
     """The readings of a layer whose heads `devices` share: one, or with an index that of its keys, too.
 
     Chosen keys are as many as a window's. Each device compares the keys of the index for itself.
     """
+    if isinstance(attention, CompressedAttentionPlan):
+        return _compressed_looks(model, attention, devices)
     latent = latent_sizes(model)
     # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
     each = 2 * model.head_size_of(attention) if latent is None else latent.key + latent.latent
@@ -37,3 +39,17 @@ def looks_of(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan,
         chosen,
         Look(0, 2.0 * index.heads * index.size, latent.index / latent.token),
     )
+
+
+def _compressed_looks(model: ModelConfig, plan: CompressedAttentionPlan, devices: int) -> tuple[Look, ...]:
+    """Those of keys in the window, of entries, and of the index of these; an entry stands for as many tokens."""
+    flops, made = 4.0 * model.num_heads * plan.size / devices, plan.compression
+    window = Look(plan.window, flops, 1 / plan.row_units)
+    if made is None:
+        return (window,)
+    part = 1 / (made.rate * plan.row_units)
+    if made.index is None:
+        return window, Look(0, flops / made.rate, part)
+    chosen = Look(made.index.top * made.rate, flops / made.rate, part)
+    compared = 2.0 * made.index.heads * made.index.size / made.rate
+    return window, chosen, Look(0, compared, part * (plan.entry_units - 1))

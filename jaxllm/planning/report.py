@@ -10,6 +10,7 @@ from jaxllm.errors import CapacityError
 from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.executables import without_compilation_cache
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.planning.advice import advise
 from jaxllm.planning.images import ImageProgram, compile_images, image_programs
 from jaxllm.planning.links import network_of
@@ -195,7 +196,7 @@ def make_report(
         # Latents are whole on each device.
         tiers=_tiers(
             resolved,
-            memories[full].page * (1 if resolved.model.latent is not None else resolved.num_devices),
+            memories[full].page * (1 if latent_sizes(resolved.model) else resolved.num_devices),
             together[-1],
         ),
     )

@@ -16,7 +16,7 @@ import msgspec
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.memory.capacity import slot_bytes
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
 from jaxllm.models.plan import HyperConnectionsPlan
@@ -233,19 +233,31 @@ def _layer_weights(model: ModelConfig) -> int:
     return attention + recurrences + residual + mlps
 
 
-def _attention_weights(model: ModelConfig, plan: AttentionPlan | LatentAttentionPlan) -> int:
+def _attention_weights(model: ModelConfig, plan: AnyAttentionPlan) -> int:
     """Numbers in the matrices of attention in a layer."""
     hidden = model.hidden_size
     if isinstance(plan, AttentionPlan):
         size = model.head_size_of(plan)
         own = 0 if plan.source is not None else 1 if plan.values_are_keys else 2
         return hidden * size * (2 * model.heads_of(plan) + own * model.kv_heads_of(plan))
+    if isinstance(plan, CompressedAttentionPlan):
+        return _compressed_weights(model, plan)
     down = hidden * (plan.rank + plan.rope_size + (plan.query_rank or 0))
     of_head = (plan.query_rank or hidden) * plan.query_size + (plan.rank * (plan.plain_size + plan.value_size))
     index = 0
     if plan.index is not None and not plan.shares_choice:
         index = plan.index.heads * (plan.index.size * (plan.query_rank or 0) + hidden) + plan.index.size * hidden
     return down + index + model.num_heads * (of_head + plan.value_size * hidden)
+
+
+def _compressed_weights(model: ModelConfig, plan: CompressedAttentionPlan) -> int:
+    """The same of attention to entries in place of far keys."""
+    hidden, heads, size = model.hidden_size, model.num_heads, plan.size
+    down = hidden * (plan.query_rank + size + plan.raw_size)
+    output = plan.group_rank * (heads * size + plan.groups * hidden)
+    index = None if plan.compression is None else plan.compression.index
+    chosen = 0 if index is None else index.heads * (index.size * plan.query_rank + hidden)
+    return down + heads * size * plan.query_rank + output + chosen
 
 
 def _streams_weights(model: ModelConfig) -> int:

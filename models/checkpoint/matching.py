@@ -3,10 +3,12 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.packed_experts import with_experts_apart
-from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
+from jaxllm.models.checkpoint.safetensors_file import DTYPES, INTEGERS, Tensor
 from jaxllm.models.checkpoint.weight_target import Slots, Specs, WeightTarget
 from jaxllm.models.errors import ModelError
 
@@ -60,22 +62,24 @@ def match(
     for name, matrix in matrices.items():
         _check_matrix(matrix, slots[name], specs)
     for name, tensor in tensors.items():
-        _check_tensor(tensor, name, slots.get(name, ()))
+        _check_tensor(tensor, name, slots.get(name, ()), specs)
     found: dict[str, Found] = {**tensors, **matrices}
     return [(tensor, slots[name]) for name, tensor in found.items() if name in slots]
 
 
-def _check_tensor(tensor: Tensor, name: str, own: Sequence[WeightTarget]) -> None:
+def _check_tensor(tensor: Tensor, name: str, own: Sequence[WeightTarget], specs: Specs) -> None:
     if not own:
         return  # It is ignored.
     if any(tensor.shape != slot.tensor_shape for slot in own):
         raise ModelError(
             f"{tensor.path}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(own[0].tensor_shape)}"
         )
-    if tensor.dtype not in DTYPES:
+    is_table = np.issubdtype(specs[own[0].path].array.dtype, np.integer)
+    known = INTEGERS if is_table else DTYPES
+    if tensor.dtype not in known:
         raise ModelError(
-            f"{tensor.path}: tensor {name!r} has type {tensor.dtype}, which cannot be read as a weight "
-            f"(known: {', '.join(DTYPES)})"
+            f"{tensor.path}: tensor {name!r} has type {tensor.dtype}, which cannot be read as a "
+            f"{'table' if is_table else 'weight'} (known: {', '.join(known)})"
         )
 
 

@@ -26,6 +26,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """Types of weights that can be read."""
 
+INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
+"""Types of tables of numbers that can be."""
+
 CHUNK_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
 MAX_NAME, MAX_DIMENSIONS = 1024, 32
@@ -91,7 +94,7 @@ class Tensor:
 
         Raises `ModelError` like `read`.
         """
-        source = DTYPES[self.dtype]
+        source = DTYPES.get(self.dtype) or INTEGERS[self.dtype]
         if source == flat.dtype:
             self.read_bytes(flat.view(np.uint8), begin * source.itemsize)
             return
@@ -190,7 +193,7 @@ def _tensors(path: Path, header: dict[str, Any], data_start: int) -> Iterator[Te
             raise ModelError(f"{path}: corrupt safetensors header: bad entry for tensor {name!r}")
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         start, end = (data_start + offset for offset in entry["data_offsets"])
-        known = DTYPES.get(dtype)
+        known = DTYPES.get(dtype) or INTEGERS.get(dtype)
         if (known and end - start != math.prod(shape) * known.itemsize) or end < start:
             raise ModelError(
                 f"{path}: corrupt safetensors header: tensor {name!r} of type {dtype} and shape {list(shape)} "

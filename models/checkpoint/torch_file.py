@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
+from jaxllm.models.checkpoint.safetensors_file import DTYPES, INTEGERS, Tensor
 from jaxllm.models.checkpoint.torch_pickle import PickleError, View, read_state_dict, read_tensor
 from jaxllm.models.errors import ModelError
 
@@ -40,13 +40,13 @@ class StridedTensor(Tensor):
         rows, *rest = self.shape
         if index >= rows:
             raise ModelError(f"{self.path}: {self.name} has {rows} rows, but row {index} is needed")
-        dtype = DTYPES[self.dtype]
+        dtype = DTYPES.get(self.dtype) or INTEGERS[self.dtype]
         start = self.start + index * self.strides[0] * dtype.itemsize
         return replace(self, shape=tuple(rest), strides=self.strides[1:], start=start).read(dtype)
 
     def read_into(self, flat: np.ndarray, begin: int) -> None:
         """See `Tensor`."""
-        source = DTYPES[self.dtype]
+        source = DTYPES.get(self.dtype) or INTEGERS[self.dtype]
         try:
             mapped = np.memmap(self.path, np.uint8, "r", self.start, (self.end - self.start,))
         except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 INDEXER: Final = "attention to keys that an index chooses otherwise than DeepSeek V3.2's"
-HYPER: Final = "hyper-connections between layers, which no plan has"
+GATED_STREAMS: Final = "streams of the residual with gates of low rank"
 DECODER_OF_TWO: Final = "the decoder of an encoder-decoder model, which attends to what the encoder gives"
 FILE: Final = "no new layer: a family file"
 
@@ -24,7 +24,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "BltForCausalLM": "bytes in patches, whose lengths a second model chooses",
     "CohereCompassForCausalLM": f"{FILE}; the language model of one that sees",
     "CpmAntForCausalLM": "biases by buckets of distance, and segments that see each other both ways",
-    "DeepseekV4ForCausalLM": f"{INDEXER}; {HYPER}; compressed caches",
     "DogeForCausalLM": "masks that are made of values, and experts that are looked up by product keys",
     "DoryForCausalLM": "layers that run several times with caches of their own",
     "Dots3NoteForCausalLM": INDEXER,
@@ -33,7 +32,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "Gemma4AssistantForCausalLM": "a drafter: it reads another model's keys and values",
     "Gemma4UnifiedAssistantForCausalLM": "a drafter: it reads another model's keys and values",
     "GitForCausalLM": "a tower whose patches every token sees, before a causal BERT",
-    "HYV4ForCausalLM": f"{INDEXER}; {HYPER}",
+    "HYV4ForCausalLM": INDEXER,
     "HrmTextForCausalLM": "two stacks of layers that run several times in turn",
     "Inkling2ForCausalLM": "dynamic short convolutions and residuals over blocks, which no plan has",
     "Inkling2LoopForCausalLM": "dynamic short convolutions, and layers that run several times",
@@ -50,7 +49,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "PLBartForCausalLM": DECODER_OF_TWO,
     "PegasusForCausalLM": DECODER_OF_TWO,
     "ProphetNetForCausalLM": "several streams that predict several tokens, in the decoder of an encoder-decoder model",
-    "Qwen4ExpForCausalLM": f"{INDEXER}; {HYPER}; tables of n-grams",
+    "Qwen4ExpForCausalLM": f"{INDEXER}; {GATED_STREAMS}; tables of n-grams",
     "ReformerModelWithLMHead": "attention within buckets of hashes",
     "RoCBertForCausalLM": "shapes and pronunciations of tokens, which requests do not have",
     "TrOCRForCausalLM": DECODER_OF_TWO,

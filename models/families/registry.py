@@ -49,6 +49,7 @@ _DECODERS: dict[str, str] = {
     "DeepseekV2": "deepseek.V2",
     "DeepseekV3": "deepseek.V3",
     "DeepseekV32": "deepseek_sparse.V32",
+    "DeepseekV4": "deepseek_v4",
     "DiffLlama": "diffllama",
     "Dots1": "glm4_moe.DOTS1",
     "Ernie4_5": "ernie4_5",

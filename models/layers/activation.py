@@ -60,6 +60,8 @@ class GatedActivation:
     scale: float = 1.0
     sparsity: float = 0.0
     """See `MLPPlan`."""
+    limit: float | None = None
+    """Likewise."""
 
     def __post_init__(self) -> None:
         find_activation(self.activation)
@@ -67,7 +69,7 @@ class GatedActivation:
     @property
     def is_silu(self) -> bool:
         """Whether it is silu of the first half of each row, times the second."""
-        is_plain = self.scale == 1.0 and not self.sparsity
+        is_plain = self.scale == 1.0 and not self.sparsity and self.limit is None
         return ACTIVATIONS[self.activation] is jax.nn.silu and self.parts.blocks == 1 and is_plain
 
     def __call__(self, gate_up: jax.Array) -> jax.Array:
@@ -75,7 +77,16 @@ class GatedActivation:
         gate, up = self.parts.split(gate_up)
         if self.sparsity:
             gate = _without_low(gate, self.sparsity)
-        return ACTIVATIONS[self.activation](gate if self.scale == 1.0 else gate * self.scale) * up
+        return limited(ACTIVATIONS[self.activation], gate if self.scale == 1.0 else gate * self.scale, up, self.limit)
+
+
+def limited(
+    activation: Callable[[jax.Array], jax.Array], gate: jax.Array, up: jax.Array, limit: float | None
+) -> jax.Array:
+    """`activation(gate) * up`, with gates up to a limit and what they multiply within it, if there is one."""
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return activation(gate) * up
 
 
 def _without_low(gate: jax.Array, sparsity: float) -> jax.Array:

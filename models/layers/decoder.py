@@ -1,12 +1,12 @@
 """A decoder layer, as its plan says."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan
 from jaxllm.models.cache import ChosenPages, States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
@@ -20,6 +20,7 @@ from jaxllm.models.plan import LayerPlan, NormedResidualPlan, RecurrentPlan, Tok
 from jaxllm.models.sharding import sharding
 
 if TYPE_CHECKING:
+    from jaxllm.models.layers.compressed_attention import CompressedAttention
     from jaxllm.models.layers.experts import MixtureOfExperts
     from jaxllm.models.layers.latent_attention import LatentAttention
     from jaxllm.models.layers.recurrent import RecurrentBlock
@@ -99,10 +100,10 @@ class DecoderLayer(nnx.Module):
             return self.recurrence(normed, cache, context)
         assert self.attention is not None
         assert not isinstance(cache, tuple)
-        if isinstance(self.attention, Attention):
-            assert isinstance(cache, jax.Array)
-            return self.attention(normed, cache, context)
-        return self.attention(normed, cache, context)
+        # Choices of keys are shared by layers with latent attention alone.
+        attention: Any = self.attention
+        mixed, own = attention(normed, cache, context)
+        return mixed, own
 
     def _cross(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """`x` and what cross attention adds to it."""
@@ -144,9 +145,9 @@ class Scale(nnx.Module):
 
 
 def _make_attention(
-    config: ModelConfig, plan: AttentionPlan | LatentAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
-) -> "Attention | LatentAttention":
-    if isinstance(plan, LatentAttentionPlan) or plan.experts is not None:
+    config: ModelConfig, plan: AnyAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "Attention | LatentAttention | CompressedAttention":
+    if not isinstance(plan, AttentionPlan) or plan.experts is not None:
         from jaxllm.models.layers.attention_kinds import make_uncommon_attention
 
         return make_uncommon_attention(config, plan, options, dtype=dtype)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import ForwardContext
-from jaxllm.models.layers.activation import find_activation
+from jaxllm.models.layers.activation import find_activation, limited
 from jaxllm.models.layers.expert_slots import ExpertSlots
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.matrix import Matrix
@@ -138,7 +138,7 @@ class MixtureOfExperts(nnx.Module):
             ("experts", "hidden") if self.is_expert_parallel else ("expert_mlp", "hidden"),
             ("hidden", "expert_mlp"),
         )
-        self.router = Router(size, plan, dtype=dtype, options=options)
+        self.router = Router(size, plan, dtype=dtype, options=options, vocab_size=config.vocab_size)
         parts = ("expert_gate", "expert_up") if plan.is_gated else ("expert_up",)
         self.gate_up = linear(size, dict.fromkeys(parts, plan.size), axes=wide)
         self.down = linear(plan.size, {"expert_down": size}, axes=wide if self.is_expert_parallel else narrow)
@@ -245,7 +245,7 @@ class MixtureOfExperts(nnx.Module):
             return find_activation(self.plan.activation)(wide)
         gate, up = jnp.split(wide, 2, axis=-1)
         if self.plan.clamped is None:
-            return find_activation(self.plan.activation)(gate) * up
+            return limited(find_activation(self.plan.activation), gate, up, self.plan.limit)
         return clamped(gate, up, self.plan.clamped)
 
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.models.attention_plan import LatentAttentionPlan
+from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.attention import Attention
@@ -60,7 +60,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and not plan.output_scale
         and plan.streams is None
         and not plan.adds_late
-        and (isinstance(plan.attention, LatentAttentionPlan) or plan.attention.experts is None)
+        and (not isinstance(plan.attention, AttentionPlan) or plan.attention.experts is None)
     )
 
 

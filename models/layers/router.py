@@ -1,5 +1,7 @@
 """The choice of experts for every token, see `RouterPlan`."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -21,7 +23,9 @@ Choice = tuple[jax.Array, jax.Array]
 class Router(nnx.Module):
     """A product that gives a logit for each expert, in float32, and the choice among them."""
 
-    def __init__(self, hidden_size: int, plan: ExpertsPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
+    def __init__(
+        self, hidden_size: int, plan: ExpertsPlan, *, dtype: jnp.dtype, options: ForwardOptions, vocab_size: int
+    ) -> None:
         whole, count = sharding(options.mesh, None), plan.count + plan.identities
         self.layout = choose_layout(
             (count, hidden_size), dtype, native=options.native_matmul, multiplies_pairs=options.multiplies_pairs
@@ -33,6 +37,8 @@ class Router(nnx.Module):
         self.plan, self.per_token, self.platform = plan.router, plan.per_token, options.platform
         self.norm = make_norm(plan.router.norm, hidden_size, dtype=dtype, options=options)
         self.input_scale = None if plan.router.norm is None else parameter((hidden_size,), dtype, whole)
+        table = (vocab_size, plan.per_token)
+        self.table = parameter(table, jnp.dtype(jnp.int32), whole) if plan.router.by_token else None
         self.expert_scale = parameter((count,), dtype, whole) if plan.router.expert_scale else None
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> Choice:
@@ -46,26 +52,40 @@ class Router(nnx.Module):
         if self.plan.soft_cap is not None:
             logits = self.plan.soft_cap * jnp.tanh(logits / self.plan.soft_cap)
         correction = None if self.correction is None else self.correction[...]
-        experts, weights = choose(logits, self.plan, self.per_token, correction)
+        experts, weights = choose(logits, self.plan, self.per_token, correction, self._listed(context))
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[...].astype(jnp.float32)[experts]
         return experts, weights
 
+    def _listed(self, context: ForwardContext) -> jax.Array | None:
+        """The experts that a table has for the tokens, int32 [T, k]."""
+        if self.table is None:
+            return None
+        assert context.token_ids is not None
+        # What stands in a place that is no token's is nobody's.
+        return self.table[...].at[context.token_ids].get(mode="clip")
 
-def choose(logits: jax.Array, plan: RouterPlan, count: int, correction: jax.Array | None = None) -> Choice:
+
+def choose(
+    logits: jax.Array,
+    plan: RouterPlan,
+    count: int,
+    correction: jax.Array | None = None,
+    listed: jax.Array | None = None,
+) -> Choice:
     """The best `count` experts by `logits` float32 [T, E]; of equal ones those with the lowest numbers.
 
-    A `correction` float32 [E] counts for the choice alone.
+    A `correction` float32 [E] counts for the choice alone. Those that are `listed`, int32 [T, k], are no choice.
     """
     if plan.kind == "sparsemixer":
         return _sparse_mixer(logits, plan.jitter)
     scores = logits
     if not plan.kind.startswith("chosen"):
-        scores = jax.nn.softmax(logits) if plan.kind == "softmax" else jax.nn.sigmoid(logits)
+        scores = _SCORES[plan.kind](logits)
     for_choice = scores if correction is None else scores + correction
     if plan.groups > 1:
         for_choice = _best_groups(for_choice, plan)
-    _, experts = lax.top_k(for_choice, count)
+    experts = lax.top_k(for_choice, count)[1] if listed is None else listed
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if plan.kind == "chosen_softmax":
         weights = jax.nn.softmax(weights)
@@ -74,6 +94,13 @@ def choose(logits: jax.Array, plan: RouterPlan, count: int, correction: jax.Arra
     if plan.normalised:
         weights = weights / (weights.sum(axis=-1, keepdims=True) + plan.epsilon)
     return experts, weights * plan.scale
+
+
+_SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "softmax": jax.nn.softmax,
+    "sigmoid": jax.nn.sigmoid,
+    "root_softplus": lambda logits: jnp.sqrt(jax.nn.softplus(logits)),
+}
 
 
 def _best_groups(scores: jax.Array, plan: RouterPlan) -> jax.Array:

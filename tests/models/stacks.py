@@ -12,6 +12,7 @@ COVERING = (
     "gemma2", "lfm2", "gptj", "mpt-clip", "cwm", "hunyuan", "olmo3", "phi3-short", "stablelm-norms",
     "arctic", "falcon_h1", "qwen3_5", "lfm2-wide", "ministral3", "bloom", "falcon_mamba", "mamba",
     "falcon-7b", "zamba2", "zamba2-plain", "mistral4", "apertus", "deepseek_v32", "glm_moe_dsa-shared",
+    "deepseek_v4",
     "laguna", "minimax", "diffllama", "bert", "ctrl", "modernbert_decoder", "kimi_linear", "bailing_hybrid",
     "bitnet",
     "electra",

@@ -16,6 +16,37 @@ EIGHT = {"num_experts": 8, "num_experts_per_tok": 3}
 EIGHT_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 INDEX = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 12}
+COMPRESSED = {
+    "head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "num_key_value_heads": 1,
+    "q_lora_rank": 24,
+    "o_groups": 4,
+    "o_lora_rank": 12,
+    # With fewer heads two keys of an index may have the same score, zero.
+    "index_n_heads": 16,
+    "index_head_dim": 12,
+    "index_topk": 3,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    "sliding_window": 8,
+    "num_hidden_layers": 5,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "swiglu_limit": 0.5,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 4,
+    "compress_rope_theta": 1000.0,
+    "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+}
 LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_mscale": 1.2, "long_mscale": 1.2}
 
 CASES = {
@@ -117,6 +148,7 @@ CASES = {
             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    "deepseek_v4": Case("DeepseekV4", COMPRESSED),
     "glm_moe_dsa": Case("GlmMoeDsa", {**LATENT, **INDEX, "q_lora_rank": 16, "mlp_layer_types": ["sparse", "dense"]}),
     "glm_moe_dsa-shared": Case(
         "GlmMoeDsa",
@@ -423,6 +455,9 @@ def save_all_random(folder: Path, case: Case) -> torch.nn.Module:
         for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
             if name.endswith(("correction_bias", "expert_bias", "Wqkv.weight")):
                 tensor.copy_(torch.randn_like(tensor) * 0.15)
+            elif name.endswith("tid2eid"):
+                chosen = torch.rand(len(tensor), model.config.n_routed_experts).topk(tensor.shape[1]).indices
+                tensor.copy_(chosen)
     model.save_pretrained(folder)
     return model
 

@@ -29,13 +29,17 @@ class AttentionShape:
     """Whether each token and head has a scale of its own in the cache."""
     spans: bool = False
     """Whether tokens may see later ones."""
+    compressed: bool = False
+    """Whether entries that stand for groups of tokens are seen in place of far keys."""
 
 
 def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
     rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, workload.sees_spans
-    return tuple(AttentionShape(heads // kv_heads, size, *rest) for heads, kv_heads, size in model.attention_heads)
+    is_compressed = bool(model.compressed)
+    kinds = ((heads // kv_heads, size) for heads, kv_heads, size in model.attention_heads)
+    return tuple(AttentionShape(*kind, *rest, is_compressed) for kind in kinds)
 
 
 def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
@@ -116,6 +120,8 @@ def _kernel(name: str, platform: str, refusal: _Refusal) -> Kernel[tuple[Attenti
     """A kernel that must serve every shape; `refusal` is why it does not serve one of paged attention."""
 
     def first_refusal(device: Any, shapes: tuple[AttentionShape, ...]) -> str | None:
+        if shapes[0].compressed:
+            return "does not support keys that are values, nor entries that stand for groups of tokens"
         if shapes[0].latent is not None:
             return _latent_refusal(name, shapes[0])
         return next(filter(None, (refusal(device, shape) for shape in shapes)), None)
