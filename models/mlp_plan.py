@@ -7,6 +7,15 @@ from jaxllm.models.norm_plan import NormPlan
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClampedPlan:
+    """gpt-oss's gate: (up + offset) * gate * sigmoid(alpha * gate), gate up to `limit`, up within +-`limit`."""
+
+    alpha: float
+    limit: float
+    offset: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class MLPPlan:
     """A feed-forward block: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))`.
 
@@ -14,11 +23,12 @@ class MLPPlan:
     when the others have none (`down_bias`). What the activation gets of a gate is multiplied by `gate_scale`. With
     `sparsity` about that share of the gates of a token is set to zero, those below a number of standard deviations from
     their mean, which is taken off the others (Gemma 3n). Without a gate, the activation may be a learned one (`xielu`).
-    With a `norm`, what the last product takes is normalised.
+    With a `norm`, what the last product takes is normalised. `clamped` is in place of the activation and its product.
     """
 
     activation: str = "silu"
     is_gated: bool = True
+    clamped: ClampedPlan | None = None
     bias: bool = False
     down_bias: bool = False
     size: int | None = None
@@ -55,14 +65,6 @@ class RouterPlan:
     expert_scale: bool = False
     """Whether weights are multiplied by a number of their expert."""
     jitter: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClampedPlan:
-    """gpt-oss's gate: (up + 1) * gate * sigmoid(alpha * gate), gate up to `limit`, up within +-`limit`."""
-
-    alpha: float
-    limit: float
 
 
 EXPERT = "expert_"

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
+from jaxllm.models.sharding import split_kv_heads
 
 
 class Look(NamedTuple):
@@ -27,13 +28,27 @@ def looks_of(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan,
     # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
     each = 2 * model.head_size_of(attention) if latent is None else latent.key + latent.latent
     flops = 2 * model.heads_of(attention) * each / devices
-    index = attention.index if isinstance(attention, LatentAttentionPlan) else None
+    if isinstance(attention, AttentionPlan):
+        return _paged_looks(model, attention, devices, flops)
+    index = attention.index
     if index is None or latent is None:
         return (Look(attention.window, flops, 1.0),)
     chosen = Look(index.top, flops, latent.key / latent.token)
-    if isinstance(attention, LatentAttentionPlan) and attention.shares_choice:
+    if attention.shares_choice:
         return (chosen,)
     return (
         chosen,
         Look(0, 2.0 * index.heads * index.size, latent.index / latent.token),
     )
+
+
+def _paged_looks(model: ModelConfig, attention: AttentionPlan, devices: int, flops: float) -> tuple[Look, ...]:
+    """Those of keys and values of heads. The cache has the index as one more head of each device."""
+    heads = split_kv_heads(model.kv_heads_of(attention), devices) // devices
+    part = heads / (heads + model.index_heads)
+    index = attention.index
+    if index is None:
+        return (Look(attention.window, flops, part),)
+    # What is scored are keys, the half of that head.
+    scores = Look(0, 2.0 * heads * index.size, (1 - part) / 2)
+    return (Look(index.top * index.block, flops, part), scores)

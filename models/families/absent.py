@@ -40,7 +40,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "InklingForCausalLM": "short convolutions alongside attention, and logits by relative position",
     "MBartForCausalLM": DECODER_OF_TWO,
     "MarianForCausalLM": DECODER_OF_TWO,
-    "MiniMaxM3VLForCausalLM": INDEXER,
     "MllamaForCausalLM": "layers that attend to images by cross attention",
     "MoshiForCausalLM": "several streams of sound, with a second decoder for each step",
     "MossTranscribeDiarizeForConditionalGeneration": f"{FILE}; a hearing model like Qwen2-Audio",

@@ -146,7 +146,7 @@ class Scale(nnx.Module):
 def _make_attention(
     config: ModelConfig, plan: AttentionPlan | LatentAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
 ) -> "Attention | LatentAttention":
-    if isinstance(plan, LatentAttentionPlan) or plan.experts is not None:
+    if isinstance(plan, LatentAttentionPlan) or not plan.is_ordinary:
         from jaxllm.models.layers.attention_kinds import make_uncommon_attention
 
         return make_uncommon_attention(config, plan, options, dtype=dtype)

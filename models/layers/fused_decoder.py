@@ -60,7 +60,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and not plan.output_scale
         and plan.altup is None
         and not plan.adds_late
-        and (isinstance(plan.attention, LatentAttentionPlan) or plan.attention.experts is None)
+        and (isinstance(plan.attention, LatentAttentionPlan) or plan.attention.is_ordinary)
     )
 
 

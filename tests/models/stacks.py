@@ -17,6 +17,7 @@ COVERING = (
     "electra",
     "jetmoe",
     "longcat_flash",
+    "minimax_m3",
     "recurrent_gemma",
     "rembert",
     "rwkv",

@@ -522,6 +522,26 @@ SEEING = {
             "use_qk_norm": False,
         },
     ),
+    "minimax_m3": (
+        transformers.MiniMaxM3VLConfig,
+        transformers.MiniMaxM3SparseForConditionalGeneration,
+        {
+            **SMALL,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "dense_intermediate_size": 40,
+            "moe_layer_freq": [0, 1],
+            "sparse_attention_config": {
+                "use_sparse_attention": True,
+                "sparse_attention_freq": [0, 1],
+                "sparse_num_index_heads": 2,
+                "sparse_index_dim": 16,
+                "sparse_block_size": 4,
+                "sparse_topk_blocks": 3,
+            },
+        },
+    ),
     "mistral3": (
         transformers.Mistral3Config,
         transformers.Mistral3ForConditionalGeneration,
