@@ -32,6 +32,10 @@ CASES = {
             "attention_bias": True,
         },
     ),
+    "aria": Case(
+        "AriaText",
+        {"moe_num_experts": 6, "moe_topk": 3, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    ),
     "axk1": Case("AXK1", {**LATENT, "q_lora_rank": 16, "num_hidden_layers": 3, "n_group": 4, "topk_group": 2}),
     "cohere2_moe": Case(
         "Cohere2Moe",
