@@ -184,14 +184,16 @@ class AttentionPlan:
 class KeyIndexPlan:
     """What chooses the keys that a token sees, where they are more than `top` (DeepSeek sparse attention).
 
-    An index head has `size` elements, the first of them rotated as those of attention; an index key is for all `heads`,
-    and normalised. In checkpoints a rotated element pairs with its neighbour if `interleaved`.
+    An index head has `size` elements, the first of them, or, with `rotates_last`, the last ones rotated as those of
+    attention; an index key is for all `heads`, and normalised. In checkpoints a rotated element pairs with its
+    neighbour if `interleaved`.
     """
 
     heads: int
     size: int
     top: int
     interleaved: bool = False
+    rotates_last: bool = False
     norm: NormPlan = NormPlan(kind="layer", bias=True)
 
 
@@ -219,8 +221,11 @@ class LatentAttentionPlan:
     """Factor on normalised latents."""
     bias: bool = False
     query_scale: QueryScale | None = None
-    head_gates: bool = False
-    """Whether what each head gives is multiplied by the sigmoid of one more product."""
+    output_gate: Literal["elements", "heads"] | None = None
+    """What values give is multiplied by the sigmoid of one more product: each element, or each head, by one."""
+    takes_both: bool = False
+    """Whether queries are products of their latents after the norm and before it, side by side, and gates as well."""
+    sinks: bool = False
     index: KeyIndexPlan | None = None
     shares_choice: bool = False
 

@@ -1,5 +1,6 @@
 """The plan of feed-forward blocks, experts too: choices of a family, as `jaxllm.models.plan` has them for layers."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,9 +46,9 @@ class RouterPlan:
     chosen are the weights (`chosen_softmax`), or the sigmoid of each (`chosen_sigmoid`); or as in SparseMixer (arXiv
     2409.12136), for two experts, with `jitter`.
     The highest scores are chosen, after adding a `correction` that the weights do not have. Among `groups` of experts
-    only the best `top_groups` are looked at, by their best score or by the sum of the two best. Weights are divided by
-    their sum plus `epsilon`, if they are to be `normalised`, and multiplied by `scale`. Logits may be capped first:
-    soft_cap * tanh(logits / soft_cap).
+    only the best `top_groups` are looked at, by their best score or by the sum of the two best; others have the score
+    `outside`. Weights are divided by their sum plus `epsilon`, if they are to be `normalised`, and multiplied by
+    `scale`. Logits may be capped first: soft_cap * tanh(logits / soft_cap).
     """
 
     kind: Literal["softmax", "sigmoid", "chosen_softmax", "chosen_sigmoid", "sparsemixer"] = "softmax"
@@ -58,6 +59,7 @@ class RouterPlan:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["best", "best_two"] = "best"
+    outside: float = -math.inf
     normalised: bool = False
     epsilon: float = 0.0
     scale: float = 1.0

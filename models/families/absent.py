@@ -13,8 +13,7 @@ DECODER_OF_TWO: Final = "the decoder of an encoder-decoder model, which attends 
 FILE: Final = "no new layer: a family file"
 
 ABSENT: Final[Mapping[str, str]] = {
-    "AXK2ForCausalLM": "norms with gates of low rank, around DeepSeek V3.2's attention",
-    "Apertus1p5TextForCausalLM": f"{FILE} like that of Apertus, alongside its image tokens",
+    "Apertus1p5TextForCausalLM": "an output layer with fewer tokens than the embedding, in the family of Apertus",
     "BartForCausalLM": DECODER_OF_TWO,
     "BeamForCausalLM": "residuals that are divided by a number of their depth, and gates with a bias for each head",
     "BigBirdPegasusForCausalLM": DECODER_OF_TWO,
@@ -25,8 +24,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "DeepseekV4ForCausalLM": f"{INDEXER}; {HYPER}; compressed caches",
     "DogeForCausalLM": "masks that are made of values, and experts that are looked up by product keys",
     "DoryForCausalLM": "layers that run several times with caches of their own",
-    "Dots3NoteForCausalLM": INDEXER,
-    "Emu3ForCausalLM": f"{FILE}; Llama, alongside its image tokens",
+    "Dots3NoteForCausalLM": "latent attention with a window, whose latents have another size, alongside GLM-5's index",
     "FuyuForCausalLM": "patches that are projected without a tower, into Persimmon",
     "Gemma4AssistantForCausalLM": "a drafter: it reads another model's keys and values",
     "Gemma4UnifiedAssistantForCausalLM": "a drafter: it reads another model's keys and values",

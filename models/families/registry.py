@@ -42,6 +42,7 @@ _DECODERS: dict[str, str] = {
     "BioGpt": "biogpt",
     "Cohere": "cohere",
     "AXK1": "deepseek.AXK1",
+    "AXK2": "axk2",
     "Cohere2": "cohere.COHERE2",
     "Cohere2Moe": "cohere2_moe",
     "CohereCompass": "cohere.COMPASS",

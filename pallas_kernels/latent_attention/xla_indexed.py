@@ -54,7 +54,7 @@ def attend_to_chosen(
     """Attention of every token to the keys that are `chosen`, [T, N, Z]; the cache has the new tokens already."""
     tokens, num_heads, size = q_latent.shape
     layer = jnp.asarray(layer, jnp.int32)
-    heads = Heads(num_heads, 1, size, options.scale, None, None, None, None)
+    heads = Heads(num_heads, 1, size, options.scale, None, options.sinks, None, None)
     flat = kv_cache.reshape(kv_cache.shape[0], -1, kv_cache.shape[3])
     order, starts = jnp.arange(tokens + 1, dtype=jnp.int32), jnp.zeros_like(batch.positions)
     rows = RaggedBatch(

@@ -14,6 +14,7 @@ COVERING = (
     "falcon-7b", "zamba2", "zamba2-plain", "mistral4", "apertus", "deepseek_v32", "glm_moe_dsa-shared",
     "laguna", "minimax", "diffllama", "bert", "ctrl", "modernbert_decoder", "kimi_linear", "bailing_hybrid",
     "bitnet",
+    "axk2",
     "electra",
     "jetmoe",
     "longcat_flash",

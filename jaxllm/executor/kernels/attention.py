@@ -32,12 +32,14 @@ class AttentionShape:
     """Whether tokens may see later ones."""
     index: bool = False
     """Whether an index chooses the keys that tokens see."""
+    latent_sinks: bool = False
+    """Whether latent attention has sinks."""
 
 
 def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
-    seen = workload.sees_spans, model.index_heads > 0
+    seen = workload.sees_spans, model.index_heads > 0, model.latent is not None and model.latent.sinks
     rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, *seen
     return tuple(AttentionShape(heads // kv_heads, size, *rest) for heads, kv_heads, size in model.attention_heads)
 
@@ -73,6 +75,8 @@ def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     assert shape.latent is not None
     if shape.latent.index and get_latent_backend(name).call_indexed is None:
         return _NO_INDEX
+    if shape.latent_sinks and not get_latent_backend(name).supports_sinks:
+        return "does not support sinks in latent attention"
     if name == "cpu":
         return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
     return refused_by_tpu(shape.page_size, shape.dtype)
