@@ -29,14 +29,14 @@ from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.output_transform import OutputTransform
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.plan import AltUpPlan, TokenInputsPlan
+from jaxllm.models.plan import TokenInputsPlan
 from jaxllm.models.sharding import constrain, token_axis
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
     from jaxllm.models.checkpoint.parameter_loader import Change
     from jaxllm.models.drafters.plan import Drafter
-    from jaxllm.models.layers.altup import Streams
+    from jaxllm.models.layers.residual_streams import Streams
     from jaxllm.models.layers.token_input import TokenInputs
     from jaxllm.models.towers.image_tower import ImageTower
     from jaxllm.models.towers.sound import SoundRows, SoundTower
@@ -56,8 +56,8 @@ class CausalLM(Decoder):
         self.embedding = _make_embedding(config, options, dtype)
         each = config.embedding.each_layer
         self.token_inputs = None if each is None else _make_token_inputs(config, each, options, dtype)
-        altup = config.layers[0].altup
-        self.streams = None if altup is None else _make_streams(config, altup, options, dtype)
+        has_streams = config.layers[0].streams is not None
+        self.streams = _make_streams(config, options, dtype) if has_streams else None
         self.norm = make_norm(config.norm if is_last else None, config.hidden_size, dtype=dtype, options=options)
         project = partial(Linear, config.hidden_size, config.embedding_size, bias=False, axes=(None, None))
         transform = config.output.transform if is_last else None
@@ -92,7 +92,6 @@ class CausalLM(Decoder):
         self, batch: Batch, cache: Cache, received: jax.Array | None = None
     ) -> tuple[jax.Array, Cache, tuple[jax.Array, ...]]:
         """What a call gives, and the inputs [T, D] of the layers that the drafter reads."""
-        tapped: tuple[jax.Array, ...] = ()
         x = self.embedded(batch) if received is None else received
         told = self.layer_inputs(batch, cache)._replace(added=batch.added)
         per_token = told.per_token
@@ -103,12 +102,11 @@ class CausalLM(Decoder):
             told = told._replace(shared=SharedBlocks.of(self.shared, x))
         if self.config.shared_choice:
             cache = replace(cache, places=jnp.zeros((len(x), self.config.shared_choice), jnp.int32))
-        if self.streams is None:
-            hidden, cache, tapped = self.layers.run(x, told, cache)
-            cache = replace(cache, places=None)
-        else:
-            streams, cache = self.layers(self.streams.of(x, per_token), told, cache)
-            hidden = self.streams.joined(streams, per_token)
+        x = x if self.streams is None else self.streams.of(x, per_token)
+        hidden, cache, tapped = self.layers.run(x, told, cache)
+        cache = replace(cache, places=None)
+        if self.streams is not None:
+            hidden = self.streams.joined(hidden, per_token)
         stage, mesh = self.options.stage, self.options.mesh
         if stage is not None and not stage.is_last:
             return constrain(hidden, mesh, token_axis(mesh, len(hidden)), "hidden"), cache, ()
@@ -165,10 +163,10 @@ def _make_token_inputs(
     return TokenInputs(config, plan, options, dtype=dtype)
 
 
-def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions, dtype: jnp.dtype) -> "Streams":
-    from jaxllm.models.layers.altup import Streams
+def _make_streams(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> "Streams":
+    from jaxllm.models.layers.residual_streams import make_streams
 
-    return Streams(config.hidden_size, plan, options, dtype=dtype)
+    return make_streams(config, options, dtype)
 
 
 def _make_towers(

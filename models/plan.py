@@ -77,6 +77,27 @@ class AltUpPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HyperConnectionsPlan:
+    """Hyper-connections (arXiv 2409.19606), constrained to manifolds (arXiv 2512.24880), as in DeepSeek V4.
+
+    The residual is `count` streams. A block gets their sum, each times a weight of the token, and each stream gets what
+    comes out, times another. Weights are sigmoids of a product with all streams, normalised together with `norm_eps`:
+    those of the block's input plus `eps`, those of its output times `magnitude`, plus `output_eps`. Each stream then is
+    a mean of all, whose weights are a doubly stochastic matrix, from so many `iterations` (Sinkhorn and Knopp); with 0
+    it is what it was, as in HY 4. After the layers streams are joined by such weights, too, if `joins_by_weight`, else
+    by their mean.
+    """
+
+    count: int
+    eps: float = 1e-6
+    norm_eps: float = 1e-6
+    iterations: int = 20
+    magnitude: float = 2.0
+    output_eps: float = 0.0
+    joins_by_weight: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class NormedResidualPlan:
     """A block whose input stays as the residual after the norm before it, not before: `keep * normed + add * block`."""
 
@@ -133,8 +154,8 @@ class LayerPlan:
     """Whether the next layer adds what the MLP gives, after its own blocks (shortcut experts, arXiv 2404.05019)."""
     adds_late: bool = False
     """Whether the layer adds what the MLP of the one before it gives."""
-    altup: AltUpPlan | None = None
-    """In all layers of a model or in none."""
+    streams: AltUpPlan | HyperConnectionsPlan | None = None
+    """How the residual is several streams, in all layers of a model or in none."""
     adds_images: bool = False
     """Whether a part of the rows of images is added to what the layer gives (DeepStack, arXiv 2406.04334)."""
     weight_types: "tuple[tuple[str, WeightType], ...]" = ()

@@ -76,7 +76,7 @@ def _check_mtp(model: ModelConfig) -> None:
 
 
 def _check_inner_states(model: ModelConfig, plan: "DrafterPlan") -> None:
-    if plan.taps and any(layer.altup is not None for layer in model.layers):
+    if plan.taps and any(layer.streams is not None for layer in model.layers):
         raise ConfigError(
             f"speculative_config: method='eagle3': layers of {model.architecture} have several streams; choose another "
             "method"

@@ -19,6 +19,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
+from jaxllm.models.plan import HyperConnectionsPlan
 from jaxllm.models.sharding import split_kv_heads
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
@@ -225,7 +226,7 @@ def _layer_weights(model: ModelConfig) -> int:
     attention += sum(2 * model.hidden_size * plan.size for layer in model.layers if (plan := layer.token_input))
     each = model.embedding.each_layer
     attention += 0 if each is None else model.hidden_size * each.size * model.num_layers
-    attention += _altup_weights(model)
+    attention += _streams_weights(model)
     recurrences = sum(plan.num_weights(model.hidden_size) for plan in model.recurrences)
     residual = sum(_mlp_weights(model, layer.residual_mlp) for layer in model.layers)
     mlps = sum(_mlp_weights(model, layer.mlp) for layer in model.layers if layer.has_mlp)
@@ -248,11 +249,18 @@ def _attention_weights(model: ModelConfig, plan: AttentionPlan | LatentAttention
     return down + index + model.num_heads * (of_head + plan.value_size * hidden)
 
 
-def _altup_weights(model: ModelConfig) -> int:
-    """Numbers in the larger matrices of alternating updates: two for each further stream, and two in each layer."""
-    plan = model.layers[0].altup
+def _streams_weights(model: ModelConfig) -> int:
+    """Numbers in the larger matrices of residual streams.
+
+    With alternating updates they are two for each further stream, and two in each layer; with hyper-connections one
+    before each block.
+    """
+    plan = model.layers[0].streams
     if plan is None:
         return 0
+    if isinstance(plan, HyperConnectionsPlan):
+        rows = plan.count * (2 + (plan.count if plan.iterations else 0))
+        return 2 * model.num_layers * rows * plan.count * model.hidden_size
     return 2 * model.hidden_size * ((plan.count - 1) * model.hidden_size + plan.rank * model.num_layers)
 
 

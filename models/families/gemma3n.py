@@ -120,7 +120,7 @@ def _with_blocks(
     found = []
     for layer, size, sparsity in zip(layers, sizes, sparsities, strict=True):
         assert isinstance(layer.mlp, MLPPlan)
-        found.append(replace(layer, mlp=replace(layer.mlp, size=size, sparsity=sparsity), altup=altup))
+        found.append(replace(layer, mlp=replace(layer.mlp, size=size, sparsity=sparsity), streams=altup))
     return tuple(found)
 
 

@@ -77,9 +77,9 @@ class AltUpLayer(DecoderLayer):
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         super().__init__(config, plan, options, dtype)
-        assert plan.altup is not None
-        self.altup = AltUp(config.hidden_size, plan.altup, options, dtype=dtype)
-        self.laurel = AugmentedResidual(config.hidden_size, plan.altup, options, dtype=dtype)
+        assert isinstance(plan.streams, AltUpPlan)
+        self.altup = AltUp(config.hidden_size, plan.streams, options, dtype=dtype)
+        self.laurel = AugmentedResidual(config.hidden_size, plan.streams, options, dtype=dtype)
 
     def __call__(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """Map streams `x` [n, T, D] and update its part of the cache at the context's layer."""
@@ -99,7 +99,7 @@ class AltUpLayer(DecoderLayer):
         return jnp.concatenate([streams[:1], streams[1:] + added]), cache
 
 
-class Streams(nnx.Module):
+class AltUpStreams(nnx.Module):
     """The modules before and after the layers: streams of equal magnitude from one, and one from them."""
 
     def __init__(self, size: int, plan: AltUpPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:

@@ -58,7 +58,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and plan.mlp_residual is None
         and plan.token_input is None
         and not plan.output_scale
-        and plan.altup is None
+        and plan.streams is None
         and not plan.adds_late
         and (isinstance(plan.attention, LatentAttentionPlan) or plan.attention.is_ordinary)
     )
@@ -66,10 +66,10 @@ def can_fuse(plan: LayerPlan) -> bool:
 
 def make_decoder_layer(config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> DecoderLayer:
     """The layer of a plan, fused where native kernels multiply."""
-    if plan.altup is not None:
-        # Few models have it: starts of others are faster without the import.
-        from jaxllm.models.layers.altup import AltUpLayer
+    if plan.streams is not None:
+        # Few models have them: starts of others are faster without the import.
+        from jaxllm.models.layers.residual_streams import make_streams_layer
 
-        return AltUpLayer(config, plan, options, dtype)
+        return make_streams_layer(config, plan, options, dtype)
     kind = FusedDecoderLayer if options.native_matmul and can_fuse(plan) else DecoderLayer
     return kind(config, plan, options, dtype)

@@ -72,7 +72,7 @@ def _check(resolved: ResolvedConfig, runner: str, processes: int) -> None:
         "KV heads of several sizes support one stage only": len(model.kv_heads) > 1,
         "blocks shared by layers support one stage only": registry.lookup(model.architecture).make_shared is not None,
         "per-layer embeddings support one stage only": model.embedding.each_layer is not None,
-        "alternating updates of residual streams support one stage only": model.layers[0].altup is not None,
+        "several residual streams support one stage only": model.layers[0].streams is not None,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -35,7 +35,7 @@ targets._open = lambda *_: None
 begin_kernels(resolve_config(EngineConfig.from_options({})), None)
 seldom = ("quantiz", "weight_type", "latent", "gpu", "ring_mlp", "segment_attention.api", "recurrence.run",
           "serving.pooling", "hosts.group", "sharded", "beam.policy", "bundle.manifest", "layers.experts",
-          "layers.recurrent", "layers.altup", "layers.token_input", "grouped_matmul", "kv.shards", "executor.pipeline",
+          "layers.recurrent", "layers.altup", "layers.hyper", "layers.token_input", "grouped_matmul", "kv.shards", "executor.pipeline",
           "processors", "planning", "weights.store", "complexity")
 print(*(name for name in sys.modules if name.startswith("jaxllm.") and any(part in name for part in seldom)))
 """
