@@ -29,7 +29,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "Gemma4AssistantForCausalLM": "a drafter: it reads another model's keys and values",
     "Gemma4UnifiedAssistantForCausalLM": "a drafter: it reads another model's keys and values",
     "GitForCausalLM": "a tower whose patches every token sees, before a causal BERT",
-    "HYV4ForCausalLM": f"{INDEXER}; {HYPER}",
     "HrmTextForCausalLM": "two stacks of layers that run several times in turn",
     "Inkling2ForCausalLM": "dynamic short convolutions and residuals over blocks, which no plan has",
     "Inkling2LoopForCausalLM": "dynamic short convolutions, and layers that run several times",

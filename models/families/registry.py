@@ -81,6 +81,7 @@ _DECODERS: dict[str, str] = {
     "Helium": "llama_like.HELIUM",
     "GraniteSWA": "granite.SWA",
     "HYV3": "hy_v3",
+    "HYV4": "hy_v4",
     "HunYuanDenseV1": "hunyuan",
     "HunYuanMoEV1": "hunyuan.MOE",
     "HyperCLOVAX": "granite.HYPERCLOVAX",

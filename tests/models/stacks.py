@@ -15,6 +15,7 @@ COVERING = (
     "laguna", "minimax", "diffllama", "bert", "ctrl", "modernbert_decoder", "kimi_linear", "bailing_hybrid",
     "bitnet",
     "axk2",
+    "hy_v4",
     "electra",
     "jetmoe",
     "longcat_flash",

@@ -221,6 +221,12 @@ CASES = {
         "HYV3",
         {**EIGHT, "head_dim": 16, "moe_intermediate_size": 24, "num_shared_experts": 2, "num_hidden_layers": 3},
     ),
+    "hy_v4": Case(
+        "HYV4",
+        # As with GLM-5.
+        {**LATENT, **INDEX, "index_n_heads": 16, "q_lora_rank": 16, "num_hidden_layers": 4, "swiglu_limit": 0.5}
+        | {"hc_mult": 3, "hc_magnitude": 1.5, "hc_eps": 0.01, "attention_bias": True},
+    ),
     "granitemoe-shared": Case("GraniteMoeShared", {**EIGHT_LOCAL, "shared_intermediate_size": 40}),
     "lfm2_moe": Case(
         "Lfm2Moe",
@@ -451,7 +457,29 @@ def save_all_random(folder: Path, case: Case) -> torch.nn.Module:
             if name.endswith(("correction_bias", "expert_bias", "Wqkv.weight")):
                 tensor.copy_(torch.randn_like(tensor) * 0.15)
     model.save_pretrained(folder)
+    if case.name in RELEASED:
+        weights = folder / "model.safetensors"
+        save_file({released(name, case.name): value for name, value in load_file(weights).items()}, weights)
     return model
+
+
+RELEASED = {
+    "HYV4": (
+        ("model.hc_pre.hc_head.", "model.hc_head."),
+        (".hc_pre.hc_attn_layer.", ".hc_attn_layer.hc_pre."),
+        (".hc_pre.hc_mlp_layer.", ".hc_mlp_layer.hc_pre."),
+        (".mlp.linear_gate.", ".mlp.gate_proj."),
+        (".shared_experts.linear_gate.", ".shared_experts.gate_proj."),
+    )
+}
+"""Parts of names that transformers reads from released checkpoints, and writes otherwise."""
+
+
+def released(name: str, family: str) -> str:
+    """The name of a tensor in released checkpoints, from the one that transformers writes."""
+    for written, read in RELEASED[family]:
+        name = name.replace(written, read)
+    return name
 
 
 class ArcticLayer(MixtralDecoderLayer):
