@@ -87,6 +87,22 @@ class HeadExpertsPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockIndexPlan:
+    """What chooses the keys that each KV head of a token sees, in blocks of positions (MiniMax M3).
+
+    An index head has `size` elements, rotated as those of attention, at most as many as these; there is one for each KV
+    head, and one index key for all. Queries and the key are normalised. A head sees the `top` blocks of `block` keys
+    with the best scores, the `local` last ones among them.
+    """
+
+    size: int
+    block: int
+    top: int
+    local: int
+    norm: NormPlan
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
     """Grouped-query attention.
 
@@ -130,6 +146,8 @@ class AttentionPlan:
     value_size: int | None = None
     """Elements of a value, likewise."""
     value_scale: float = 1.0
+    index: BlockIndexPlan | None = None
+    """What chooses the keys that are seen; without it, all are."""
     experts: HeadExpertsPlan | None = None
     """Experts that give queries and take what attention gives; heads are those of a token's experts."""
     difference: "DifferencePlan | None" = None
@@ -152,6 +170,11 @@ class AttentionPlan:
         """Size of the chunks that attention stays within; 0 if there are none."""
         return self.window if self.is_chunked else 0
 
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether what attention takes is one product of the layer's input."""
+        return self.experts is None and self.index is None
+
     def but(self, **changes: object) -> "AttentionPlan":
         """A copy with other values."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -161,14 +184,16 @@ class AttentionPlan:
 class KeyIndexPlan:
     """What chooses the keys that a token sees, where they are more than `top` (DeepSeek sparse attention).
 
-    An index head has `size` elements, the first of them rotated as those of attention; an index key is for all `heads`,
-    and normalised. In checkpoints a rotated element pairs with its neighbour if `interleaved`.
+    An index head has `size` elements, the first of them, or, with `rotates_last`, the last ones rotated as those of
+    attention; an index key is for all `heads`, and normalised. In checkpoints a rotated element pairs with its
+    neighbour if `interleaved`.
     """
 
     heads: int
     size: int
     top: int
     interleaved: bool = False
+    rotates_last: bool = False
     norm: NormPlan = NormPlan(kind="layer", bias=True)
 
 
@@ -196,8 +221,11 @@ class LatentAttentionPlan:
     """Factor on normalised latents."""
     bias: bool = False
     query_scale: QueryScale | None = None
-    head_gates: bool = False
-    """Whether what each head gives is multiplied by the sigmoid of one more product."""
+    output_gate: Literal["elements", "heads"] | None = None
+    """What values give is multiplied by the sigmoid of one more product: each element, or each head, by one."""
+    takes_both: bool = False
+    """Whether queries are products of their latents after the norm and before it, side by side, and gates as well."""
+    sinks: bool = False
     index: KeyIndexPlan | None = None
     shares_choice: bool = False
 

@@ -188,6 +188,12 @@ class ModelConfig:
         return latent[0].index.top if latent and latent[0].index is not None else 0
 
     @property
+    def index_heads(self) -> int:
+        """Heads of each device that the cache has besides KV heads, in every layer: one where blocks are chosen."""
+        plans = (layer.attention for layer in self.attention_layers)
+        return int(any(isinstance(plan, AttentionPlan) and plan.index is not None for plan in plans))
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """Sliding window of each layer with attention, 0 for none."""
         return tuple(layer.attention.window for layer in self.attention_layers)

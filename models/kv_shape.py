@@ -70,7 +70,9 @@ class CacheLayout:
         """The shape for a model whose activations have a type (NumPy's name)."""
         kind = options.kv_cache or KVCacheType(dtype)
         unit = scale_unit(model) if kind.is_dynamic else 0
-        return cls(options.attention, kind.dtype, model_parallel(options.mesh), options.platform == "tpu", unit)
+        # Heads of several kinds do not share rows.
+        for_tpu = options.platform == "tpu" and not model.index_heads
+        return cls(options.attention, kind.dtype, model_parallel(options.mesh), for_tpu, unit)
 
     def scale_bytes(self, head_size: int) -> int:
         """Bytes of a token's scale after a stored head."""
@@ -89,8 +91,9 @@ class CacheLayout:
         return cache_shape(self.implementation, geometry)
 
     def heads_of(self, model: ModelConfig, plan: AnyAttentionPlan) -> tuple[int, int]:
-        """Number and size of a layer's KV heads on one device."""
-        return split_kv_heads(model.kv_heads_of(plan), self.devices) // self.devices, model.head_size_of(plan)
+        """Number and size of a layer's KV heads on one device, with that of its index, if the model has one."""
+        heads = split_kv_heads(model.kv_heads_of(plan), self.devices) // self.devices
+        return heads + model.index_heads, model.head_size_of(plan)
 
     def plan(self, model: ModelConfig, *, by_window: bool) -> CachePlan:
         """Where the layers are in the cache. Raises `ModelError` for heads that do not fit together."""

@@ -1,9 +1,19 @@
 """The plan of feed-forward blocks, experts too: choices of a family, as `jaxllm.models.plan` has them for layers."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from jaxllm.models.norm_plan import NormPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedPlan:
+    """gpt-oss's gate: (up + offset) * gate * sigmoid(alpha * gate), gate up to `limit`, up within +-`limit`."""
+
+    alpha: float
+    limit: float
+    offset: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,19 +24,18 @@ class MLPPlan:
     when the others have none (`down_bias`). What the activation gets of a gate is multiplied by `gate_scale`. With
     `sparsity` about that share of the gates of a token is set to zero, those below a number of standard deviations from
     their mean, which is taken off the others (Gemma 3n). Without a gate, the activation may be a learned one (`xielu`).
-    With a `norm`, what the last product takes is normalised.
+    With a `norm`, what the last product takes is normalised. `clamped` is in place of the activation and its product.
     """
 
     activation: str = "silu"
     is_gated: bool = True
+    clamped: ClampedPlan | None = None
     bias: bool = False
     down_bias: bool = False
     size: int | None = None
     gate_scale: float = 1.0
     sparsity: float = 0.0
     norm: NormPlan | None = None
-    limit: float | None = None
-    """What the activation gets is at most so large, and what it is multiplied by within +- as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +46,9 @@ class RouterPlan:
     logits themselves, and the softmax of those chosen are the weights (`chosen_softmax`), or the sigmoid of each
     (`chosen_sigmoid`); or as in SparseMixer (arXiv 2409.12136), for two experts, with `jitter`.
     The highest scores are chosen, after adding a `correction` that the weights do not have. Among `groups` of experts
-    only the best `top_groups` are looked at, by their best score or by the sum of the two best. Weights are divided by
-    their sum plus `epsilon`, if they are to be `normalised`, and multiplied by `scale`. Logits may be capped first:
-    soft_cap * tanh(logits / soft_cap).
+    only the best `top_groups` are looked at, by their best score or by the sum of the two best; others have the score
+    `outside`. Weights are divided by their sum plus `epsilon`, if they are to be `normalised`, and multiplied by
+    `scale`. Logits may be capped first: soft_cap * tanh(logits / soft_cap).
     """
 
     kind: Literal["softmax", "sigmoid", "root_softplus", "chosen_softmax", "chosen_sigmoid", "sparsemixer"] = "softmax"
@@ -50,6 +59,7 @@ class RouterPlan:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["best", "best_two"] = "best"
+    outside: float = -math.inf
     normalised: bool = False
     epsilon: float = 0.0
     scale: float = 1.0
@@ -59,14 +69,6 @@ class RouterPlan:
     jitter: float = 0.0
     by_token: bool = False
     """Whether a table by the token's ID says which experts are chosen, whatever the scores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClampedPlan:
-    """gpt-oss's gate: (up + 1) * gate * sigmoid(alpha * gate), gate up to `limit`, up within +-`limit`."""
-
-    alpha: float
-    limit: float
 
 
 EXPERT = "expert_"
@@ -89,8 +91,6 @@ class ExpertsPlan:
     is_gated: bool = True
     clamped: ClampedPlan | None = None
     """In place of the activation."""
-    limit: float | None = None
-    """See `MLPPlan`."""
     bias: bool = False
     output_bias: bool = False
     """Whether a bias is added to the sum over a token's experts (Nomic Embed 2)."""

@@ -9,7 +9,8 @@ class NormPlan:
     """A norm: by root mean square, or by mean and variance (`layer`).
 
     What is normalised is multiplied by weight + `offset` (Gemma and Nemotron store weights around zero), unless there
-    is no weight, then a bias is added, if there is one.
+    is no weight, then a bias is added, if there is one. With a `gate_rank` the result is multiplied by a gate that is
+    made of it: sigmoid(up(silu(down(x)))), with so many elements between the two products (A.X-K2).
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -17,3 +18,4 @@ class NormPlan:
     offset: float = 0.0
     weight: bool = True
     bias: bool = False
+    gate_rank: int | None = None

@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-from jaxllm.models.attention_plan import AnyAttentionPlan, CompressedAttentionPlan, LatentAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
+from jaxllm.models.sharding import split_kv_heads
 
 
 class Look(NamedTuple):
@@ -29,11 +30,13 @@ def looks_of(model: ModelConfig, attention: AnyAttentionPlan, devices: int) -> t
     # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
     each = 2 * model.head_size_of(attention) if latent is None else latent.key + latent.latent
     flops = 2 * model.heads_of(attention) * each / devices
-    index = attention.index if isinstance(attention, LatentAttentionPlan) else None
+    if isinstance(attention, AttentionPlan):
+        return _paged_looks(model, attention, devices, flops)
+    index = attention.index
     if index is None or latent is None:
         return (Look(attention.window, flops, 1.0),)
     chosen = Look(index.top, flops, latent.key / latent.token)
-    if isinstance(attention, LatentAttentionPlan) and attention.shares_choice:
+    if attention.shares_choice:
         return (chosen,)
     return (
         chosen,
@@ -53,3 +56,15 @@ def _compressed_looks(model: ModelConfig, plan: CompressedAttentionPlan, devices
     chosen = Look(made.index.top * made.rate, flops / made.rate, part)
     compared = 2.0 * made.index.heads * made.index.size / made.rate
     return window, chosen, Look(0, compared, part * (plan.entry_units - 1))
+
+
+def _paged_looks(model: ModelConfig, attention: AttentionPlan, devices: int, flops: float) -> tuple[Look, ...]:
+    """Those of keys and values of heads. The cache has the index as one more head of each device."""
+    heads = split_kv_heads(model.kv_heads_of(attention), devices) // devices
+    part = heads / (heads + model.index_heads)
+    index = attention.index
+    if index is None:
+        return (Look(attention.window, flops, part),)
+    # What is scored are keys, the half of that head.
+    scores = Look(0, 2.0 * heads * index.size, (1 - part) / 2)
+    return (Look(index.top * index.block, flops, part), scores)

@@ -239,7 +239,8 @@ def _attention_weights(model: ModelConfig, plan: AnyAttentionPlan) -> int:
     if isinstance(plan, AttentionPlan):
         size = model.head_size_of(plan)
         own = 0 if plan.source is not None else 1 if plan.values_are_keys else 2
-        return hidden * size * (2 * model.heads_of(plan) + own * model.kv_heads_of(plan))
+        index = 0 if plan.index is None else plan.index.size * (model.kv_heads_of(plan) + 1)
+        return hidden * (size * (2 * model.heads_of(plan) + own * model.kv_heads_of(plan)) + index)
     if isinstance(plan, CompressedAttentionPlan):
         return _compressed_weights(model, plan)
     down = hidden * (plan.rank + plan.rope_size + (plan.query_rank or 0))

@@ -25,7 +25,7 @@ def read_v32(file: ConfigFile, architecture: str) -> ModelConfig:
         index_n_heads=64,
         first_k_dense_replace=3,
     )
-    return _with_index(file, architecture, interleaved=False)
+    return with_index(file, architecture, interleaved=False)
 
 
 def read_glm5(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -42,13 +42,13 @@ def read_glm5(file: ConfigFile, architecture: str) -> ModelConfig:
     file.expect(indexer_rope_interleave=True, moe_router_dtype="float32")
     # Of use to drafts alone; and the size of rotated parts has a name of its own.
     file.ignore("index_share_for_mtp_iteration", "head_dim")
-    config = _with_index(file, architecture, interleaved=True)
-    shared = _shared(file, config.num_layers)
+    config = with_index(file, architecture, interleaved=True)
+    shared = shared_layers(file, config.num_layers)
     layers = zip(config.layers, shared, strict=True)
     return replace(config, layers=tuple(layer.attending(shares_choice=is_shared) for layer, is_shared in layers))
 
 
-def _shared(file: ConfigFile, count: int) -> list[bool]:
+def shared_layers(file: ConfigFile, count: int) -> list[bool]:
     """For each layer whether it shares a choice: as the list of types says, else the pattern, else every so many."""
     if file.has("indexer_types"):
         file.ignore("index_topk_freq", "index_topk_pattern", "index_skip_topk_offset")
@@ -72,13 +72,19 @@ def _shared(file: ConfigFile, count: int) -> list[bool]:
 _LETTERS = {"F": "full", "S": "shared"}
 
 
-def _with_index(file: ConfigFile, architecture: str, *, interleaved: bool) -> ModelConfig:
-    """The configuration of a model with an index in each layer, whose heads pair neighbours if `interleaved`."""
-    file.expect(scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True, mlp_bias=False)
+def with_index(
+    file: ConfigFile, architecture: str, *, interleaved: bool, attention_interleaved: bool = True
+) -> ModelConfig:
+    """The configuration of a model with an index in each layer, whose heads pair neighbours if `interleaved`.
+
+    Those of attention do if `attention_interleaved`.
+    """
+    file.expect(scoring_func="sigmoid", topk_method="noaux_tc", mlp_bias=False)
+    file.expect(rope_interleave=attention_interleaved)
     _expect_all(file, "layer_types", "indexed_attention")
     router = sigmoid_router(file, groups=None, scale=2.5)
     dense = deepseek.dense_layers(file, 3)
-    config = deepseek.with_latent_experts(file, architecture, router, dense, interleaved=True)
+    config = deepseek.with_latent_experts(file, architecture, router, dense, interleaved=attention_interleaved)
     index = KeyIndexPlan(
         heads=file.integer("index_n_heads"),
         size=file.integer("index_head_dim", 128),

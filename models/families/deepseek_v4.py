@@ -14,8 +14,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import ignore_training, read_sizes
 from jaxllm.models.families.family import Family, Names
 from jaxllm.models.families.rotary import read_rope
-from jaxllm.models.layers.activation import read_activation
-from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan, RouterPlan
+from jaxllm.models.mlp_plan import ClampedPlan, ExpertsPlan, MLPPlan, RouterPlan
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.plan import HyperConnectionsPlan, LayerPlan
 
@@ -145,8 +144,9 @@ def _attention(file: ConfigFile, norm: NormPlan) -> dict[str, CompressedAttentio
 
 
 def _experts(file: ConfigFile, *, by_token: bool) -> ExpertsPlan:
-    activation, size = read_activation(file, "hidden_act", "silu"), file.integer("moe_intermediate_size")
-    scoring, limit = file.text("scoring_func", "sqrtsoftplus"), file.number("swiglu_limit", 10.0)
+    file.expect(hidden_act="silu")
+    scoring, size = file.text("scoring_func", "sqrtsoftplus"), file.integer("moe_intermediate_size")
+    clamped = ClampedPlan(alpha=1.0, limit=file.positive("swiglu_limit", 10.0), offset=0.0)
     if scoring not in _KINDS:
         raise file.wrong("scoring_func", " or ".join(map(repr, _KINDS)))
     ignore_training(file)
@@ -157,8 +157,7 @@ def _experts(file: ConfigFile, *, by_token: bool) -> ExpertsPlan:
         count=count,
         per_token=per_token,
         size=size,
-        activation=activation,
-        limit=limit,
+        clamped=clamped,
         router=RouterPlan(
             kind=_KINDS[scoring],  # type: ignore[arg-type]
             correction=not by_token,
@@ -167,7 +166,7 @@ def _experts(file: ConfigFile, *, by_token: bool) -> ExpertsPlan:
             epsilon=1e-20,
             scale=file.number("routed_scaling_factor", 1.5),
         ),
-        shared=MLPPlan(activation=activation, size=size, limit=limit),
+        shared=MLPPlan(size=size, clamped=clamped),
     )
 
 

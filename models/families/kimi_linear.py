@@ -74,7 +74,7 @@ def read_bailing(file: ConfigFile, architecture: str) -> ModelConfig:
     )
     default = [LINEAR if (layer + 1) % every else FULL for layer in range(config.num_layers)]
     kinds = _kinds(file if file.has("layer_types") else file.but(layer_types=default), config.num_layers)
-    layers = (layer.attending(head_gates=True) for layer in config.layers)
+    layers = (layer.attending(output_gate="heads") for layer in config.layers)
     mixed = (
         each if kind == FULL else replace(each, recurrence=delta) for each, kind in zip(layers, kinds, strict=True)
     )

@@ -113,6 +113,14 @@ _CWM_ROPE = {
 """How positions are stretched where the configuration does not say."""
 
 
+def read_emu3(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Emu3's language model, whose vocabulary has the codes of images."""
+    sizes = {"num_key_value_heads": 8, "max_position_embeddings": 9216, "rms_norm_eps": 1e-5}
+    file = file.reading(**sizes, rope_theta=1_000_000.0, bos_token_id=151_849, eos_token_id=151_850)
+    bias, mlp_bias = file.boolean("attention_bias", False), file.boolean("mlp_bias", False)
+    return _biased(file, architecture, qkv=bias, output=bias, mlp=mlp_bias)
+
+
 def _biased(file: ConfigFile, architecture: str, *, qkv: bool, output: bool, mlp: bool = False) -> ModelConfig:
     options = read_llama(file)
     options["layers"] = with_biases(options["layers"], qkv=qkv, output=output, mlp=mlp)
@@ -148,4 +156,5 @@ DECILM = Family(read_decilm, like="Llama")
 HELIUM = Family(read_helium)
 ARCEE = Family(read_arcee)
 CWM = Family(read_cwm)
+EMU3 = Family(read_emu3)
 AQUILA = XVERSE = YI = replace(LLAMA, like="Llama")

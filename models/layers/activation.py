@@ -11,6 +11,7 @@ from flax import nnx
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.layers.parameter import Merged, parameter
+from jaxllm.models.mlp_plan import ClampedPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import sharding
 
@@ -48,9 +49,15 @@ def read_activation(file: ConfigFile, key: str, default: str) -> str:
     return name
 
 
+def clamped(gate: jax.Array, up: jax.Array, plan: ClampedPlan) -> jax.Array:
+    """See `ClampedPlan`."""
+    gate, up = jnp.minimum(gate, plan.limit), jnp.clip(up, -plan.limit, plan.limit)
+    return (up + plan.offset) * gate * jax.nn.sigmoid(plan.alpha * gate)
+
+
 @dataclass(frozen=True)
 class GatedActivation:
-    """`activation(scale * gate) * up`, of the product with both weights `parts`.
+    """`activation(scale * gate) * up`, of the product with both weights `parts`, or what is `clamped`.
 
     Raises `ModelError` for an unknown name.
     """
@@ -60,8 +67,7 @@ class GatedActivation:
     scale: float = 1.0
     sparsity: float = 0.0
     """See `MLPPlan`."""
-    limit: float | None = None
-    """Likewise."""
+    clamped: ClampedPlan | None = None
 
     def __post_init__(self) -> None:
         find_activation(self.activation)
@@ -69,24 +75,17 @@ class GatedActivation:
     @property
     def is_silu(self) -> bool:
         """Whether it is silu of the first half of each row, times the second."""
-        is_plain = self.scale == 1.0 and not self.sparsity and self.limit is None
+        is_plain = self.scale == 1.0 and not self.sparsity and self.clamped is None
         return ACTIVATIONS[self.activation] is jax.nn.silu and self.parts.blocks == 1 and is_plain
 
     def __call__(self, gate_up: jax.Array) -> jax.Array:
         """Map [T, 2 I] to [T, I]."""
         gate, up = self.parts.split(gate_up)
+        if self.clamped is not None:
+            return clamped(gate, up, self.clamped)
         if self.sparsity:
             gate = _without_low(gate, self.sparsity)
-        return limited(ACTIVATIONS[self.activation], gate if self.scale == 1.0 else gate * self.scale, up, self.limit)
-
-
-def limited(
-    activation: Callable[[jax.Array], jax.Array], gate: jax.Array, up: jax.Array, limit: float | None
-) -> jax.Array:
-    """`activation(gate) * up`, with gates up to a limit and what they multiply within it, if there is one."""
-    if limit is not None:
-        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    return activation(gate) * up
+        return ACTIVATIONS[self.activation](gate if self.scale == 1.0 else gate * self.scale) * up
 
 
 def _without_low(gate: jax.Array, sparsity: float) -> jax.Array:

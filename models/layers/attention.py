@@ -21,7 +21,13 @@ from jaxllm.models.layers.parameter import Rows, merged, parameter
 from jaxllm.models.layers.rope import Rotation, pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
-from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, get_backend, paged_attention
+from jaxllm.pallas_kernels.paged_attention import (
+    AttentionOptions,
+    BlockIndex,
+    RaggedBatch,
+    get_backend,
+    paged_attention,
+)
 
 if TYPE_CHECKING:
     from jaxllm.models.layers.difference import Difference
@@ -98,13 +104,20 @@ class Attention(nnx.Module):
         return out, own.reshape(kv_cache.shape)
 
     def attend_parts(
-        self, parts: tuple[jax.Array, ...], kv_cache: jax.Array, context: LayerContext
+        self,
+        parts: tuple[jax.Array, ...],
+        kv_cache: jax.Array,
+        context: LayerContext,
+        index: BlockIndex | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """The same from queries, keys and values that are apart, [T, heads * H] each, and perhaps a gate."""
+        """The same from queries, keys and values that are apart, [T, heads * H] each, and perhaps a gate.
+
+        An `index` chooses the keys that are seen.
+        """
         layer, ragged = self._place(context)
         query, key, value = self._heads(parts, context)
         if self.plan.is_causal:
-            out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, options=self._options())
+            out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, index, options=self._options())
         else:
             out = self._attend_whole_texts(query, key, value, context.ragged)
         out = out[..., : self.value_size] if self.difference is None else self.difference(out)
@@ -201,18 +214,20 @@ class Attention(nnx.Module):
         by_layer = {"k_scale": options.k_scale, "v_scale": options.v_scale}
 
         def attend(by_head: dict[str, Any], by_layer: dict[str, Any], *arrays: Any) -> tuple[jax.Array, jax.Array]:
-            query, key, value, kv_cache, layer, ragged = arrays
+            query, key, value, kv_cache, layer, ragged, index = arrays
             own = replace(options, **by_head, **by_layer)
             pages = self.pages.view_layer(kv_cache)
             out, pages = paged_attention(
-                query, key, value, pages, layer, ragged, own, implementation=self.implementation
+                query, key, value, pages, layer, ragged, own, index=index, implementation=self.implementation
             )
             return out, pages.reshape(kv_cache.shape)
 
         if self.mesh is None:
             return attend(by_head, by_layer, *arrays)
         heads, cache, whole = partition(None, "heads"), partition(None, None, None, "kv_heads"), PartitionSpec()
-        in_specs = (partition("heads"), whole, heads, *(partition(None, "kv_heads"),) * 2, cache, whole, whole)
+        kv_heads, index = partition(None, "kv_heads"), arrays[-1]
+        index = None if index is None else replace(index, query=kv_heads, key=whole)
+        in_specs = (partition("heads"), whole, heads, kv_heads, kv_heads, cache, whole, whole, index)
         sharded = over_model(attend, self.mesh, in_specs, (heads, cache))
         return sharded(by_head, by_layer, *arrays)
 
@@ -225,7 +240,7 @@ def _is_plain(plan: AttentionPlan) -> bool:
     of_others = plan.source is not None or plan.values_are_keys or plan.value_norm is not None
     has_zeros = plan.key_size is not None or plan.value_size is not None
     of_others = of_others or has_zeros or plan.value_scale != 1.0 or plan.output_norm is not None
-    of_others = of_others or plan.experts is not None
+    of_others = of_others or plan.experts is not None or plan.index is not None
     return plan.rope is not None and plan.is_causal and not changed and not of_others
 
 

@@ -147,7 +147,7 @@ class Scale(nnx.Module):
 def _make_attention(
     config: ModelConfig, plan: AnyAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
 ) -> "Attention | LatentAttention | CompressedAttention":
-    if not isinstance(plan, AttentionPlan) or plan.experts is not None:
+    if not isinstance(plan, AttentionPlan) or not plan.is_ordinary:
         from jaxllm.models.layers.attention_kinds import make_uncommon_attention
 
         return make_uncommon_attention(config, plan, options, dtype=dtype)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import ForwardContext
-from jaxllm.models.layers.activation import find_activation, limited
+from jaxllm.models.layers.activation import clamped, find_activation
 from jaxllm.models.layers.expert_slots import ExpertSlots
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.matrix import Matrix
@@ -27,7 +27,7 @@ from jaxllm.models.layers.mlp import make_mlp
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
 from jaxllm.models.layers.router import Router
-from jaxllm.models.mlp_plan import ClampedPlan, ExpertsPlan
+from jaxllm.models.mlp_plan import ExpertsPlan
 from jaxllm.models.options import AdapterShape, ForwardOptions
 from jaxllm.models.sharding import (
     DATA,
@@ -245,14 +245,8 @@ class MixtureOfExperts(nnx.Module):
             return find_activation(self.plan.activation)(wide)
         gate, up = jnp.split(wide, 2, axis=-1)
         if self.plan.clamped is None:
-            return limited(find_activation(self.plan.activation), gate, up, self.plan.limit)
+            return find_activation(self.plan.activation)(gate) * up
         return clamped(gate, up, self.plan.clamped)
-
-
-def clamped(gate: jax.Array, up: jax.Array, plan: ClampedPlan) -> jax.Array:
-    """See `ClampedPlan`."""
-    gate, up = jnp.minimum(gate, plan.limit), jnp.clip(up, -plan.limit, plan.limit)
-    return (up + 1) * gate * jax.nn.sigmoid(plan.alpha * gate)
 
 
 class _Choice(NamedTuple):

@@ -42,7 +42,7 @@ def can_fuse(plan: LayerPlan) -> bool:
     """Whether a layer is one block after the other, each with an RMS norm before it and nothing after it."""
     norms = plan.attention_norm, plan.mlp_norm
     return (
-        all(norm is not None and norm.kind == "rms" and norm.weight for norm in norms)
+        all(norm is not None and norm.kind == "rms" and norm.weight and not norm.gate_rank for norm in norms)
         and plan.attention_output_norm is None
         and plan.mlp_output_norm is None
         and plan.has_mlp
@@ -60,7 +60,7 @@ def can_fuse(plan: LayerPlan) -> bool:
         and not plan.output_scale
         and plan.streams is None
         and not plan.adds_late
-        and (not isinstance(plan.attention, AttentionPlan) or plan.attention.experts is None)
+        and (not isinstance(plan.attention, AttentionPlan) or plan.attention.is_ordinary)
     )
 
 

@@ -37,7 +37,7 @@ class KeyIndexer(nnx.Module):
         self.plan, self.rope_size = index, plan.rope_size
         assert plan.query_rank is not None, "an index takes the latents of queries"
         linear = partial(Linear, bias=False, dtype=dtype, options=options, axes=(None, "hidden"))
-        rows = _rotated_first(plan, index)
+        rows = _rotated_apart(plan, index)
         self.query = linear(plan.query_rank, index.heads * index.size, rows=rows)
         self.key = linear(config.hidden_size, index.size, rows=rows)
         self.norm = make_norm(index.norm, index.size, dtype=dtype, options=options, rows=rows)
@@ -54,15 +54,20 @@ class KeyIndexer(nnx.Module):
         return KeyIndex(self._rotated(query, context), weights, self._rotated(key[:, None], context)[:, 0], plan.top)
 
     def _rotated(self, x: jax.Array, context: LayerContext) -> jax.Array:
-        """`x` [T, heads, I], the first elements of each head rotated."""
+        """`x` [T, heads, I], the first or the last elements of each head rotated."""
         if context.rotation is None:
             return x
+        if self.plan.rotates_last:
+            before = self.plan.size - self.rope_size
+            return jnp.concatenate([x[..., :before], rotate(x[..., before:], context.rotation)], axis=-1)
         turned = rotate(x[..., : self.rope_size], context.rotation)
         return jnp.concatenate([turned, x[..., self.rope_size :]], axis=-1)
 
 
-def _rotated_first(plan: LatentAttentionPlan, index: KeyIndexPlan) -> Rows:
-    """Rows of index heads: those elements that are rotated, and then the others as they are."""
+def _rotated_apart(plan: LatentAttentionPlan, index: KeyIndexPlan) -> Rows:
+    """Rows of index heads: those elements that are rotated, before or after the others, which are as they are."""
     rope = None if plan.rope is None else replace(plan.rope, interleaved=index.interleaved)
-    order = pair_order(rope, plan.rope_size) or range(plan.rope_size)
+    order, others = pair_order(rope, plan.rope_size) or range(plan.rope_size), index.size - plan.rope_size
+    if index.rotates_last:
+        return Rows(group=index.size, order=(*range(others), *(others + place for place in order)))
     return Rows(group=index.size, order=(*order, *range(plan.rope_size, index.size)))

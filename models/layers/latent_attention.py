@@ -21,10 +21,10 @@ from jaxllm.models.layers.head_projection import HeadProjection
 from jaxllm.models.layers.key_index import KeyIndexer
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
-from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged, parameter
 from jaxllm.models.layers.rope import pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import over_model, partition
+from jaxllm.models.sharding import over_model, partition, sharding
 from jaxllm.pallas_kernels.latent_attention import (
     ChosenKeys,
     KeyIndex,
@@ -54,8 +54,9 @@ class LatentAttention(nnx.Module):
         self.down = linear(hidden, self.parts.size, bias=plan.bias, axes=(None, "hidden"), rows=self.parts)
         self.query_norm = norm(plan.query_rank, dtype=dtype, options=options) if plan.query_rank else None
         self.latent_norm = norm(plan.rank, dtype=dtype, options=options)
+        into = (1 + plan.takes_both) * (plan.query_rank or hidden)
         self.query = linear(
-            plan.query_rank or hidden,
+            into,
             heads * plan.query_size,
             bias=False,
             axes=("heads", "hidden"),
@@ -65,8 +66,11 @@ class LatentAttention(nnx.Module):
         self.key_up, self.value_up = project(plan.plain_size), project(plan.value_size)
         has_index = plan.index is not None and not plan.shares_choice
         self.indexer = KeyIndexer(config, plan, options, dtype=dtype) if has_index else None
-        gate = partial(linear, hidden, heads, bias=False, axes=("heads", "hidden"))
-        self.gate = gate() if plan.head_gates else None
+        gate = partial(linear, into if plan.takes_both else hidden, bias=False, axes=("heads", "hidden"))
+        gates = heads * (plan.value_size if plan.output_gate == "elements" else 1)
+        self.gate = None if plan.output_gate is None else gate(gates)
+        exact, by_head = jnp.dtype(jnp.float32), sharding(options.mesh, "heads")
+        self.sinks = parameter((heads,), exact, by_head) if plan.sinks else None
         self.output = linear(heads * plan.value_size, hidden, bias=plan.bias, axes=("hidden", "heads"))
 
     def __call__(self, x: jax.Array, kv_cache: LatentCache, context: LayerContext) -> tuple[jax.Array, LatentCache]:
@@ -77,7 +81,8 @@ class LatentAttention(nnx.Module):
         plan, forward = self.plan, context.forward
         *query_latent, latent = self.parts.split(self.down(x, forward))
         of = x if self.query_norm is None else self.query_norm(query_latent[0])
-        query = self.query(of, forward).reshape(len(x), -1, plan.query_size)
+        both = jnp.concatenate([of, query_latent[0]], axis=-1) if plan.takes_both else of
+        query = self.query(both, forward).reshape(len(x), -1, plan.query_size)
         if plan.query_scale is not None:
             growth = query_growth(plan.query_scale, context.ragged.positions)
             query = (query * growth[:, None, None]).astype(query.dtype)
@@ -99,7 +104,8 @@ class LatentAttention(nnx.Module):
         kv_cache = pages if chosen is None or self.is_alone else ChosenPages(pages, chosen.places)
         values = self.value_up(attended, forward)
         if self.gate is not None:
-            values = values * jax.nn.sigmoid(self.gate(x, forward))[:, :, None]
+            gate = self.gate(both if plan.takes_both else x, forward)
+            values = values * jax.nn.sigmoid(gate).reshape(*values.shape[:2], -1)
         return self.output(values.reshape(len(x), -1), forward), kv_cache
 
     def _attend(
@@ -111,9 +117,12 @@ class LatentAttention(nnx.Module):
         """
         plan = self.plan
         scale = plan.query_size**-0.5 if plan.scale is None else plan.scale
-        options = LatentOptions(scale, checks=self.checks)
+        sinks = None if self.sinks is None else self.sinks[...]
 
-        def attend(ragged: RaggedBatch, *arrays: Any) -> tuple[jax.Array, jax.Array, ChosenKeys | None]:
+        def attend(
+            ragged: RaggedBatch, sinks: jax.Array | None, *arrays: Any
+        ) -> tuple[jax.Array, jax.Array, ChosenKeys | None]:
+            options = LatentOptions(scale, checks=self.checks, sinks=sinks)
             q_latent, q_rope, latent, k_rope, kv_cache, layer, index = arrays
             new, implementation = (q_latent, q_rope, latent, k_rope), self.implementation
             if index is None:
@@ -124,11 +133,11 @@ class LatentAttention(nnx.Module):
             )
 
         if self.mesh is None:
-            return attend(ragged, *arrays)
+            return attend(ragged, sinks, *arrays)
         heads, whole = partition(None, "heads"), PartitionSpec()
-        in_specs = (whole, heads, heads, *(whole,) * (len(arrays) - 2))
+        in_specs = (whole, partition("heads"), heads, heads, *(whole,) * (len(arrays) - 2))
         sharded = over_model(attend, self.mesh, in_specs, (heads, whole, whole))
-        return sharded(ragged, *arrays)
+        return sharded(ragged, sinks, *arrays)
 
 
 def _rotated_last(plan: LatentAttentionPlan, size: int) -> Rows:

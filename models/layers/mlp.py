@@ -29,7 +29,7 @@ class GatedMLP(nnx.Module):
         linear = partial(Linear, dtype=dtype, options=options)
         whole = (wide, AS_THEY_ARE)
         parts = merged(model_parallel(options.mesh), {"gate": whole, "up": whole})
-        self.activation = GatedActivation(plan.activation, parts, plan.gate_scale, plan.sparsity, plan.limit)
+        self.activation = GatedActivation(plan.activation, parts, plan.gate_scale, plan.sparsity, plan.clamped)
         self.gate_up = linear(narrow, parts.size, bias=plan.bias, axes=("mlp", "hidden"), rows=parts)
         self.norm = make_norm(plan.norm, wide, dtype=dtype, options=options, axes=("mlp",))
         self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))

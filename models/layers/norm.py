@@ -1,10 +1,14 @@
 """Normalisation by root mean square (arXiv 1910.07467), and by mean and variance (arXiv 1607.06450)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jaxllm.models.forward_context import ALL_ROWS
+from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, parameter
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
@@ -62,7 +66,27 @@ class NoNorm(nnx.Module):
         return x
 
 
-AnyNorm = RMSNorm | LayerNorm | NoNorm
+class GatedNorm(nnx.Module):
+    """A norm, and a gate that two products make of what it gives; see `NormPlan`. Every device has all of it."""
+
+    def __init__(
+        self, inner: RMSNorm | LayerNorm, size: int, rank: int, options: ForwardOptions, *, dtype: jnp.dtype
+    ) -> None:
+        linear = partial(Linear, bias=False, dtype=dtype, options=options)
+        self.inner = inner
+        self.gate_down, self.gate_up = linear(size, rank, axes=(None, "hidden")), linear(rank, size, axes=(None, None))
+        for product in (self.gate_down, self.gate_up):
+            # Norms are told nothing of a step.
+            product.takes_adapters = False
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise `x` [T, size]; the type stays."""
+        out = self.inner(x)
+        gate = self.gate_up(jax.nn.silu(self.gate_down(out, ALL_ROWS)), ALL_ROWS)
+        return (out * jax.nn.sigmoid(gate.astype(jnp.float32))).astype(out.dtype)
+
+
+AnyNorm = RMSNorm | LayerNorm | NoNorm | GatedNorm
 
 
 def make_norm(
@@ -81,6 +105,5 @@ def make_norm(
         return parameter(shape, dtype, sharding(options.mesh, *axes), rows)
 
     weight = make() if plan.weight else None
-    if plan.kind == "rms":
-        return RMSNorm(weight, plan)
-    return LayerNorm(weight, make() if plan.bias else None, plan)
+    own = RMSNorm(weight, plan) if plan.kind == "rms" else LayerNorm(weight, make() if plan.bias else None, plan)
+    return own if plan.gate_rank is None else GatedNorm(own, shape[-1], plan.gate_rank, options, dtype=dtype)

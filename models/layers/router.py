@@ -104,12 +104,12 @@ _SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def _best_groups(scores: jax.Array, plan: RouterPlan) -> jax.Array:
-    """The same scores [T, E], with -inf for experts that are in none of the best groups."""
+    """The same scores [T, E], with another for experts that are in none of the best groups."""
     grouped = scores.reshape(len(scores), plan.groups, -1)
     best = lax.top_k(grouped, 1 if plan.group_score == "best" else 2)[0].sum(axis=-1)
     _, chosen = lax.top_k(best, plan.top_groups)
     is_chosen = (chosen[:, :, None] == jnp.arange(plan.groups, dtype=jnp.int32)).any(axis=1)
-    return jnp.where(is_chosen[:, :, None], grouped, -jnp.inf).reshape(scores.shape)
+    return jnp.where(is_chosen[:, :, None], grouped, plan.outside).reshape(scores.shape)
 
 
 def _sparse_mixer(logits: jax.Array, jitter: float) -> Choice:

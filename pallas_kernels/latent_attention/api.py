@@ -5,6 +5,7 @@ import jax
 from jaxllm.pallas_kernels.latent_attention.backend import (
     ChosenKeys,
     KeyIndex,
+    LatentBackend,
     LatentGeometry,
     LatentOptions,
     get_latent_backend,
@@ -53,14 +54,14 @@ def latent_attention(
 
     Raises:
         KeyError: no implementation of that name.
-        ValueError: the implementation has no attention to chosen keys.
+        ValueError: the implementation has no attention to chosen keys, or no sinks, and these are asked for.
     """
     arrays = (q_latent, q_rope, latent, k_rope, kv_cache)
     if index is not None:
         return indexed_latent_attention(*arrays, layer, batch, options, index, implementation=implementation)[:2]
     # The name in profiles and in compiled programs.
     with jax.named_scope("latent_attention"):
-        return get_latent_backend(implementation).call(*arrays, layer, batch, options)
+        return _backend(implementation, options).call(*arrays, layer, batch, options)
 
 
 def indexed_latent_attention(
@@ -82,13 +83,20 @@ def indexed_latent_attention(
 
     Raises:
         KeyError: no implementation of that name.
-        ValueError: the implementation has no attention to chosen keys.
+        ValueError: the implementation has no attention to chosen keys, or no sinks, and these are asked for.
     """
     with jax.named_scope("latent_attention"):
-        backend, arrays = get_latent_backend(implementation), (q_latent, q_rope, latent, k_rope, kv_cache)
+        backend, arrays = _backend(implementation, options), (q_latent, q_rope, latent, k_rope, kv_cache)
         if backend.call_indexed is None:
             raise ValueError(f"latent attention {implementation!r} does not support an index of keys")
         return backend.call_indexed(*arrays, layer, batch, options, index)
+
+
+def _backend(implementation: str, options: LatentOptions) -> LatentBackend:
+    backend = get_latent_backend(implementation)
+    if options.sinks is not None and not backend.supports_sinks:
+        raise ValueError(f"latent attention {implementation!r} does not support sinks")
+    return backend
 
 
 def latent_cache_shape(implementation: str, geometry: LatentGeometry) -> tuple[int, ...]:

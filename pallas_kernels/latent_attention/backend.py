@@ -18,6 +18,8 @@ class LatentOptions:
     """Factor on the scores."""
     checks: bool = False
     """For debugging: a kernel for TPUs stops where it leaves an array or a semaphore is wrong, and is slower."""
+    sinks: jax.Array | None = None
+    """float32 [N], a score per head that takes part in the softmax and has no value."""
 
 
 @jax.tree_util.register_dataclass
@@ -137,6 +139,8 @@ class LatentBackend:
 
     `prepare(batch, num_heads, most_short)`, for the query heads of one device; see `most_short` of paged attention.
     """
+    supports_sinks: bool = False
+    """Whether `LatentOptions.sinks` is implemented."""
     call_indexed: IndexedLatentAttention | None = None
     """Attention to the keys that an index chooses; None where it is not implemented."""
 

@@ -38,6 +38,7 @@ class Case:
     index_size: int = 0
     top: int = 0
     """Of the index of keys, where there is one."""
+    sinks: bool = False
     page_size: int = 16
     padding_tokens: int = 0
     padding_rows: int = 0
@@ -125,11 +126,12 @@ class Inputs:
     """[L, P, C, Z + Y + I]. A backend with a shape of its own gets it by `dataclasses.replace`."""
     batch: RaggedBatch
     index: KeyIndex | None = None
+    sinks: jax.Array | None = None
 
     def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
         """`latent_attention` on these arrays: [T, N, Z] and the updated cache."""
         arrays = self.q_latent, self.q_rope, self.latent, self.k_rope, self.kv_cache
-        options = LatentOptions(self.case.scale)
+        options = LatentOptions(self.case.scale, sinks=self.sinks)
         batch = self.prepared(implementation)
         return latent_attention(*arrays, layer, batch, options, index=self.index, implementation=implementation)
 
@@ -156,6 +158,7 @@ def make_inputs(case: Case) -> Inputs:
         jnp.asarray(_make_cache(case, num_pages, np.asarray(batch.page_table), rng)),
         batch,
         _index(case, normal),
+        normal(case.num_heads, dtype=jnp.float32) if case.sinks else None,
     )
 
 
@@ -176,6 +179,7 @@ def abstract_inputs(case: Case) -> Inputs:
         placeholder(*canonical_shape(case.geometry(num_pages))),
         jax.tree.map(lambda leaf: placeholder(*leaf.shape, dtype=leaf.dtype), batch),
         _index(case, placeholder),
+        placeholder(case.num_heads, dtype=jnp.float32) if case.sinks else None,
     )
 
 

@@ -88,7 +88,11 @@ def _attend(
     offsets = jnp.arange(kv_cache.shape[2], dtype=jnp.int32)
     places = (tables[:, :, None] * kv_cache.shape[2] + offsets).reshape(tokens, -1)
     visible, chosen = choose(keys, places, visible)
-    weights = jax.nn.softmax(jnp.where(visible[:, None, :], scores, -jnp.inf), axis=-1)
+    scores = jnp.where(visible[:, None, :], scores, -jnp.inf)
+    if options.sinks is not None:
+        sinks = jnp.broadcast_to(options.sinks[None, :, None], (*scores.shape[:2], 1))
+        scores = jnp.concatenate([scores, sinks.astype(wide)], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]]
     out = jnp.einsum("tnk,tkz->tnz", weights, keys[..., :size])
     is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
     return jnp.where(is_token[:, None, None], out, 0.0).astype(q_latent.dtype), kv_cache, chosen
@@ -102,4 +106,6 @@ def _ranks(index: KeyIndex, keys: jax.Array, visible: jax.Array) -> jax.Array:
     return jnp.argsort(order, axis=-1)
 
 
-BACKEND = LatentBackend(reference_latent_attention, call_indexed=reference_indexed_latent_attention)
+BACKEND = LatentBackend(
+    reference_latent_attention, supports_sinks=True, call_indexed=reference_indexed_latent_attention
+)

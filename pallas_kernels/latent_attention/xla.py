@@ -101,7 +101,7 @@ def _attend_to_all(
 ) -> jax.Array:
     """Attention of every token to all keys up to itself, [T, N, Z]."""
     _, num_heads, size = q_latent.shape
-    heads = Heads(num_heads, 1, size, options.scale, None, None, None, None)
+    heads = Heads(num_heads, 1, size, options.scale, None, options.sinks, None, None)
     pages = _Latents(kv_cache, jnp.asarray(layer, jnp.int32), kv_cache.shape[2], batch.page_table, size)
     queries, starts = joined_queries(q_latent, q_rope, kv_cache.shape[3]), jnp.zeros_like(batch.positions)
     small = Blocks(decode_rows=4, decode_keys=128, prefill_queries=max(SMALL_ROWS // num_heads, 1), prefill_keys=128)
@@ -118,5 +118,6 @@ BACKEND = LatentBackend(
     cache_shape,
     to_canonical=_without_padding,
     prepare=lambda batch, num_heads, most_short: with_short(batch, most_short),
+    supports_sinks=True,
     call_indexed=xla_indexed_latent_attention,
 )

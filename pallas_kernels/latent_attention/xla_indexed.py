@@ -19,6 +19,7 @@ from jaxllm.pallas_kernels.latent_attention.write import joined_queries
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, decode_by_blocks
 from jaxllm.pallas_kernels.xla_common.softmax import Heads
+from jaxllm.pallas_kernels.xla_common.token_blocks import map_token_blocks
 
 SMALL = Blocks(decode_rows=4, decode_keys=128, prefill_queries=4, prefill_keys=128)
 LARGE = Blocks(decode_rows=64, decode_keys=512, prefill_queries=64, prefill_keys=1024)
@@ -53,7 +54,7 @@ def attend_to_chosen(
     """Attention of every token to the keys that are `chosen`, [T, N, Z]; the cache has the new tokens already."""
     tokens, num_heads, size = q_latent.shape
     layer = jnp.asarray(layer, jnp.int32)
-    heads = Heads(num_heads, 1, size, options.scale, None, None, None, None)
+    heads = Heads(num_heads, 1, size, options.scale, None, options.sinks, None, None)
     flat = kv_cache.reshape(kv_cache.shape[0], -1, kv_cache.shape[3])
     order, starts = jnp.arange(tokens + 1, dtype=jnp.int32), jnp.zeros_like(batch.positions)
     rows = RaggedBatch(
@@ -120,14 +121,9 @@ def _choose(indexed: _Indexed, batch: RaggedBatch, blocks: Blocks) -> jax.Array:
     size = min(blocks.prefill_queries, tokens)
     pages = min(max(blocks.prefill_keys // page_size, 1), batch.page_table.shape[1])
     table = jnp.pad(batch.page_table, ((0, 0), (0, -batch.page_table.shape[1] % pages)))
-    padded = jax.tree.map(lambda each: _padded(each, -tokens % size), index)
-    positions, token_rows = _padded(batch.positions, -tokens % size), _padded(batch.token_rows, -tokens % size)
 
-    def block(number: jax.Array, out: jax.Array) -> jax.Array:
-        own, of, rows = (
-            jax.tree.map(lambda each: lax.dynamic_slice_in_dim(each, number * size, size), whole)
-            for whole in (padded, positions, token_rows)
-        )
+    def block(arrays: tuple[KeyIndex, jax.Array, jax.Array]) -> jax.Array:
+        own, of, rows = arrays
         tables = table[rows]
         every = jnp.broadcast_to(jnp.arange(index.top, dtype=jnp.int32), (size, index.top))
         # Short contexts cost nothing; their tokens see every key whether these are scored or not.
@@ -135,11 +131,10 @@ def _choose(indexed: _Indexed, batch: RaggedBatch, blocks: Blocks) -> jax.Array:
             of.max() < index.top, lambda: every, lambda: _best(replace(indexed, index=own), tables, of, pages)
         )
         column, offset = lax.div(chosen, jnp.int32(page_size)), lax.rem(chosen, jnp.int32(page_size))
-        places = jnp.take_along_axis(tables, column, axis=1) * page_size + offset
-        return lax.dynamic_update_slice_in_dim(out, places, number * size, axis=0)
+        return jnp.take_along_axis(tables, column, axis=1) * page_size + offset
 
-    out = jnp.zeros((len(positions), index.top), jnp.int32)
-    return lax.fori_loop(0, lax.div(batch.num_tokens + (size - 1), jnp.int32(size)), block, out)[:tokens]
+    out = jnp.zeros((tokens, index.top), jnp.int32)
+    return map_token_blocks(block, (index, batch.positions, batch.token_rows), out, batch.num_tokens, size)
 
 
 def _best(indexed: _Indexed, tables: jax.Array, positions: jax.Array, block_pages: int) -> jax.Array:
@@ -161,8 +156,3 @@ def _best(indexed: _Indexed, tables: jax.Array, positions: jax.Array, block_page
     # Of equal ones the first: XLA promises it.
     _, best = lax.top_k(scores, index.top)
     return jnp.sort(best, axis=-1).astype(jnp.int32)
-
-
-def _padded(x: jax.Array, count: int) -> jax.Array:
-    """`x` with so many zeros after its first axis."""
-    return jnp.pad(x, ((0, count), *((0, 0),) * (x.ndim - 1)))

@@ -3,6 +3,7 @@
 import jax
 
 from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry, Heads, get_backend
+from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
 from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
@@ -17,6 +18,7 @@ def paged_attention(
     batch: RaggedBatch,
     options: AttentionOptions,
     *,
+    index: BlockIndex | None = None,
     implementation: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
     """Write the step's keys and values into their pages, then let every token attend to its request so far.
@@ -31,10 +33,12 @@ def paged_attention(
         k: [T, K, H] keys, rotated.
         v: [T, K, H] values.
         kv_cache: [L, P, C, 2K, H], or as `cache_shape` says for the implementation; all finite (begin with zeros).
-            Donate it to have it updated in place.
+            Donate it to have it updated in place. Of implementations with an index it may have more heads than keys.
         layer: which layer of the cache.
         batch: where each token sits.
         options: scale, window, and what is done to scores and stored values.
+        index: what chooses the keys that each token sees; None: it sees all of them. Its keys are one more KV head of
+            the cache. There are no windows, biases by distance, sinks or spans with it.
         implementation: a name in `backend.BACKENDS`; never replaced by another.
 
     Returns:
@@ -42,14 +46,19 @@ def paged_attention(
 
     Raises:
         KeyError: no implementation of that name.
-        NotImplementedError: tokens see later ones (`RaggedBatch.visible_until`), which it does not support.
+        NotImplementedError: tokens see later ones (`RaggedBatch.visible_until`), or keys are chosen by an index, which
+            it does not support.
     """
     backend = get_backend(implementation)
     if batch.visible_until is not None and not backend.supports_spans:
         raise NotImplementedError(f"{implementation!r}: tokens that see later ones")
     # The name in profiles and in compiled programs.
     with jax.named_scope("paged_attention"):
-        return backend.call(q, k, v, kv_cache, layer, batch, options)
+        if index is None:
+            return backend.call(q, k, v, kv_cache, layer, batch, options)
+        if backend.call_indexed is None:
+            raise NotImplementedError(f"{implementation!r}: keys that an index chooses")
+        return backend.call_indexed(q, k, v, kv_cache, layer, batch, options, index)
 
 
 def prepare(implementation: str, batch: RaggedBatch, heads: Heads) -> RaggedBatch:

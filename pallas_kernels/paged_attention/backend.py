@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 import jax
 
+from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
@@ -59,6 +60,24 @@ class PagedAttention(Protocol):
         ...
 
 
+class IndexedAttention(Protocol):
+    """`paged_attention` with an index, without the choice."""
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        batch: RaggedBatch,
+        options: AttentionOptions,
+        index: BlockIndex,
+    ) -> Attended:
+        """See `paged_attention`."""
+        ...
+
+
 class MergedAttention(Protocol):
     """Paged attention of queries, keys and values as one product makes them, before the rotary embedding."""
 
@@ -101,6 +120,8 @@ class Backend:
     """Tokens of a page, from the shape of a cache and the size of stored heads."""
     supports_spans: bool = False
     """Whether tokens may see later ones of their row, see `RaggedBatch.visible_until`."""
+    call_indexed: IndexedAttention | None = None
+    """Attention to the keys that an index chooses; None where it is not implemented."""
     merged: MergedAttention | None = None
     supports_merged: Callable[[int, str, str, int], bool] = lambda head_size, dtype, stored, scale_bytes: False
     """Whether `merged` can, for heads of a size, activations and a cache of types (NumPy's names), and so many bytes of

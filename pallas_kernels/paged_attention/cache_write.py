@@ -29,16 +29,17 @@ def write_kv(
     """Put the step's keys and values into their pages.
 
     `kv_cache` is [L, P, C, 2K, H], `k` and `v` are [T, K, H], scales as in `paged_attention`. Returns the cache,
-    updated in place where it is donated.
+    updated in place where it is donated. Of a cache with more heads, the others stay as they are.
     """
     layers, pages, page_size, heads, head_size = kv_cache.shape
     stored = to_cache_dtype(k, v, options, kv_cache.dtype)
-    new = jnp.stack(stored, axis=2).reshape(k.shape[0], heads, head_size)
+    new = jnp.stack(stored, axis=2).reshape(k.shape[0], -1, head_size)
     page, offset, new = places_of(batch, page_size, new)
     place = (layer * pages + page) * page_size + offset
     # The last two dimensions stay apart: TPUs tile them, and joining them would copy the cache.
     flat = kv_cache.reshape(layers * pages * page_size, heads, head_size)
-    flat = flat.at[place].set(new, mode="promise_in_bounds")
+    whole = flat.at[place] if new.shape[1] == heads else flat.at[place, : new.shape[1]]
+    flat = whole.set(new, mode="promise_in_bounds")
     return flat.reshape(kv_cache.shape)
 
 

@@ -1,9 +1,12 @@
 """Paged attention the obvious way: every token gathers its whole table. The oracle of the other implementations."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
 from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
@@ -22,16 +25,48 @@ def reference_paged_attention(
     """See `paged_attention`. Time and memory grow with T x W, whatever is in the batch."""
     if options.writes:
         kv_cache = write_kv(kv_cache, k, v, layer, batch, options)
+    return _attend(q, k.shape[1], kv_cache, layer, batch, options), kv_cache
+
+
+def reference_indexed_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+    index: BlockIndex,
+) -> tuple[jax.Array, jax.Array]:
+    """The same to the keys that an index chooses."""
+    kv_cache = write_kv(kv_cache, *index.joined(k, v), layer, batch, options)
+
+    def seen(keys: jax.Array) -> jax.Array:
+        return _chosen(index, keys[:, :, -1, : index.key.shape[1]], batch.positions)
+
+    return _attend(q, k.shape[1], kv_cache, layer, batch, options, seen), kv_cache
+
+
+def _attend(
+    q: jax.Array,
+    num_kv_heads: int,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+    choose: Callable[[jax.Array], jax.Array] | None = None,
+) -> jax.Array:
+    """Attention to the first heads of a cache, of their keys to those [T, K, S] that `choose` says, of all its keys."""
     tokens, num_heads, head_size = q.shape
-    num_kv_heads = kv_cache.shape[3] // 2
     tables = batch.page_table[batch.token_rows]
-    context = kv_cache[layer, tables].reshape(tokens, -1, num_kv_heads, 2, kv_cache.shape[4])
+    context = kv_cache[layer, tables].reshape(tokens, -1, kv_cache.shape[3] // 2, 2, kv_cache.shape[4])
     if options.scale_bytes:
         numbers, scales = split_scales(context, options.scale_bytes)
         context = numbers.astype(jnp.float32) * scales[..., None]
     context = context.astype(jnp.float32)
-    keys = context[:, :, :, 0] * (1.0 if options.k_scale is None else options.k_scale)
-    values = context[:, :, :, 1] * (1.0 if options.v_scale is None else options.v_scale)
+    all_keys = context[:, :, :, 0] * (1.0 if options.k_scale is None else options.k_scale)
+    keys = all_keys[:, :, :num_kv_heads]
+    values = context[:, :, :num_kv_heads, 1] * (1.0 if options.v_scale is None else options.v_scale)
     queries = q.reshape(tokens, num_kv_heads, num_heads // num_kv_heads, head_size).astype(jnp.float32)
 
     scores = jnp.einsum("tkgh,tskh->tkgs", queries, keys) * options.scale
@@ -44,14 +79,31 @@ def reference_paged_attention(
     ends = batch.positions + 1 if batch.visible_until is None else batch.visible_until
     visible = key_positions < ends[:, None]
     visible &= key_positions >= window_start(batch.positions, options.window)[:, None]
-    scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
+    visible = visible[:, None] if choose is None else visible[:, None] & choose(all_keys)
+    scores = jnp.where(visible[:, :, None], scores, -jnp.inf)
     if options.sinks is not None:
         sink = jnp.broadcast_to(options.sinks.reshape(1, num_kv_heads, -1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sink], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]]
     out = jnp.einsum("tkgs,tskh->tkgh", weights, values).reshape(q.shape)
     is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
-    return jnp.where(is_token[:, None, None], out, 0.0).astype(q.dtype), kv_cache
+    return jnp.where(is_token[:, None, None], out, 0.0).astype(q.dtype)
 
 
-BACKEND = Backend(reference_paged_attention, supports_spans=True)
+def _chosen(index: BlockIndex, keys: jax.Array, positions: jax.Array) -> jax.Array:
+    """Which keys [T, K, S] are in chosen blocks, from index keys [T, S, I]."""
+    length = keys.shape[1]
+    products = jnp.einsum("tki,tsi->tks", index.query.astype(jnp.float32), keys)
+    visible = jnp.arange(length, dtype=jnp.int32) <= positions[:, None]
+    scores = jnp.where(visible[:, None], products, -jnp.inf)
+    scores = jnp.pad(scores, ((0, 0), (0, 0), (0, -length % index.block)), constant_values=-jnp.inf)
+    scores = scores.reshape(*scores.shape[:2], -1, index.block).max(axis=-1)
+    own, blocks = (positions // index.block)[:, None], jnp.arange(scores.shape[2], dtype=jnp.int32)
+    is_local = (blocks <= own) & (blocks > own - index.local)
+    scores = jnp.where(is_local[:, None], jnp.inf, scores)
+    order = jnp.argsort(-scores, axis=-1, stable=True)
+    ranks = jnp.argsort(order, axis=-1)
+    return jnp.repeat(ranks < index.top, index.block, axis=-1)[..., :length]
+
+
+BACKEND = Backend(reference_paged_attention, supports_spans=True, call_indexed=reference_indexed_attention)

@@ -63,7 +63,16 @@ CASES = {
             "attention_bias": True,
         },
     ),
+    "aria": Case(
+        "AriaText",
+        {"moe_num_experts": 6, "moe_topk": 3, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    ),
     "axk1": Case("AXK1", {**LATENT, "q_lora_rank": 16, "num_hidden_layers": 3, "n_group": 4, "topk_group": 2}),
+    "axk2": Case(
+        "AXK2",
+        {**LATENT, **INDEX, "q_lora_rank": 16, "num_hidden_layers": 3, "n_group": 4, "topk_group": 2}
+        | {"gated_norm_rank": 4, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "cohere2_moe": Case(
         "Cohere2Moe",
         {
@@ -244,6 +253,12 @@ CASES = {
         "HYV3",
         {**EIGHT, "head_dim": 16, "moe_intermediate_size": 24, "num_shared_experts": 2, "num_hidden_layers": 3},
     ),
+    "hy_v4": Case(
+        "HYV4",
+        # As with GLM-5.
+        {**LATENT, **INDEX, "index_n_heads": 16, "q_lora_rank": 16, "num_hidden_layers": 4, "swiglu_limit": 0.5}
+        | {"hc_mult": 3, "hc_magnitude": 1.5, "hc_eps": 0.01, "attention_bias": True},
+    ),
     "granitemoe-shared": Case("GraniteMoeShared", {**EIGHT_LOCAL, "shared_intermediate_size": 40}),
     "lfm2_moe": Case(
         "Lfm2Moe",
@@ -393,6 +408,24 @@ CASES = {
         },
     ),
     "minimax_m2": Case("MiniMaxM2", {**EIGHT_LOCAL, "head_dim": 16, "rotary_dim": 8}),
+    "minimax_m3": Case(
+        "MiniMaxM3VLText",
+        {
+            **EIGHT_LOCAL,
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "dense_intermediate_size": 40,
+            "shared_intermediate_size": 24,
+            "swiglu_limit": 0.5,
+            "index_n_heads": 2,
+            "index_head_dim": 12,
+            "index_block_size": 4,
+            "index_topk_blocks": 3,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     "olmoe": Case("Olmoe", {**EIGHT, "norm_topk_prob": True}),
     "phimoe": Case("Phimoe", {"num_local_experts": 6, "router_jitter_noise": 0.1, "lm_head_bias": True}),
     "phimoe-long": Case(
@@ -459,7 +492,29 @@ def save_all_random(folder: Path, case: Case) -> torch.nn.Module:
                 chosen = torch.rand(len(tensor), model.config.n_routed_experts).topk(tensor.shape[1]).indices
                 tensor.copy_(chosen)
     model.save_pretrained(folder)
+    if case.name in RELEASED:
+        weights = folder / "model.safetensors"
+        save_file({released(name, case.name): value for name, value in load_file(weights).items()}, weights)
     return model
+
+
+RELEASED = {
+    "HYV4": (
+        ("model.hc_pre.hc_head.", "model.hc_head."),
+        (".hc_pre.hc_attn_layer.", ".hc_attn_layer.hc_pre."),
+        (".hc_pre.hc_mlp_layer.", ".hc_mlp_layer.hc_pre."),
+        (".mlp.linear_gate.", ".mlp.gate_proj."),
+        (".shared_experts.linear_gate.", ".shared_experts.gate_proj."),
+    )
+}
+"""Parts of names that transformers reads from released checkpoints, and writes otherwise."""
+
+
+def released(name: str, family: str) -> str:
+    """The name of a tensor in released checkpoints, from the one that transformers writes."""
+    for written, read in RELEASED[family]:
+        name = name.replace(written, read)
+    return name
 
 
 class ArcticLayer(MixtralDecoderLayer):

@@ -68,10 +68,21 @@ CASES = {
     "cohere": Case("Cohere", {"logit_scale": 0.7}),
     "cohere-norms": Case("Cohere", {"logit_scale": 0.7, "use_qk_norm": True}),
     "cohere2": Case("Cohere2", {"logit_scale": 0.7, "sliding_window": 5, "num_hidden_layers": 4}),
+    "cohere_compass": Case(
+        "CohereCompassText",
+        {
+            "logit_scale": 0.7,
+            "num_hidden_layers": 3,
+            "sliding_window": 5,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 100.0}, FULL: None},
+        },
+    ),
     "cwm": Case(
         "Cwm", {"bos_token_id": 1, "head_dim": 16, "sliding_window": 5, "num_hidden_layers": 5, "mlp_bias": True}
     ),
     "diffllama": Case("DiffLlama", {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 3}),
+    "emu3": Case("Emu3Text", {"pad_token_id": 0, "bos_token_id": 1}),
     "ernie4_5": Case("Ernie4_5", {"use_bias": True, "head_dim": 16}),
     "exaone4": Case("Exaone4", {"sliding_window": 5, "num_hidden_layers": 4}),
     "exaone4-full": Case("Exaone4", {"sliding_window": None, "layer_types": [FULL, FULL]}),
@@ -238,10 +249,16 @@ def randomise(model: torch.nn.Module, rescaled: float = 1.0) -> None:
             parameter.copy_(torch.randn_like(parameter) * spread + around)
 
 
+UNLISTED: dict[type[transformers.PreTrainedConfig], type[transformers.PreTrainedModel]] = {
+    transformers.Emu3TextConfig: transformers.Emu3ForCausalLM,
+    transformers.Mistral4Config: transformers.Mistral4ForCausalLM,
+}
+
+
 def class_of(config: type[transformers.PreTrainedConfig]) -> type[transformers.PreTrainedModel]:
-    """The class of decoders with a configuration. transformers 5.24 does not list that of Mistral 4."""
-    if config is transformers.Mistral4Config:
-        return transformers.Mistral4ForCausalLM
+    """The class of decoders with a configuration. transformers 5.24 does not list those of some."""
+    if config in UNLISTED:
+        return UNLISTED[config]
     found: type[transformers.PreTrainedModel] = transformers.AutoModelForCausalLM._model_mapping[config]
     return found
 
@@ -520,6 +537,26 @@ SEEING = {
             "moe_layers": [1],
             "no_rope_layers": [1, 0],
             "use_qk_norm": False,
+        },
+    ),
+    "minimax_m3": (
+        transformers.MiniMaxM3VLConfig,
+        transformers.MiniMaxM3SparseForConditionalGeneration,
+        {
+            **SMALL,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "dense_intermediate_size": 40,
+            "moe_layer_freq": [0, 1],
+            "sparse_attention_config": {
+                "use_sparse_attention": True,
+                "sparse_attention_freq": [0, 1],
+                "sparse_num_index_heads": 2,
+                "sparse_index_dim": 16,
+                "sparse_block_size": 4,
+                "sparse_topk_blocks": 3,
+            },
         },
     ),
     "mistral3": (

@@ -117,8 +117,8 @@ def form_of(resolved: ResolvedConfig, mover: PageMover) -> PageForm:
     (heads, _), *others = dict.fromkeys(resolved.model.kv_heads) or {(1, 1): None}
     name = f"{np.dtype(pages.dtype).name}:{np.dtype(pages.dtype).itemsize}"
     shape = tuple(pages.shape[1:])
-    # Places with heads of several sizes, and states, are laid out for each device.
-    is_laid_out = bool(others or mover.state_bytes)
+    # Places with heads of several sizes, with those of an index, and states, are laid out for each device.
+    is_laid_out = bool(others or resolved.model.index_heads or mover.state_bytes)
     repeats = max(1, devices // heads)
     fits = resolved.model.latent is None and not is_laid_out and len(shape) > 2 and not shape[2] % (heads * repeats)
     return PageForm(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.operation import Kernel, OperationKernels, Workload
 from jaxllm.models.kv_shape import latent_sizes
+from jaxllm.pallas_kernels.paged_attention import get_backend
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
 
 if TYPE_CHECKING:
@@ -31,15 +32,19 @@ class AttentionShape:
     """Whether tokens may see later ones."""
     compressed: bool = False
     """Whether entries that stand for groups of tokens are seen in place of far keys."""
+    index: bool = False
+    """Whether an index chooses the keys that tokens see."""
+    latent_sinks: bool = False
+    """Whether latent attention has sinks."""
 
 
 def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
-    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, workload.sees_spans
-    is_compressed = bool(model.compressed)
-    kinds = ((heads // kv_heads, size) for heads, kv_heads, size in model.attention_heads)
-    return tuple(AttentionShape(*kind, *rest, is_compressed) for kind in kinds)
+    has_sinks = model.latent is not None and model.latent.sinks
+    seen = workload.sees_spans, bool(model.compressed), model.index_heads > 0, has_sinks
+    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, *seen
+    return tuple(AttentionShape(heads // kv_heads, size, *rest) for heads, kv_heads, size in model.attention_heads)
 
 
 def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
@@ -59,6 +64,9 @@ def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
         )
 
 
+_NO_INDEX = "does not support attention to keys that an index chooses"
+
+
 def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     # Few models have it: starts of others are faster without the imports.
     from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS, get_latent_backend
@@ -69,7 +77,9 @@ def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
         return f"does not support latent attention (supported: {', '.join(LATENT_BACKENDS)})"
     assert shape.latent is not None
     if shape.latent.index and get_latent_backend(name).call_indexed is None:
-        return "does not support attention to keys that an index chooses"
+        return _NO_INDEX
+    if shape.latent_sinks and not get_latent_backend(name).supports_sinks:
+        return "does not support sinks in latent attention"
     if name == "cpu":
         return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
     return refused_by_tpu(shape.page_size, shape.dtype)
@@ -124,6 +134,8 @@ def _kernel(name: str, platform: str, refusal: _Refusal) -> Kernel[tuple[Attenti
             return "does not support keys that are values, nor entries that stand for groups of tokens"
         if shapes[0].latent is not None:
             return _latent_refusal(name, shapes[0])
+        if shapes[0].index and get_backend(name).call_indexed is None:
+            return _NO_INDEX
         return next(filter(None, (refusal(device, shape) for shape in shapes)), None)
 
     # In float32 kernels for GPUs are right, and XLA's products are likely faster.

@@ -48,8 +48,11 @@ def oracle(inputs: Inputs, cached: np.ndarray) -> np.ndarray:
         chosen = stored[np.argsort(-scores, kind="stable")[: index.top]]
         query = np.concatenate([inputs.q_latent[token], inputs.q_rope[token]], axis=-1).astype(np.float64)
         logits = query @ chosen[:, : case.sizes.key].T * case.scale
+        if inputs.sinks is not None:
+            logits = np.concatenate([logits, np.asarray(inputs.sinks, np.float64)[:, None]], axis=-1)
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        out[token] = weights / weights.sum(axis=-1, keepdims=True) @ chosen[:, : case.latent_size]
+        weights /= weights.sum(axis=-1, keepdims=True)
+        out[token] = weights[:, : len(chosen)] @ chosen[:, : case.latent_size]
     return out
 
 
@@ -62,6 +65,17 @@ def test_matches_numpy(implementation: str, *, ties: bool) -> None:
     wanted = oracle(inputs, np.asarray(cached))
     np.testing.assert_allclose(out[: MIXED.num_tokens], wanted, atol=5e-6)
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("top", [8, 60])
+def test_sinks(top: int) -> None:
+    """They take part in the softmax over chosen keys, or over all keys where no request has more."""
+    inputs = make_inputs(replace(MIXED, sinks=True, top=top))
+    for implementation in ("reference", "xla"):
+        out, cached = run(implementation)(inputs)
+        np.testing.assert_allclose(out[: MIXED.num_tokens], oracle(inputs, np.asarray(cached)), atol=5e-6)
+    with pytest.raises(ValueError, match="'cpu' does not support sinks"):
+        replace(inputs, index=None).call("cpu")
 
 
 def test_up_to_so_many_keys_it_is_attention_to_all() -> None:
