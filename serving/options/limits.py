@@ -90,7 +90,8 @@ class RestartOptions(Section):
 
     step_timeout: float = option(
         120.0,
-        "Seconds after which an unfinished step counts as a hang: the engine is killed and restarted.",
+        "Seconds after which an unfinished step counts as a hang: the engine is killed and restarted. Likewise an API "
+        "server process (--api-server-count) whose event loop does not respond for so long.",
         minimum=1.0,
     )
     max_restarts: int = option(
