@@ -11,7 +11,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
 from jaxllm.engine.stats import StepStats
-from jaxllm.errors import EngineError, JaxLLMError
+from jaxllm.errors import EngineError, JaxLLMError, fresh
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.engine_requests import EngineRequests
@@ -245,7 +245,7 @@ class AsyncEngine:
             return
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(error)
+                reply.set_exception(fresh(error))
         self._replies.clear()
         self._reconciliation.cancel()
         # Nothing runs, and nothing waits in the engine.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.errors import EngineError, JaxLLMError
+from jaxllm.errors import EngineError, JaxLLMError, fresh
 from jaxllm.serving.ipc.client.health import EngineHealth
 from jaxllm.serving.ipc.client.in_flight import InFlight
 from jaxllm.serving.ipc.client.queues import request_ids
@@ -151,7 +151,7 @@ class EngineRequests:
         readers = self.in_flight.readers(names)
         self._drop(names, reason)
         for reader in readers:
-            reader.fail(error)
+            reader.fail(fresh(error))
 
     def fail_all(self, error: JaxLLMError) -> None:
         """End every request with an error."""
