@@ -150,6 +150,11 @@ class AsyncEngine:
             self._heartbeat.expect()
         self._requests.adopt(reader, followed, make_message)
 
+    def move_unsent(self) -> None:
+        """Another engine is there: while this one is not, let it have what none has had yet."""
+        if self.health.down is not None and self.health.error is None:
+            self._requests.move_waiting(begun=False)
+
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
         self._requests.deliver(self._requests.outputs.end(as_request_ids(request_ids)))

@@ -22,8 +22,8 @@ from jaxllm.serving.ipc.messages import Call, CallResult, ControlMethod, EngineM
 class EngineGroup:
     """Sends each request to one of its engines. Belongs to the event loop on which it is made.
 
-    The others go on with the requests of an engine that ends. While it is started again, they get what is new; where
-    all are gone, requests wait for the first that is back.
+    The others go on with the requests of an engine that ends, and get those that it was never sent. While it is started
+    again, they get what is new; where all are gone, new requests wait for the first that is back.
     """
 
     def __init__(self, options: GroupOptions) -> None:
@@ -279,6 +279,8 @@ class EngineGroup:
     def _forget(self, info: EngineInfo, engine: int) -> None:
         self.members.info = info
         self._router.forget(engine)
+        for other in self.members.all:
+            other.move_unsent()
 
     def _forget_removed(self, size: int) -> None:
         self._router.forget_from(size)
