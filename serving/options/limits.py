@@ -51,7 +51,12 @@ class LimitOptions(Section):
     )
     h11_max_incomplete_event_size: int = option(65536, "Maximum size of a request's headers in bytes.", minimum=1024)
     h11_max_header_count: int = option(256, "Maximum number of headers in a request.", minimum=8)
-    timeout_keep_alive: int = option(5, "Seconds for which an idle connection is kept open.", minimum=1)
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds for which an idle connection is kept open. Choose more than the clients and proxies do: where the "
+        "server closes first, it may do so as the next request comes.",
+        minimum=1,
+    )
     sse_keep_alive_interval: float = option(
         0.0,
         "Seconds of silence on a stream, as during a long prefill, after which a comment is sent. Clients ignore it; "
