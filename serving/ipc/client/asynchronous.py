@@ -22,6 +22,7 @@ from jaxllm.serving.ipc.client.queues import EventQueue
 from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
+    Abort,
     Call,
     Called,
     CallResult,
@@ -159,6 +160,11 @@ class AsyncEngine:
         """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
         self._requests.deliver(self._requests.outputs.end(as_request_ids(request_ids)))
         self._settle()
+
+    def give_up(self, names: list[str]) -> None:
+        """Nobody gets the answers to these requests, which may have ended, by the engine's ids."""
+        if self.health.is_up:
+            self._send(Abort(names))
 
     def drop(self, reader: Any) -> None:
         """End the request of a reader that reads no more, unless it has ended, or is another engine's."""

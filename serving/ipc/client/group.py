@@ -150,6 +150,11 @@ class EngineGroup:
         for engine in self.engines:
             engine.abort(names)
 
+    def give_up(self, names: list[str]) -> None:
+        """Nobody gets the answers to these requests, by the engines' ids: nothing of their prompts need be kept."""
+        for engine in self.engines:
+            engine.give_up(names)
+
     async def call(self, method: EngineMethod, **arguments: Any) -> CallResult:
         """What a method returns; of several engines whether it holds for all, or what the first says.
 
