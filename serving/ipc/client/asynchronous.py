@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
@@ -118,6 +120,16 @@ class AsyncEngine:
     def num_queued_tokens(self) -> int:
         """Prompt tokens of the requests that have brought nothing yet."""
         return self._requests.num_queued_tokens
+
+    @property
+    def state(self) -> StepStats:
+        """The engine's last state. While there is none, requests wait for the next one."""
+        return self.stats if self.health.is_up else replace(self.stats, num_waiting=self.num_without_engine)
+
+    @property
+    def num_without_engine(self) -> int:
+        """Sequences that wait for the engine to be started again."""
+        return 0 if self.health.is_up else self._requests.in_flight.num_sequences
 
     def in_flight(self) -> Iterator[SequenceProgress]:
         """How far each sequence has come."""

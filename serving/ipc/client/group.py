@@ -209,8 +209,12 @@ class EngineGroup:
             raise
 
     def engine_state(self) -> StepStats:
-        """The engines' last states, together."""
-        return merge_stats([engine.stats for engine in self.members.open])
+        """The engines' last states, together. Where there is no engine for now, requests wait for it."""
+        return merge_stats([engine.state for engine in self.members.open])
+
+    def num_without_engine(self) -> list[int]:
+        """Sequences that wait for each engine to be started again."""
+        return [engine.num_without_engine for engine in self.engines]
 
     # Life and death
 

@@ -111,6 +111,7 @@ async def test_what_waits_for_an_engine_goes_to_the_first_that_is_back(
     first.health.suspend(DIED)
     end(second)
     assert waiting(second) == ["begun.0"]
+    assert (both.num_without_engine(), both.engine_state().num_waiting) == ([0, 1], 1)
     new = [submit(both, name) for name in "abcd"]
     assert len(waiting(first)) == 2
     first.take_restart(engine_info())
