@@ -1,5 +1,6 @@
 """The errors a caller can meet. Each says what was given, what is allowed, and what to do about it."""
 
+import copy
 import functools
 import inspect
 import linecache
@@ -33,6 +34,9 @@ class JaxLLMError(Exception):
     def _short_traceback(self) -> list[str]:
         line = callers_line(self.__traceback__)
         return [f"{type(self).__name__}: {self}", *([f"  {line}"] if line else [])]
+
+
+Error = TypeVar("Error", bound=JaxLLMError)
 
 
 class ConfigError(JaxLLMError, ValueError):
@@ -114,6 +118,14 @@ class EngineError(JaxLLMError, RuntimeError):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+def fresh(error: Error) -> Error:
+    """An error like this one, to be raised in its place where many requests get the same.
+
+    An error's traceback grows each time it is raised, and its frames keep all that the requests had.
+    """
+    return copy.copy(error)
 
 
 MOST_QUOTED = 200

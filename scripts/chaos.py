@@ -37,9 +37,7 @@ class Run:
         self._server, self._given = server, given
         self._draw = random.Random(given.seed)
         self.tally = Tally()
-        # Nobody but its supervisor would end an API server that was stopped, and that does not look.
-        stops = given.stops if given.victim == "engine" else 0.0
-        self._attacker = Attacker(server.process.pid, given.victim, self._draw, stops)
+        self._attacker = Attacker(server.process.pid, given.victim, self._draw, given.stops)
         self._over = asyncio.Event()
         self.rest: list[list[dict[int, Vitals]]] = []
         """What processes took when nothing ran, before and after."""

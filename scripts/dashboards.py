@@ -75,7 +75,10 @@ SERVING: Rows = {
             "Prompt tokens count with the first token of their request.",
         ),
         Panel("Running", "short", (_gauge("num_requests_running"),), "Requests in the batch of each engine."),
-        Panel("Waiting", "short", (_gauge("num_requests_waiting"),), "Above 0 for long: more load than engines."),
+        Panel(
+            "Waiting", "short", (_gauge("num_requests_waiting"),),
+            "Above 0 for long: more load than engines. Also those that wait for an engine to be restarted.",
+        ),
         Panel("Prompt lengths", "short", _quantiles("request_prompt_tokens"), "Tokens of finished requests."),
         Panel("Output lengths", "short", _quantiles("request_generation_tokens"), "Tokens of finished requests."),
         Panel(
@@ -154,20 +157,7 @@ ENGINE: Rows = {
         Panel(
             "Waiting, by reason", "short",
             ((f"sum by (reason) (jaxllm:num_requests_waiting_by_reason{MODEL})", "{{reason}}"),),
-            "capacity: no slot or no pages. deferred: a grammar is compiled.",
-        ),
-        Panel(
-            "Prompt tokens found in host memory", "percentunit",
-            ((_ratio("external_prefix_cache_hits_total", "external_prefix_cache_queries_total"), _EACH),),
-            "With --kv-offloading-size: share of those that had left the device, or were never there.",
-        ),
-        Panel(
-            "Files of KV pages", "Bps",
-            (
-                _rate("kv_offload_tiering_read_bytes", "read " + _EACH),
-                _rate("kv_offload_tiering_write_bytes", "written"),
-            ),
-            "With --kv-offloading-path.",
+            "capacity: no slot or no pages. deferred: a grammar is compiled. engine_restart: its engine ended.",
         ),
         Panel(
             "Idle before eviction", "s", _quantiles("kv_block_idle_before_evict_seconds"),
@@ -180,6 +170,84 @@ ENGINE: Rows = {
         Panel(
             "Time between uses", "s", _quantiles("kv_block_reuse_gap_seconds"),
             "With --kv-cache-metrics: by requests that found them.",
+        ),
+    ),
+    "Copies of KV pages, with --kv-offloading-size and --kv-offloading-path": (
+        Panel(
+            "Prompt tokens found in host memory", "percentunit",
+            ((_ratio("external_prefix_cache_hits_total", "external_prefix_cache_queries_total"), _EACH),),
+            "Share of those that had left the device, or were never there.",
+        ),
+        Panel(
+            "Copies in host memory", "Bps",
+            (_rate("kv_offload_load_bytes", "loaded " + _EACH), _rate("kv_offload_store_bytes", "stored " + _EACH)),
+            "From and to the device.",
+        ),
+        Panel(
+            "Files of KV pages", "Bps",
+            (
+                _rate("kv_offload_tiering_read_bytes", "read " + _EACH),
+                _rate("kv_offload_tiering_write_bytes", "written " + _EACH),
+            ),
+            "To host memory, and from it.",
+        ),
+        Panel(
+            "Use of host memory and files", "percentunit",
+            (
+                (f"jaxllm:kv_offload_cpu_cache_usage_perc{MODEL}", "memory " + _EACH),
+                (f"jaxllm:kv_offload_disk_usage_perc{MODEL}", "files " + _EACH),
+            ),
+            "Shares of their limits. Full is usual: the oldest make room.",
+        ),
+        Panel(
+            "Copies that were not made", "short",
+            (
+                _rate("kv_offload_stores_skipped", "memory " + _EACH),
+                _rate("kv_offload_disk_stores_skipped", "files " + _EACH),
+            ),
+            "Pages and states per second for which copying was too slow, or found no room.",
+        ),
+        Panel(
+            "Copies that failed", "short",
+            (
+                _rate("kv_offload_load_failures", "memory " + _EACH),
+                _rate("kv_offload_tiering_promotion_job_failures", "reads of files " + _EACH),
+                _rate("kv_offload_tiering_cascade_job_failures", "writes of files " + _EACH),
+            ),
+            "Per second. What was not loaded was computed.",
+        ),
+    ),
+    "KV pages of other servers, with --kv-transfer-config": (
+        Panel(
+            "Pages fetched and sent", "Bps",
+            (
+                _rate("kv_transfer_received_bytes", "fetched " + _EACH),
+                _rate("kv_transfer_sent_bytes", "sent " + _EACH),
+            ),
+            "By servers that decode, and by those that compute prompts.",
+        ),
+        Panel(
+            "Prompt tokens fetched", "short", (_rate("kv_transfer_tokens"),),
+            "Per second: they did not have to be computed here.",
+        ),
+        Panel(
+            "Time in which anything is fetched", "percentunit", (_rate("kv_transfer_receive_time"),),
+            "Near 1: the link, or the servers that send, are what requests wait for.",
+        ),
+        Panel(
+            "Failed fetches", "short", (_rate("kv_transfer_failures", "{{reason}}", "reason"),),
+            "Per second. Their prompts were computed, or their requests failed (kv_load_failure_policy).",
+        ),
+        Panel(
+            "Leases", "short", (_gauge("kv_transfer_leases"),), "Prompts whose pages are kept for other servers now.",
+        ),
+        Panel(
+            "Leases that ended for nothing", "short",
+            (
+                _rate("nixl_num_kv_expired_reqs", "expired " + _EACH),
+                _rate("kv_transfer_refused_peers", "servers refused " + _EACH),
+            ),
+            "Per second: nobody came for the pages, or who came has other weights.",
         ),
     ),
     "Speculation": (

@@ -252,6 +252,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         leaving.cancel()
         # What they raise now is nobody's concern: the client has left, or the result is there.
         await asyncio.gather(working, leaving, return_exceptions=True)
+        # An error has this frame in its traceback, and the task has the error: without a circle, all is gone at once.
+        del work, working, leaving
 
 
 async def _disconnected(receive: Receive) -> None:

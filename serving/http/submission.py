@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -10,9 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.engine.stats import StepStats
+from jaxllm.requests.kv_transfer import is_for_another
 from jaxllm.requests.owners import Owner
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
+from jaxllm.serving.http.connection.protocol import delivery_of
 from jaxllm.serving.http.deadline import deadline_of
 from jaxllm.serving.http.identity import ADAPTER, client_visible_ids, requested_rank
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS, TRACE_ID
@@ -130,14 +133,36 @@ async def respond_whole(
 ) -> Response:
     """Generate, and answer at once with the body that `whole` makes of each prompt's result. Raises as `respond`."""
     streams = submit(request, server, requests)
-    try:
-        outputs = await unless_gone(request.receive, _results(streams))
-    finally:
-        for stream in streams:
-            stream.close()
-    response = json_response(whole(outputs))
+    with _kept_for_others(request, server, requests):
+        try:
+            outputs = await unless_gone(request.receive, _results(streams))
+        finally:
+            for stream in streams:
+                stream.close()
+        response = json_response(whole(outputs))
     response.headers.update(_load_headers(request, server.llm.state()))
     return response
+
+
+@contextmanager
+def _kept_for_others(request: Request, server: ServerState, requests: Sequence[TextRequest]) -> Iterator[None]:
+    """What engines keep of prompts for other engines is given up if the client does not get the answer that names it.
+
+    The engine alone cannot know: it has ended the request.
+    """
+    names = [child.request_id for each in requests if is_for_another(each.params) for child in each.children]
+    if not names:
+        yield
+        return
+    give_up = partial(server.llm.engines.give_up, names)
+    try:
+        yield
+    except BaseException:
+        give_up()
+        raise
+    delivery = delivery_of(request.scope)
+    if delivery is not None:
+        delivery.watch(give_up)
 
 
 async def _results(streams: Sequence[OutputStream]) -> list[RequestOutput]:

@@ -82,9 +82,14 @@ class OutputStream(AsyncIterator[RequestOutput]):
             raise StopAsyncIteration
         output, self._waiting = self._waiting, None
         if output is None:
-            assert self._error is not None
+            error, self._error = self._error, None
+            assert error is not None
             self._end()
-            raise self._error
+            try:
+                raise error
+            finally:
+                # Its traceback has this frame: without a circle, all is gone with the request.
+                del error
         if output.finished:
             self._end()
         if self._error is None:

@@ -51,7 +51,12 @@ class LimitOptions(Section):
     )
     h11_max_incomplete_event_size: int = option(65536, "Maximum size of a request's headers in bytes.", minimum=1024)
     h11_max_header_count: int = option(256, "Maximum number of headers in a request.", minimum=8)
-    timeout_keep_alive: int = option(5, "Seconds for which an idle connection is kept open.", minimum=1)
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds for which an idle connection is kept open. Choose more than the clients and proxies do: where the "
+        "server closes first, it may do so as the next request comes.",
+        minimum=1,
+    )
     sse_keep_alive_interval: float = option(
         0.0,
         "Seconds of silence on a stream, as during a long prefill, after which a comment is sent. Clients ignore it; "
@@ -90,7 +95,8 @@ class RestartOptions(Section):
 
     step_timeout: float = option(
         120.0,
-        "Seconds after which an unfinished step counts as a hang: the engine is killed and restarted.",
+        "Seconds after which an unfinished step counts as a hang: the engine is killed and restarted. Likewise an API "
+        "server process (--api-server-count) whose event loop does not respond for so long.",
         minimum=1.0,
     )
     max_restarts: int = option(

@@ -19,6 +19,7 @@ _PUBLISH_INTERVAL = 0.2
 async def publish_metrics(state: ServerState, shared_metrics: SharedMetrics) -> None:
     """Tell the other processes again and again what this one has measured."""
     while True:
+        state.metrics.set_without_engine(state.llm.engines.num_without_engine())
         shared_metrics.publish(Published(num_http_requests(state), state.metrics.measured()))
         await asyncio.sleep(_PUBLISH_INTERVAL)
 

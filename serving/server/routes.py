@@ -79,6 +79,7 @@ async def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
     server = server_of(request)
     own = None
+    server.metrics.set_without_engine(server.llm.engines.num_without_engine())
     if server.shared_metrics is not None:
         # What is shown is published first: if this process dies, no counter goes back after it.
         own = server.metrics.measured()

@@ -33,7 +33,8 @@ METRICS = (
     Described(
         "num_requests_waiting_by_reason",
         "gauge",
-        "Waiting requests, by reason: capacity, or deferred until their grammar is compiled.",
+        "Waiting requests, by reason: capacity, deferred until their grammar is compiled, or engine_restart until an "
+        "engine that ended is back.",
     ),
     Described("kv_cache_usage_perc", "gauge", "Share of the KV cache used by running requests, 0 to 1."),
     Described("gpu_cache_usage_perc", "gauge", "Deprecated name of kv_cache_usage_perc.", "kv_cache_usage_perc"),

@@ -88,6 +88,8 @@ class EngineMetrics:
         """Accepted drafts by their place after a known token."""
         self.memory = 0
         """Bytes of its process, where that is known."""
+        self.num_without_engine = 0
+        """Requests that wait for it to be started again, which it cannot tell."""
         self.work = NO_WORK
         """Work of each device, where it is counted."""
 
@@ -229,7 +231,8 @@ class EngineMetrics:
     def waiting(self) -> dict[str, int]:
         """Requests that wait, by reason."""
         deferred = self.stats.num_deferred
-        return {"capacity": self.stats.num_waiting - deferred, "deferred": deferred}
+        capacity = self.stats.num_waiting - deferred
+        return {"capacity": capacity, "deferred": deferred, "engine_restart": self.num_without_engine}
 
 
 def _grown(before: Number, now: Number) -> Number:

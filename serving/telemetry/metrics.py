@@ -47,6 +47,8 @@ class ProcessMeasured(msgspec.Struct):
 
     engines: list[Measured]
     http: HttpMeasured = msgspec.field(default_factory=HttpMeasured)
+    without_engine: list[int] = []
+    """Requests that wait for each engine to be started again; of a process that is gone, none."""
 
 
 class Metrics(Collector):
@@ -73,7 +75,11 @@ class Metrics(Collector):
 
     def measured(self) -> ProcessMeasured:
         """Measurements of requests so far, for `with_others` in another process."""
-        return ProcessMeasured([engine.measured() for engine in self._engines], self.http.measured())
+        return ProcessMeasured(
+            [engine.measured() for engine in self._engines],
+            self.http.measured(),
+            [engine.num_without_engine for engine in self._engines],
+        )
 
     def engine_states(self) -> list[EngineState]:
         """The engines' states, for `with_others` in another process."""
@@ -104,6 +110,8 @@ class Metrics(Collector):
         """Add what another process has measured."""
         for number, measured in enumerate(other.engines):
             self._engine(number).add(measured)
+        for number, count in enumerate(other.without_engine):
+            self._engine(number).num_without_engine += count
         self.http.add(other.http)
 
     def observe(self, stats: StepStats | None, measured: Measurements | None, engine: int = 0) -> None:
@@ -124,6 +132,11 @@ class Metrics(Collector):
     def count_api_server_restart(self) -> None:
         """Another API server process has taken the place of one that ended."""
         self._engines[0].counters["api_server_restarts"] += 1
+
+    def set_without_engine(self, counts: Sequence[int]) -> None:
+        """So many requests of this process wait for each engine to be started again."""
+        for number, count in enumerate(counts):
+            self._engine(number).num_without_engine = count
 
     def set_engine_memory(self, number: int, size: int) -> None:
         """The process of an engine has so many bytes."""
@@ -246,7 +259,6 @@ def _counts(metric: Described, engine: EngineMetrics, http: HttpMetrics | None) 
 
 _OF_STATS = {
     "num_requests_running": "num_running",
-    "num_requests_waiting": "num_waiting",
     "kv_cache_usage_perc": "kv_usage",
     "state_snapshots": "num_snapshots",
     "weights_version": "weights_version",
@@ -261,6 +273,8 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
             return [(labels, getattr(engine.stats, _OF_STATS[name]))]
         case _ if name in OFFLOAD_SHARES:
             return [(labels, getattr(engine.stats.offload, OFFLOAD_SHARES[name]))]
+        case "num_requests_waiting":
+            return [(labels, sum(engine.waiting().values()))]
         case "kv_transfer_leases":
             return [(labels, engine.stats.transfer.leases)]
         case "num_requests_waiting_by_reason":

@@ -71,7 +71,7 @@ class SharedMetrics:
         """The process of this place is gone, and its requests with it; what it has measured stays."""
         published = self._decode(index, Published)
         if published is not None:
-            published.load = 0
+            published.load, published.measured.without_engine = 0, []
             self._write(index, msgspec.msgpack.encode(published))
 
     def _write(self, index: int, data: bytes) -> None:

@@ -93,6 +93,7 @@ class Opening(msgspec.Struct):
 def all_metrics(server: ServerState) -> Metrics:
     """The metrics of this server, those of other processes before the same engines included."""
     shared = server.shared_metrics
+    server.metrics.set_without_engine(server.llm.engines.num_without_engine())
     if shared is None:
         return server.metrics
     return server.metrics.with_others([each.measured for each in shared.others()], shared.engines())
@@ -141,7 +142,7 @@ def snapshot(
     return Snapshot(
         time=time.monotonic(),
         running=stats.num_running,
-        waiting=stats.num_waiting,
+        waiting=sum(sum(each.waiting().values()) for each in engines),
         capacity=server.llm.info.max_running * len(engines),
         kv_usage=stats.kv_usage,
         halted=stats.halted,

@@ -14,6 +14,8 @@ from jaxllm.serving.http.limits import HttpLimits
 
 UPLOAD = "jaxllm.upload"
 """Name in the scope's `extensions`."""
+LEAVING_SECONDS = 5.0
+"""How long connections may be silent, at most, that another server is to have."""
 _INTERVAL = 1.0
 """Seconds between two looks at every connection."""
 _SLICE = 256
@@ -67,6 +69,11 @@ class Connections:
         self._by_address: dict[str, _ConnectionGroup] = {}
         self._counted: set[Connection] = set()
         self._open: set[Connection] = set()
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long one may be silent between two requests."""
+        return min(LEAVING_SECONDS, self.limits.idle_seconds) if self.are_leaving else self.limits.idle_seconds
 
     def __len__(self) -> int:
         """Those that count."""
@@ -249,10 +256,11 @@ class RequestTimer:
         """The response is written; the next request may come."""
         self._since = now
 
-    def overdue(self, now: float, unsent: int, *, answering: bool, paused: bool) -> Overdue | None:
+    def overdue(self, now: float, unsent: int, *, answering: bool, paused: bool, idle_seconds: float) -> Overdue | None:
         """Whether the client takes too long. `unsent` bytes wait for it.
 
-        `answering`: a response is being made; `paused`: nothing is read from the client for now.
+        `answering`: a response is being made; `paused`: nothing is read from the client for now. Between two requests
+        it may take `idle_seconds`.
         """
         passed, self._looked = now - self._looked, now
         if not unsent or unsent < self._unsent:
@@ -265,7 +273,7 @@ class RequestTimer:
             return None
         if self._in_body:
             return self._slow_body(now, passed)
-        limit = self._limits.idle_seconds if self.whole else self._limits.headers_seconds
+        limit = idle_seconds if self.whole else self._limits.headers_seconds
         if 0 < limit < now - self._since:
             message = f"the request's headers took more than {limit:g} s (--timeout-headers)"
             return Overdue(message if self._begun and not self.whole else "")

@@ -5,8 +5,10 @@ A request is rejected here before the application hears of it, so that no key is
 
 import asyncio
 import json
+import select
 import socket
 import struct
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +29,8 @@ from jaxllm.serving.http.connection.connections import (
 from jaxllm.serving.http.connection.framing import refusal
 
 DIRECT_BODY = "jaxllm.direct_body"
+"""Name in the scope's `extensions`."""
+DELIVERY = "jaxllm.delivery"
 """Name in the scope's `extensions`."""
 _MOST_PIPELINED = 32
 """Requests that may wait on a connection for the response to the one before; what is read at once is parsed at once."""
@@ -65,10 +69,39 @@ def direct_body(scope: Scope) -> DirectBody | None:
     return extensions.get(DIRECT_BODY)
 
 
+class Delivery:
+    """Tells if a response does not reach its client, as far as this end of the connection can see."""
+
+    __slots__ = ("_cycle", "_on_failure")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._on_failure: Callable[[], None] | None = None
+
+    def watch(self, on_failure: Callable[[], None]) -> None:
+        """Call this, once, if the client leaves before it has read the response, also if it has left already."""
+        self._on_failure = on_failure
+        if self._cycle.disconnected:
+            self.fail()
+
+    def fail(self) -> None:
+        """It does not reach the client."""
+        on_failure, self._on_failure = self._on_failure, None
+        if on_failure is not None:
+            on_failure()
+
+
+def delivery_of(scope: Mapping[str, Any]) -> Delivery | None:
+    """What is known of the response to a request, if the server offers that."""
+    extensions: dict[str, Any] = scope.get("extensions") or {}
+    return extensions.get(DELIVERY)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Counts bytes, requests and seconds of one connection, within the limits of all.
 
-    Applications find a `DirectBody` for the response, and the request's `Upload`, in the scope's extensions.
+    Applications find a `DirectBody` and the `Delivery` of the response, and the request's `Upload`, in the scope's
+    extensions.
     """
 
     address: str | None = None
@@ -101,8 +134,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it no longer."""
         self._all.remove(self)
+        running = self._running
+        if exc is not None or (running is not None and not running.response_complete):
+            # A client that has read everything closes well; one that has not resets the connection.
+            self._fail_delivery()
         self._abandon()
         super().connection_lost(exc)
+
+    def _fail_delivery(self) -> None:
+        delivery = None if self._running is None else delivery_of(self._running.scope)
+        if delivery is not None:
+            delivery.fail()
 
     def _abandon(self) -> None:
         """Let every request on this connection know that its client is gone; uvicorn tells only the last one."""
@@ -123,7 +165,11 @@ class LimitedProtocol(HttpToolsProtocol):
         """Close the connection if its time is over."""
         answering = self._running is not None and not self._running.response_complete
         overdue = self._timer.overdue(
-            now, self.transport.get_write_buffer_size(), answering=answering, paused=self.flow.read_paused
+            now,
+            self.transport.get_write_buffer_size(),
+            answering=answering,
+            paused=self.flow.read_paused,
+            idle_seconds=self._all.idle_seconds,
         )
         if overdue is None:
             return
@@ -132,10 +178,28 @@ class LimitedProtocol(HttpToolsProtocol):
         elif overdue.message:
             self._refuse(408, overdue.message)
         else:
-            self.transport.close()
+            self.timeout_keep_alive_handler()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, on which nothing has come for a while, unless a request is there to be read.
+
+        An event loop that was held up for long sees that the time is over before it reads what came meanwhile. Closing
+        then would cut off a client that has done nothing wrong.
+        """
+        if not self._has_unread():
+            super().timeout_keep_alive_handler()
+
+    def _has_unread(self) -> bool:
+        system = self.transport.get_extra_info("socket")
+        if system is None or self.transport.is_closing():
+            return False
+        waiting = select.poll()
+        waiting.register(system.fileno(), select.POLLIN)
+        return bool(waiting.poll(0))
 
     def _reset(self) -> None:
         """Cut the connection; the system, too, forgets what the client has not read."""
+        self._fail_delivery()
         system = self.transport.get_extra_info("socket")
         if system is not None:
             with suppress(OSError):
@@ -199,6 +263,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._all.are_leaving:
             self.cycle.keep_alive = False
+        extensions[DELIVERY] = Delivery(self.cycle)
         if self.scope["http_version"] != "1.0":
             # The application has not begun: it runs in a task.
             extensions[DIRECT_BODY] = DirectBody(self.cycle)

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
 from jaxllm.engine.stats import StepStats
-from jaxllm.errors import EngineError, JaxLLMError
+from jaxllm.errors import EngineError, JaxLLMError, fresh
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.engine_requests import EngineRequests
@@ -22,6 +24,7 @@ from jaxllm.serving.ipc.client.queues import EventQueue
 from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
+    Abort,
     Call,
     Called,
     CallResult,
@@ -118,6 +121,16 @@ class AsyncEngine:
         """Prompt tokens of the requests that have brought nothing yet."""
         return self._requests.num_queued_tokens
 
+    @property
+    def state(self) -> StepStats:
+        """The engine's last state. While there is none, requests wait for the next one."""
+        return self.stats if self.health.is_up else replace(self.stats, num_waiting=self.num_without_engine)
+
+    @property
+    def num_without_engine(self) -> int:
+        """Sequences that wait for the engine to be started again."""
+        return 0 if self.health.is_up else self._requests.in_flight.num_sequences
+
     def in_flight(self) -> Iterator[SequenceProgress]:
         """How far each sequence has come."""
         return self._requests.sequences()
@@ -150,10 +163,20 @@ class AsyncEngine:
             self._heartbeat.expect()
         self._requests.adopt(reader, followed, make_message)
 
+    def move_unsent(self) -> None:
+        """Another engine is there: while this one is not, let it have what none has had yet."""
+        if self.health.down is not None and self.health.error is None:
+            self._requests.move_waiting(begun=False)
+
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
         self._requests.deliver(self._requests.outputs.end(as_request_ids(request_ids)))
         self._settle()
+
+    def give_up(self, names: list[str]) -> None:
+        """Nobody gets the answers to these requests, which may have ended, by the engine's ids."""
+        if self.health.is_up:
+            self._send(Abort(names))
 
     def drop(self, reader: Any) -> None:
         """End the request of a reader that reads no more, unless it has ended, or is another engine's."""
@@ -245,7 +268,7 @@ class AsyncEngine:
             return
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(error)
+                reply.set_exception(fresh(error))
         self._replies.clear()
         self._reconciliation.cancel()
         # Nothing runs, and nothing waits in the engine.

@@ -11,7 +11,7 @@ from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats, merge_stats
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import ConfigError, EngineError
+from jaxllm.errors import ConfigError, EngineError, fresh
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.requests.outputs import EngineOutput
@@ -219,4 +219,4 @@ class BackgroundEngine:
 
     def _check_alive(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise fresh(self._error)

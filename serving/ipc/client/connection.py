@@ -35,7 +35,7 @@ Listener = Callable[[FromEngine], None]
 
 _LOOK_SECONDS = 1.0
 """How often a process that starts is looked at."""
-_STOPPED_SECONDS = 10.0
+STOPPED_SECONDS = 10.0
 """For so long it may be stopped. Starts take as long as they take, but one that does nothing never ends."""
 
 
@@ -224,7 +224,7 @@ class EngineConnection:
         stopped = 0.0
         while not self._poller.poll(int(_LOOK_SECONDS * 1000)):
             stopped = stopped + _LOOK_SECONDS if self._process.is_stopped else 0.0
-            if stopped >= _STOPPED_SECONDS:
+            if stopped >= STOPPED_SECONDS:
                 raise EngineError(
                     f"somebody has stopped the engine process (SIGSTOP) {stopped:.0f} s ago as it started"
                 )

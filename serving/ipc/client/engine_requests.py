@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.errors import EngineError, JaxLLMError
+from jaxllm.errors import EngineError, JaxLLMError, fresh
 from jaxllm.serving.ipc.client.health import EngineHealth
 from jaxllm.serving.ipc.client.in_flight import InFlight
 from jaxllm.serving.ipc.client.queues import request_ids
@@ -151,7 +151,7 @@ class EngineRequests:
         readers = self.in_flight.readers(names)
         self._drop(names, reason)
         for reader in readers:
-            reader.fail(error)
+            reader.fail(fresh(error))
 
     def fail_all(self, error: JaxLLMError) -> None:
         """End every request with an error."""
@@ -198,6 +198,8 @@ class EngineRequests:
                 self._send_again(name)
         for message in unsent:
             self._send(message)
+        # Also what was never sent need not wait where others live.
+        self.move_waiting(begun=True)
 
     def _sent(self, unsent: list[ToEngine]) -> list[str]:
         """The requests that the engine has, of which these messages were never sent."""
@@ -217,12 +219,32 @@ class EngineRequests:
         if refuge is None:
             return False
         name = reader.request.request_id
+        self._resumption.forget(reader)
         self.in_flight.release(name)
         refuge.adopt(reader, self.outputs.release(name), self._make_message)
         return True
 
+    def move_waiting(self, *, begun: bool) -> None:
+        """There is no engine here: let those that live have what waits for the next one.
+
+        What an engine has had, and may bring tokens already, waits on unless it is to move as well (`begun`). What is
+        tried one at a time stays.
+        """
+        if self._outputs is None:
+            return
+        held, children = self._resumption.held(), dict[str, list[str]]()
+        for child, name in self._outputs.running().items():
+            children.setdefault(name, []).append(child)
+        for name in self.in_flight.ids():
+            reader = self.in_flight[name]
+            is_known = reader in self._shared.crashes
+            if (begun or not is_known) and not (is_known and name in held) and self._move(reader):
+                # It waits to be sent: this takes it back.
+                self._send(Abort(children.get(name, [])))
+
     def stop_waiting(self, error: EngineError) -> None:
         """The next engine takes its time: who has nothing yet may try elsewhere, and the others are served."""
+        self.move_waiting(begun=True)
         crashes = self._shared.crashes
         self.fail([name for name in self.in_flight.ids() if self.in_flight[name] not in crashes], error)
 

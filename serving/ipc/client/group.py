@@ -22,8 +22,8 @@ from jaxllm.serving.ipc.messages import Call, CallResult, ControlMethod, EngineM
 class EngineGroup:
     """Sends each request to one of its engines. Belongs to the event loop on which it is made.
 
-    The others go on with the requests of an engine that ends. While it is started again, they get what is new; where
-    all are gone, requests wait for the first that is back.
+    The others go on with the requests of an engine that ends, and get those that it was never sent. While it is started
+    again, they get what is new; where all are gone, new requests wait for the first that is back.
     """
 
     def __init__(self, options: GroupOptions) -> None:
@@ -150,6 +150,11 @@ class EngineGroup:
         for engine in self.engines:
             engine.abort(names)
 
+    def give_up(self, names: list[str]) -> None:
+        """Nobody gets the answers to these requests, by the engines' ids: nothing of their prompts need be kept."""
+        for engine in self.engines:
+            engine.give_up(names)
+
     async def call(self, method: EngineMethod, **arguments: Any) -> CallResult:
         """What a method returns; of several engines whether it holds for all, or what the first says.
 
@@ -204,8 +209,12 @@ class EngineGroup:
             raise
 
     def engine_state(self) -> StepStats:
-        """The engines' last states, together."""
-        return merge_stats([engine.stats for engine in self.members.open])
+        """The engines' last states, together. Where there is no engine for now, requests wait for it."""
+        return merge_stats([engine.state for engine in self.members.open])
+
+    def num_without_engine(self) -> list[int]:
+        """Sequences that wait for each engine to be started again."""
+        return [engine.num_without_engine for engine in self.engines]
 
     # Life and death
 
@@ -279,6 +288,8 @@ class EngineGroup:
     def _forget(self, info: EngineInfo, engine: int) -> None:
         self.members.info = info
         self._router.forget(engine)
+        for other in self.members.all:
+            other.move_unsent()
 
     def _forget_removed(self, size: int) -> None:
         self._router.forget_from(size)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from jaxllm.errors import EngineError
+from jaxllm.errors import EngineError, fresh
 
 RECONCILE_SECONDS = 5.0
 """How often both sides compare which requests there are, and an idle engine is asked whether it lives."""
@@ -84,7 +84,7 @@ class EngineHealth:
         """Raise `EngineError`, saying why, when there is no engine that answers."""
         error = self.error or self.down
         if error is not None:
-            raise error
+            raise fresh(error)
 
     @property
     def is_up(self) -> bool:
@@ -104,9 +104,9 @@ class EngineHealth:
     def check_soon(self) -> None:
         """Raise `EngineError` when there is no engine, and none to come soon."""
         if self.error is not None:
-            raise self.error
+            raise fresh(self.error)
         if self.down is not None and self._loop.time() > self._down_until:
-            raise self.down
+            raise fresh(self.down)
 
     async def wait(self) -> None:
         """Wait while there is no engine. Raises `EngineError` when there will be none."""

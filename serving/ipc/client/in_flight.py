@@ -83,6 +83,11 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._readers)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of all requests."""
+        return sum(len(reader.request.children) for reader in self._readers.values())
+
     def __getitem__(self, request_id: str) -> Any:
         return self._readers[request_id]
 

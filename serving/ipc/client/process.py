@@ -72,10 +72,7 @@ class EngineProcess:
     def kill(self, reason: str) -> None:
         """Kill the process, after a moment in which it writes where its threads are; whoever kills it says why."""
         del reason
-        self._child.send_signal(STACKS_SIGNAL)
-        timer = threading.Timer(_STACKS_SECONDS, self._child.kill)
-        timer.daemon = True
-        timer.start()
+        kill_with_stacks(self._child, STACKS_SIGNAL)
 
     def reach(self, folder: str) -> str:
         """The folder of a client's sockets, as the process sees it."""
@@ -84,13 +81,26 @@ class EngineProcess:
     @property
     def is_stopped(self) -> bool:
         """Whether somebody has stopped it (SIGSTOP)."""
-        try:
-            return bool(psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED)
-        except psutil.Error:
-            return False
+        return is_stopped(self._child.pid)
 
     def _wait(self) -> None:
         self._on_exit(describe_exit(self._child.wait()))
+
+
+def kill_with_stacks(child: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    """Kill a child, after a moment in which it writes where its threads are, as this signal has it do."""
+    child.send_signal(number)
+    timer = threading.Timer(_STACKS_SECONDS, child.kill)
+    timer.daemon = True
+    timer.start()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped this process (SIGSTOP)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def describe_exit(code: int) -> str:

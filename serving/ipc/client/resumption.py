@@ -91,6 +91,11 @@ class Resumption:
         """Let a request wait for its turn, while others are tried."""
         self._held.append(reader)
 
+    def forget(self, reader: Any) -> None:
+        """Another engine goes on with the request, which does not wait for its turn here any more."""
+        if reader in self._held:
+            self._held.remove(reader)
+
     def held(self) -> set[str]:
         """The requests that no engine has, because others are tried."""
         return {reader.request.request_id for reader in self._held if self._is_there(reader)}

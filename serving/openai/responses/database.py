@@ -1,6 +1,7 @@
 """Stored responses on disk, in SQLite: written off the event loop, in order, found again by another server."""
 
 import asyncio
+import copy
 import errno
 import logging
 import sqlite3
@@ -187,8 +188,7 @@ class ResponseDatabase:
 
     async def written(self) -> None:
         """Wait until all is on the disk. Raises `OSError` if the disk does not take it, or has not lately."""
-        if self._failing is not None:
-            raise self._failing
+        self._check()
         done = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
@@ -197,8 +197,12 @@ class ResponseDatabase:
 
         self._write("select 1", (), settle)
         await done
+        self._check()
+
+    def _check(self) -> None:
         if self._failing is not None:
-            raise self._failing
+            # Raised again and again, it would keep the frames of all that it was raised for.
+            raise copy.copy(self._failing)
 
     def close(self) -> None:
         """Write what waits, and let go of the file; what comes later is not written."""

@@ -3,6 +3,8 @@
 Not for people: `jaxllm.serving.server.workers.supervisor` starts it.
 """
 
+import asyncio
+import faulthandler
 import os
 import socket
 import sys
@@ -18,12 +20,15 @@ from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.server import serve_at
 from jaxllm.serving.server.workers.context import WorkerContext
 from jaxllm.serving.server.workers.messages import (
+    STACKS_SIGNAL,
     Drain,
     EngineEnded,
     EngineHangs,
     FromWorker,
     Listening,
     Overloaded,
+    Ping,
+    Pong,
     RequestEngine,
     StartFailed,
     ToWorker,
@@ -45,6 +50,7 @@ class SupervisorClient:
         self.scaling = WorkerPart(self.send)
         self.overloaded = ""
         """Why nothing new is to be taken, as the supervisor says."""
+        self._loop: asyncio.AbstractEventLoop
 
     def send(self, message: FromWorker) -> None:
         """Send a message."""
@@ -57,11 +63,21 @@ class SupervisorClient:
         self.send(RequestEngine(folder, number))
         return engine
 
+    def tell_listening(self) -> None:
+        """This process takes connections. From now on the supervisor asks whether its event loop runs."""
+        self._loop = asyncio.get_running_loop()
+        self.send(Listening())
+
     def watch(self) -> None:
         """Hear of the ends of engines and of their number, and end when the supervisor is gone, however it went."""
         while (message := receive(self._channel, ToWorker)) is not None:
             if isinstance(message, Overloaded):
                 self.overloaded = message.reason
+                continue
+            if isinstance(message, Ping):
+                # A loop that is closed has ended well.
+                with suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self.send, Pong())
                 continue
             if not isinstance(message, EngineEnded):
                 self.scaling.take(message)
@@ -111,6 +127,8 @@ class RemoteEngine:
 
 def main() -> int:
     """Answer HTTP, as the supervisor says."""
+    if sys.stderr is not None:
+        faulthandler.register(STACKS_SIGNAL)
     channel = socket.socket(fileno=0)
     given: WorkerConfig = receive(channel, WorkerConfig)
     supervisor = SupervisorClient(channel)
@@ -120,7 +138,7 @@ def main() -> int:
         launch_of=partial(partial, supervisor.launch),
         shared_metrics=SharedMetrics(given.shared_metrics, given.index, given.count),
         shared_adapters=SharedAdapters(given.shared_adapters),
-        on_listening=partial(supervisor.send, Listening()),
+        on_listening=supervisor.tell_listening,
         drain=partial(supervisor.send, Drain()),
         overloaded=lambda: supervisor.overloaded,
         scale=supervisor.scaling.scale,

@@ -5,6 +5,7 @@ messages from the worker, and to it: that an engine has ended, and that their nu
 as both do.
 """
 
+import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from jaxllm.errors import (
     ScalingTimeoutError,
 )
 from jaxllm.serving.options.server import ServerOptions
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Has an API server process write to its log what each of its threads does. SIGUSR1 has it leave."""
 
 _LENGTH = struct.Struct("!I")
 _KINDS = (ConfigError, CapacityError, RequestError, ScalingTimeoutError, ScalingBusyError)
@@ -63,6 +67,10 @@ class EngineHangs(msgspec.Struct, tag=True):
 
 class Listening(msgspec.Struct, tag=True):
     """The worker takes connections."""
+
+
+class Pong(msgspec.Struct, tag=True):
+    """The worker's event loop runs: the answer to `Ping`."""
 
 
 class Drain(msgspec.Struct, tag=True):
@@ -124,14 +132,18 @@ class Overloaded(msgspec.Struct, tag=True):
     reason: str
 
 
+class Ping(msgspec.Struct, tag=True):
+    """Does the event loop run? Only to those that listen; answered by `Pong`."""
+
+
 class ScalingTo(msgspec.Struct, tag=True):
     """There will be so many engines; None: nothing is changed any more."""
 
     size: int | None
 
 
-FromWorker = RequestEngine | EngineHangs | Listening | Drain | StartFailed | Scale | Resized
-ToWorker = EngineEnded | Overloaded | Resize | Scaled | ScalingTo
+FromWorker = RequestEngine | EngineHangs | Listening | Pong | Drain | StartFailed | Scale | Resized
+ToWorker = EngineEnded | Overloaded | Ping | Resize | Scaled | ScalingTo
 Message = TypeVar("Message")
 
 

@@ -31,6 +31,7 @@ from jaxllm.serving.server.workers.messages import (
     FromWorker,
     Listening,
     Overloaded,
+    Pong,
     RequestEngine,
     Resized,
     Scale,
@@ -39,6 +40,7 @@ from jaxllm.serving.server.workers.messages import (
 )
 from jaxllm.serving.server.workers.scaling import WorkerScaling
 from jaxllm.serving.server.workers.shared_engines import SharedEngines
+from jaxllm.serving.server.workers.watch import WorkerWatch
 from jaxllm.serving.server.workers.worker import Worker
 from jaxllm.serving.telemetry.log_format import MULTILINE
 from jaxllm.serving.telemetry.logs import banner
@@ -98,6 +100,8 @@ class ApiServers:
         self._budget = RestartBudget(options.max_restarts, options.restart_window)
         self._workers: dict[int, Worker] = {}
         self._scaling = WorkerScaling(self._engines, self._workers.values)
+        self._watch = WorkerWatch(options.step_timeout, self._workers.values)
+        self._watching: asyncio.Task[None]
         self._listening: set[Worker] = set()
         self._overloaded = ""
         self._ending = False
@@ -109,6 +113,7 @@ class ApiServers:
     async def run(self, signals: Signals, progress: Progress, origins: Origins) -> int:
         """Start everything, and end it when asked to."""
         started, self._drain = time.monotonic(), signals.drain
+        self._watching = asyncio.create_task(self._watch.run())
         for index in range(self._options.api_server_count):
             self._start_worker(index)
         starting = asyncio.ensure_future(self._start(progress))
@@ -120,7 +125,7 @@ class ApiServers:
         await self._listener.take_over()
         urls = self._listener.urls(self._options.root_path)
         _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started, origins), extra=MULTILINE)
-        reporting = [asyncio.create_task(self._publish()), asyncio.create_task(self._watch_memory())]
+        reporting = [self._watching, *map(asyncio.create_task, (self._publish(), self._watch_memory()))]
         if not self._options.disable_log_stats:
             reporting += [asyncio.create_task(self._engines.throughput.run()), asyncio.create_task(self._count())]
         async with Handover(self._listener.socket, partial(self._leave, signals)):
@@ -231,6 +236,7 @@ class ApiServers:
     async def close(self) -> None:
         """End whatever still runs."""
         self._ending = True
+        await cancel(self._watching)
         self._signal(signal.SIGKILL)
         await self._scaling.close()
         await self._engines.close()
@@ -258,8 +264,11 @@ class ApiServers:
                 self._scaling.take(worker, message)
             case Drain():
                 self._drain()
+            case Pong():
+                self._watch.take_pong(worker)
             case Listening():
                 self._listening.add(worker)
+                self._watch.take_listening(worker)
                 worker.tell(Overloaded(self._overloaded))
                 if self._all_listen.is_set():
                     self._engines.metrics.count_api_server_restart()

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from jaxllm.serving.ipc.client.process import describe_exit, environment
+from jaxllm.serving.ipc.client.process import describe_exit, environment, is_stopped, kill_with_stacks
 from jaxllm.serving.server.workers import messages
-from jaxllm.serving.server.workers.messages import ToWorker, WorkerConfig
+from jaxllm.serving.server.workers.messages import STACKS_SIGNAL, ToWorker, WorkerConfig
 
 MODULE = "jaxllm.serving.server.workers"
 
@@ -27,6 +27,7 @@ class Worker:
         """Both functions are called in a thread, `on_exit` last, with what can be said of the end."""
         self.index = given.index
         self._on_message, self._on_exit = on_message, on_exit
+        self._reason: str | None = None
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
@@ -49,6 +50,21 @@ class Worker:
         """Send a signal, if it still runs."""
         self._child.send_signal(number)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP)."""
+        return is_stopped(self._child.pid)
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it has been killed because it does not do what it should."""
+        return self._reason is not None
+
+    def kill(self, reason: str) -> None:
+        """End it, for a reason that is then said of its end; first it writes where its threads are, if it can."""
+        self._reason = reason
+        kill_with_stacks(self._child, STACKS_SIGNAL)
+
     def tell(self, message: ToWorker) -> None:
         """Tell it something; one that is gone need not know."""
         with suppress(OSError):
@@ -57,7 +73,8 @@ class Worker:
     def _listen(self) -> None:
         for message in messages.messages_from(self._channel):
             self._on_message(self, message)
-        meaning = describe_exit(self._child.wait())
+        code = self._child.wait()
+        meaning = self._reason or describe_exit(code)
         self._channel.close()
         self._on_exit(self, meaning)
 

@@ -154,6 +154,21 @@ def test_too_many_that_die_end_all(tmp_path: Path, scratch: Path) -> None:
         assert "Traceback" not in server.log
 
 
+def stop_one(server: ServerProcess, clients: list[httpx.Client]) -> None:
+    """Stop the process that has most of these connections: its streams are cut off, and nobody else notices."""
+    long = streams(*clients)
+    victim = max(children(server, "server.workers"), key=connections)
+    victim.suspend()
+    assert httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS).status_code == 200
+    for stream in long:
+        assert stream.rest()[-1:] == [b"[DONE]"] or stream.cut_off
+    assert any(stream.cut_off for stream in long)
+    until(lambda: Metrics.read(server.url)["api_server_restarts_total"] == 1)
+    assert "(it hangs: its event loop has not responded for" in server.log
+    psutil.wait_procs([victim], timeout=20)
+    assert victim not in children(server, "server.workers")
+
+
 @pytest.mark.parametrize("end", ["killed", "hangs"])
 def test_the_engine_is_restarted_for_all(tmp_path: Path, end: str) -> None:
     flags = (*FLAGS, "--step-timeout", "4")
@@ -175,10 +190,13 @@ def test_the_engine_is_restarted_for_all(tmp_path: Path, end: str) -> None:
         for client in clients:
             until(lambda: client.get("/ready").status_code == 200)  # noqa: B023
             assert client.post("/v1/completions", json=BODY).status_code == 200
-            client.close()
         until(lambda: Metrics.read(server.url)["engine_restarts_total"] == 1)
         until(lambda: Metrics.read(server.url)["generation_tokens_total"] > before["generation_tokens_total"])
         assert children(server, "server.workers") == workers
+        if end == "hangs":
+            stop_one(server, clients)
+        for client in clients:
+            client.close()
         server.signal(signal.SIGINT)
         assert server.end() == 0, server.log
         psutil.wait_procs(workers, timeout=20)

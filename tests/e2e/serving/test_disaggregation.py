@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import psutil
 from tests.e2e.serving.conftest import FLAGS
 from tests.e2e.serving.test_disk_tier import kill, metric
 from tests.e2e.transfer.pairs import FOR_ANOTHER
-from tests.serving.server_process import running
+from tests.serving.server_process import ServerProcess, running
 
 TEXT = "Once upon a time there was a dog who " + "ran and ran and " * 25
 BODY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -52,6 +53,28 @@ def free_port() -> int:
         return port
 
 
+NO_LEASES = 'jaxllm:kv_transfer_leases{engine="0",model_name="demo"} 0.0'
+
+
+def leave_before_reading(server: ServerProcess) -> None:
+    """Nothing is kept for a client that has left when the answer comes, or does not read it."""
+    granted = metric(server.url, "kv_transfer_leases_granted")
+    body = json.dumps({**COMPLETION, "kv_transfer_params": FOR_ANOTHER, "max_tokens": 1}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        assert client.recv(1) == b"H"
+    deadline = time.monotonic() + 60
+    while True:
+        # An engine tells of its state after a step.
+        post(server.url, "/v1/completions", {"prompt": "a", "max_tokens": 1})
+        told = httpx.get(f"{server.url}/metrics", timeout=60).text
+        if metric(server.url, "kv_transfer_leases_granted") > granted and NO_LEASES in told:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert metric(server.url, "nixl_num_kv_expired_reqs") == 0
+
+
 def test_prompts_of_one_server_and_texts_of_another(tmp_path: Path) -> None:
     """Also with keys. Then the first is killed: prompts that it has are computed, and so is what comes after."""
     port = free_port()
@@ -69,6 +92,7 @@ def test_prompts_of_one_server_and_texts_of_another(tmp_path: Path) -> None:
         sources = httpx.get(f"{second.url}/metrics").text
         assert 'source="external_kv_transfer"} 0.0' not in sources
         assert metric(first.url, "kv_transfer_sent_bytes") == metric(second.url, "kv_transfer_received_bytes") > 0
+        leave_before_reading(first)
         told = post(first.url, "/v1/completions", {**COMPLETION, "kv_transfer_params": FOR_ANOTHER, "max_tokens": 1,
                                                    "cache_salt": "killed"})["kv_transfer_params"]  # fmt: skip
         alone = post(second.url, "/v1/completions", COMPLETION)

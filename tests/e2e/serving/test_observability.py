@@ -136,6 +136,9 @@ def test_the_end_of_an_engine_is_a_span_of_what_it_interrupts(observed: Observed
         parts = response.iter_raw()
         next(parts)
         observed.server.engine().kill()
+        deadline = time.monotonic() + 30
+        while 'reason="engine_restart"} 8.0' not in observed.client.get("/metrics").text:
+            assert time.monotonic() < deadline
         assert b"".join(parts).endswith(b"data: [DONE]\n\n")
     deadline = time.monotonic() + 30
     while not (

@@ -1,6 +1,9 @@
 """Streams of results: nothing is lost or doubled, however slowly they are read."""
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -175,3 +178,20 @@ async def test_an_error_comes_behind_what_the_sink_took() -> None:
     stream.fail(EngineError("dead"))
     with pytest.raises(EngineError, match="dead"):
         await reading
+
+
+async def test_a_stream_that_failed_is_gone_with_its_reader() -> None:
+    """Also before any garbage is collected: thousands may fail in a second."""
+
+    async def read() -> "weakref.ref[OutputStream]":
+        stream = make_stream()
+        stream.fail(EngineError("it died"))
+        with suppress(EngineError):
+            await anext(stream)
+        return weakref.ref(stream)
+
+    gc.disable()
+    try:
+        assert (await read())() is None
+    finally:
+        gc.enable()

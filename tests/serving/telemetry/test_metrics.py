@@ -199,6 +199,13 @@ def test_why_requests_wait(metrics: Metrics) -> None:
     found = samples(metrics)
     assert found["num_requests_waiting_by_reason", "capacity"] == 3
     assert found["num_requests_waiting_by_reason", "deferred"] == 2
+    # The engine ends: who knows of them now are the processes that had asked it.
+    metrics.observe(StepStats(), None)
+    for count in (9, 3):
+        metrics.set_without_engine([count])
+    joined = metrics.with_others([Measured([], without_engine=[4])])
+    for found, waiting in ((samples(metrics), 3), (samples(joined), 7)):
+        assert found["num_requests_waiting", ""] == found["num_requests_waiting_by_reason", "engine_restart"] == waiting
 
 
 def test_tokens_and_their_times(metrics: Metrics) -> None:

@@ -48,6 +48,9 @@ def test_what_a_process_has_measured_outlives_it() -> None:
         assert first.own() is None
         for number in (3, 4):
             first.publish(published(number))
+        waiting = published(4)
+        waiting.measured.without_engine = [2]
+        first.publish(waiting)
         first.close()
         supervisor.clear_load(0)
         (left,) = other.others()

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from jaxllm.serving.http.connection.connections import Connections
+from jaxllm.serving.http.connection.protocol import delivery_of
 from jaxllm.serving.http.connection.server import HttpServer
 from jaxllm.serving.http.limits import HttpLimits
 
@@ -28,6 +30,7 @@ class LimitedServer:
         self.gone = 0
         self.headers: list[list[bytes]] = []
         self.ended = threading.Event()
+        self.asked, self.answers, self.undelivered = threading.Event(), threading.Event(), threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._socket.getsockname()[1])
         self._keep_alive = keep_alive
@@ -45,6 +48,7 @@ class LimitedServer:
             Route("/echo", self._echo, methods=["POST"]),
             Route("/refuse", self._refuse, methods=["POST"]),
             Route("/stream", self._stream),
+            Route("/watched", self._watched),
             Route("/", self._hello),
         ]
         config = uvicorn.Config(
@@ -87,6 +91,28 @@ class LimitedServer:
     async def _hello(self, request: Request) -> Response:
         await asyncio.sleep(0.05)
         return PlainTextResponse("hello")
+
+    async def _watched(self, request: Request) -> Response:
+        """Waits for the test, then answers."""
+        self.asked.set()
+        await asyncio.to_thread(self.answers.wait, 60)
+        delivery = delivery_of(request.scope)
+        assert delivery is not None
+        delivery.watch(self.undelivered.set)
+        return PlainTextResponse("read me")
+
+    def hold_up(self, seconds: float) -> None:
+        """Let the event loop do nothing else for a while, as it takes what sockets have."""
+        woken, waking = socket.socketpair()
+
+        def hold() -> None:
+            self._loop.remove_reader(woken)
+            woken.close()
+            time.sleep(seconds)
+
+        self._loop.call_soon_threadsafe(self._loop.add_reader, woken, hold)
+        waking.send(b"x")
+        waking.close()
 
     async def _stream(self, request: Request) -> Response:
         async def parts() -> Any:

@@ -216,3 +216,34 @@ def test_a_body_behind_its_answer_is_read_for_a_while_only(server: LimitedServer
         connection.sendall(b"POST /refuse HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n")
         assert send_all(connection, b"x" * MIB, 300 * MIB) < 150 * MIB
         assert rest(connection).startswith(b"HTTP/1.1 401")
+
+
+def test_a_request_that_came_in_time_is_read_by_a_busy_server(impatient: LimitedServer) -> None:
+    """Its event loop sees first that the connection has been idle for too long."""
+    with impatient.connect() as connection:
+        connection.sendall(HELLO)
+        assert connection.recv(65536).endswith(b"hello")
+        impatient.hold_up(3)
+        # It has begun to do nothing else.
+        time.sleep(0.3)
+        connection.sendall(HELLO)
+        assert connection.recv(65536).endswith(b"hello")
+        assert 1 < seconds_until_closed(connection)[0] < 5
+
+
+@pytest.mark.parametrize("leaves", ["early", "unread", "later"])
+def test_a_response_that_does_not_reach_its_client_is_known(server: LimitedServer, leaves: str) -> None:
+    for event in (server.asked, server.answers, server.undelivered):
+        event.clear()
+    with server.connect() as connection:
+        connection.sendall(b"GET /watched HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert server.asked.wait(60)
+        if leaves == "early":
+            connection.close()
+            time.sleep(0.2)
+        server.answers.set()
+        if leaves == "unread":
+            connection.recv(1)
+        elif leaves == "later":
+            assert connection.recv(65536).endswith(b"read me")
+    assert server.undelivered.wait(0.5 if leaves == "later" else 60) == (leaves != "later")

@@ -1,6 +1,10 @@
 """Silence counts only while an answer is owed, and only the time in which we could have heard one."""
 
-from jaxllm.serving.ipc.client.health import Heartbeat
+import weakref
+from contextlib import suppress
+
+from jaxllm.errors import EngineError
+from jaxllm.serving.ipc.client.health import EngineHealth, Heartbeat
 
 
 def test_silence_counts_from_the_first_question() -> None:
@@ -46,3 +50,25 @@ def test_who_is_owed_nothing_any_more_counts_nothing() -> None:
     heartbeat.settle(owed=False)
     heartbeat.tick(0.5)
     assert heartbeat.silence == 0.0
+
+
+class Body:
+    """What a request has sent."""
+
+
+async def test_an_error_that_many_requests_get_keeps_none_of_them() -> None:
+    health = EngineHealth()
+    health.suspend(EngineError("the engine process died"))
+    bodies: list[weakref.ref[Body]] = []
+
+    def ask() -> None:
+        body = Body()
+        bodies.append(weakref.ref(body))
+        health.check_soon()
+
+    for _ in range(3):
+        with suppress(EngineError):
+            ask()
+    assert [body() for body in bodies] == [None] * 3
+    assert health.down is not None
+    assert health.down.__traceback__ is None
