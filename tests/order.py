@@ -19,6 +19,7 @@ LONG_SLOW = (
     "docs/test_examples.py",
     "e2e/parallel/test_ray.py",
     "e2e/parallel/test_hosts.py",
+    "e2e/parallel/test_tensor_parallel.py",
     "e2e/parallel/test_stages.py",
     "e2e/test_families.py",
 )
@@ -32,7 +33,6 @@ LONG = (
     "models/towers/test_sound.py",
     "e2e/test_recurrent_drafts.py",
     "e2e/serving/test_api_servers.py",
-    "e2e/parallel/test_tensor_parallel.py",
     "models/families/test_decoders.py",
     "models/test_expert_families.py",
     "models/checkpoint/test_load_memory.py",

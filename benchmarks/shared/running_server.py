@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,9 @@ class RunningServer:
         try:
             with urllib.request.urlopen(f"{self.base_url}/ready", timeout=5) as response:
                 return bool(response.status == 200)
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
+            return False
         except OSError:
             return False
 

@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +72,8 @@ class Requests:
         writer.write(data[: self._rng.choice((0, 10, len(data) - 5, len(data)))])
         await writer.drain()
         writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
 
     async def json_schema(self) -> None:
         """A form that may not have been seen before."""

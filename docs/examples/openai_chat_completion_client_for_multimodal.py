@@ -42,19 +42,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chat-type", "-c", choices=PARTS, default="single-image")
     kind = parser.parse_args().chat_type
-    client = OpenAI(
+    with OpenAI(
         base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost:8000/v1"),
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
-    )
-    model = client.models.list().data[0].id
-    parts = [PARTS[kind](), {"type": "text", "text": QUESTIONS[kind]}]
-    stream = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": parts}], max_tokens=64, temperature=0, stream=True
-    )
-    print("answer:", end=" ")
-    for chunk in stream:
-        print(chunk.choices[0].delta.content or "", end="", flush=True)
-    print()
+    ) as client:
+        model = client.models.list().data[0].id
+        parts = [PARTS[kind](), {"type": "text", "text": QUESTIONS[kind]}]
+        stream = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": parts}], max_tokens=64, temperature=0, stream=True
+        )
+        print("answer:", end=" ")
+        for chunk in stream:
+            print(chunk.choices[0].delta.content or "", end="", flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 DRAFT_TITLES = {
@@ -28,8 +29,14 @@ def read_draft_counters(base_url: str, headers: Mapping[str, str], tls: ssl.SSLC
     if not base_url.startswith(("http://", "https://")):
         return found
     with suppress(OSError, HTTPException, ValueError):
-        with urlopen(Request(f"{base_url}/metrics", headers=dict(headers)), timeout=_TIMEOUT, context=tls) as answer:
-            text = answer.read().decode()
+        try:
+            with urlopen(
+                Request(f"{base_url}/metrics", headers=dict(headers)), timeout=_TIMEOUT, context=tls
+            ) as answer:
+                text = answer.read().decode()
+        except HTTPError as error:
+            error.close()  # it holds the connection
+            return found
         for name, labels, value in _SAMPLE.findall(text):
             position = _POSITION.search(labels)
             key = f"{name} {position[1]}" if position else name

@@ -169,9 +169,9 @@ class Stream(threading.Thread):
         return self.events
 
 
-def streams(*clients: httpx.Client) -> list[Stream]:
+def streams(*clients: httpx.Client, n: int = 16) -> list[Stream]:
     """A long stream for each client, all taken by the server, which may not have begun with the later ones."""
-    taken = [Stream(client, LONG, wait=False) for client in clients]
+    taken = [Stream(client, {**LONG, "n": n}, wait=False) for client in clients]
     deadline = time.monotonic() + _END_SECONDS
     while clients[0].get("/load").json() != {"server_load": len(clients)}:
         assert time.monotonic() < deadline

@@ -18,10 +18,10 @@ def main() -> None:
     serve.start(http_options={"host": "127.0.0.1", "port": args.port})
     serve.run(build({"model": args.model}), name="jaxllm")
 
-    client = OpenAI(base_url=f"http://127.0.0.1:{args.port}/v1", api_key="none")
     question = [{"role": "user", "content": "Who are you?"}]
-    for chunk in client.chat.completions.create(model=args.model, messages=question, stream=True):
-        print(chunk.choices[0].delta.content or "", end="", flush=True)
+    with OpenAI(base_url=f"http://127.0.0.1:{args.port}/v1", api_key="none") as client:
+        for chunk in client.chat.completions.create(model=args.model, messages=question, stream=True):
+            print(chunk.choices[0].delta.content or "", end="", flush=True)
     print()
 
 

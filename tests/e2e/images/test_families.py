@@ -33,6 +33,7 @@ from tests.e2e.images.families.case import SeeingCase
 from tests.e2e.images.pictures import picture
 from tests.models.adapters.trained import save, train
 from tests.quick import QUICK
+from tests.thinned import thinned
 
 
 def collected() -> dict[str, SeeingCase]:
@@ -43,6 +44,16 @@ def collected() -> dict[str, SeeingCase]:
 
 
 CASES = collected()
+FEW = (
+    "aya vision", "gemma4", "got-ocr 2", "idefics2", "internvl published", "kimi-k2.5", "lfm2-vl with experts",
+    "llama 4", "llava", "llava onevision", "minicpm-v", "mistral 3", "paddleocr_vl", "phi-3 vision",
+    "phi-4 multimodal", "qwen2_5_vl",
+)  # fmt: skip
+"""Cases that have every kind of tower, of what becomes a row, of text around rows and of places between them.
+
+Towers are also compared in `tests/models/towers`, and processors in `tests/serving/media/image_processors`.
+"""
+NAMES = thinned(FEW, [name for name in CASES if name not in FEW])
 OF_AUTHORS = ("internvl published",)
 """Their adapters are trained with code of their authors, which calls modules as checkpoints do."""
 OF_TEXT = ("input_ids", "attention_mask", "mm_token_type_ids")
@@ -136,7 +147,7 @@ def rows_of(model: CausalLM, folder: Path, image: Any) -> np.ndarray:
     return np.einsum("rsd,rs->rd", joined[arranged.rows], arranged.weights)
 
 
-@pytest.mark.parametrize("saved", CASES, indirect=True)
+@pytest.mark.parametrize("saved", NAMES, indirect=True)
 def test_rows(saved: Saved) -> None:
     model = loaded(saved.folder)
     for image in saved.images():
@@ -146,7 +157,7 @@ def test_rows(saved: Saved) -> None:
         np.testing.assert_allclose(rows_of(model, saved.folder, image) / scale, wanted / scale, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("saved", [name for name in CASES if name not in OF_AUTHORS], indirect=True)
+@pytest.mark.parametrize("saved", [name for name in NAMES if name not in OF_AUTHORS], indirect=True)
 def test_modules_that_adapters_are_trained_for(saved: Saved) -> None:
     """Those of the language model have their places. Where the model sees, no other is passed over without a word."""
     linear = [name for name, module in saved.model.named_modules() if isinstance(module, torch.nn.Linear)]
@@ -161,7 +172,7 @@ def test_modules_that_adapters_are_trained_for(saved: Saved) -> None:
         assert bool(elsewhere) is not sees
 
 
-@pytest.mark.parametrize("saved", [name for name, case in CASES.items() if case.has_answers], indirect=True)
+@pytest.mark.parametrize("saved", [name for name in NAMES if CASES[name].has_answers], indirect=True)
 def test_answers(saved: Saved) -> None:
     """All at once, in chunks of 8 tokens unless the family needs more: answers do not depend on it."""
     marker, images = saved.case.marker, saved.images()
@@ -197,7 +208,7 @@ def test_answers_with_an_adapter(saved: Saved, tmp_path: Path) -> None:
     assert answers[0] != answers[1]
 
 
-@pytest.mark.parametrize("saved", [name for name, case in CASES.items() if case.renamed], indirect=True)
+@pytest.mark.parametrize("saved", [name for name in NAMES if CASES[name].renamed], indirect=True)
 def test_other_names(saved: Saved, tmp_path: Path) -> None:
     """Checkpoints of other times have other beginnings of names."""
     image = saved.images()[0]

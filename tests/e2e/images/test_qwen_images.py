@@ -12,12 +12,13 @@ from jaxllm.errors import RequestError
 from tests.e2e.driving import make_engine, run
 from tests.e2e.images.qwen import FAMILIES, expected, save
 from tests.e2e.images.qwen_prompts import IMAGE, Parts, drawn_prompts, pixels, seeing
+from tests.thinned import thinned
 
-# Those of the slow part differ from others in what tests of towers and of drafts compare.
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_vl", "qwen2_5_vl")]
+# These differ from others in what tests of towers, of families and of drafts compare.
+OTHERS = ("qwen2_vl", "qwen2_5_vl")
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5", *SLOW])
+@pytest.fixture(scope="module", params=thinned(("qwen3_vl", "qwen3_5"), OTHERS))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The folder of a model, and transformers' model."""
     folder = tmp_path_factory.mktemp("seeing")

@@ -98,24 +98,24 @@ def test_responses(client: openai.OpenAI, reference: Reference) -> None:
 
 
 def test_the_anthropic_client(server: ServerProcess, reference: Reference) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    image = picture(1)
-    source = {"type": "base64", "media_type": "image/png", "data": data_url(image).partition(",")[2]}
-    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
-    messages: Any = [{"role": "user", "content": content}]
-    found = client.messages.create(
-        model="seeing", messages=messages, max_tokens=8, extra_body={"temperature": 0, "ignore_eos": True}
-    )
-    prompt, answer = reference.answer(reference.rendered("What is this?"), [image])
-    assert found.usage.input_tokens + (found.usage.cache_read_input_tokens or 0) == len(prompt)
-    assert found.content[0].type == "text"
-    assert found.content[0].text == reference.processor.tokenizer.decode(answer, skip_special_tokens=True)
-    assert client.messages.count_tokens(model="seeing", messages=messages).input_tokens == len(prompt)
-    result = {"type": "tool_result", "tool_use_id": "1", "content": content}
-    use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
-    conversation: Any = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    counted = client.messages.count_tokens(model="seeing", messages=[*messages, *conversation]).input_tokens
-    assert counted > 2 * reference.num_rows(image)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        image = picture(1)
+        source = {"type": "base64", "media_type": "image/png", "data": data_url(image).partition(",")[2]}
+        content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+        messages: Any = [{"role": "user", "content": content}]
+        found = client.messages.create(
+            model="seeing", messages=messages, max_tokens=8, extra_body={"temperature": 0, "ignore_eos": True}
+        )
+        prompt, answer = reference.answer(reference.rendered("What is this?"), [image])
+        assert found.usage.input_tokens + (found.usage.cache_read_input_tokens or 0) == len(prompt)
+        assert found.content[0].type == "text"
+        assert found.content[0].text == reference.processor.tokenizer.decode(answer, skip_special_tokens=True)
+        assert client.messages.count_tokens(model="seeing", messages=messages).input_tokens == len(prompt)
+        result = {"type": "tool_result", "tool_use_id": "1", "content": content}
+        use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+        conversation: Any = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        counted = client.messages.count_tokens(model="seeing", messages=[*messages, *conversation]).input_tokens
+        assert counted > 2 * reference.num_rows(image)
 
 
 def test_the_engine_is_killed_while_it_looks(server: ServerProcess, client: openai.OpenAI) -> None:

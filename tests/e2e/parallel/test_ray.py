@@ -4,6 +4,7 @@ The tokens are the same as without it, a dead actor costs no request, and a batc
 """
 
 import asyncio
+import gc
 import os
 import runpy
 import secrets
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 OPTIONS: dict[str, Any] = {
     "optimization_level": 0, "max_num_seqs": 4, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 300,
+    "enforce_eager": True,
 }  # fmt: skip
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=20, temperature=1, seed=7, ignore_eos=True)
@@ -89,10 +91,15 @@ async def llm(cluster: str) -> AsyncIterator[AsyncLLM]:
 
 
 @pytest.fixture(scope="module")
-def greedy() -> list[str]:
-    """The continuations of the prompts, by an engine of one device in this process."""
-    with LLM(**OPTIONS) as here:
-        return [output.outputs[0].text for output in here.generate(PROMPTS, GREEDY, use_tqdm=False)]
+def here() -> Iterator[LLM]:
+    """An engine of one device in this process."""
+    with LLM(**OPTIONS) as made:
+        yield made
+
+
+def texts(llm: LLM, params: SamplingParams) -> list[str]:
+    """Its continuations of the prompts."""
+    return [output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
 @pytest.fixture(autouse=True)
@@ -115,15 +122,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @in_loop
-async def test_the_tokens_are_the_same(llm: AsyncLLM) -> None:
-    with LLM(**OPTIONS) as here:
-        for params in (GREEDY, SEEDED):
-            wanted = [output.outputs[0].text for output in here.generate(PROMPTS, params, use_tqdm=False)]
-            for engine in (0, 1):
-                found = await asyncio.gather(
-                    *(text_of(llm, prompt, params, data_parallel_rank=engine) for prompt in PROMPTS)
-                )
-                assert list(found) == wanted
+async def test_the_tokens_are_the_same(llm: AsyncLLM, here: LLM) -> None:
+    for params in (GREEDY, SEEDED):
+        wanted = texts(here, params)
+        for engine in (0, 1):
+            found = await asyncio.gather(
+                *(text_of(llm, prompt, params, data_parallel_rank=engine) for prompt in PROMPTS)
+            )
+            assert list(found) == wanted
 
 
 @in_loop
@@ -147,14 +153,13 @@ async def test_requests_of_a_dead_actor_go_on(llm: AsyncLLM) -> None:
 
 
 @in_loop
-async def test_an_engine_on_another_machine(cluster: str) -> None:
+async def test_an_engine_on_another_machine(cluster: str, here: LLM) -> None:
     """Its client has a way to it over TCP; its actor dies, and it is placed again."""
     more = {"data_parallel_backend": "ray", "ray_resources": {"elsewhere": 1}}
     config = EngineConfig.from_options({**OPTIONS, **more})
     llm = await AsyncLLM.start(config, log_level="warning", max_restarts=10)
     try:
-        with LLM(**OPTIONS) as here:
-            wanted = [output.outputs[0].text for output in here.generate(PROMPTS, SEEDED, use_tqdm=False)]
+        wanted = texts(here, SEEDED)
         assert await asyncio.gather(*(text_of(llm, prompt, SEEDED) for prompt in PROMPTS)) == wanted
         lost = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG))
         await until(lambda: llm.num_unfinished == 1)
@@ -175,12 +180,13 @@ async def test_an_engine_on_another_machine(cluster: str) -> None:
     ],
 )
 async def test_one_engine_in_two_processes(
-    cluster: str, greedy: list[str], monkeypatch: pytest.MonkeyPatch, resources: dict[str, float]
+    cluster: str, here: LLM, monkeypatch: pytest.MonkeyPatch, resources: dict[str, float]
 ) -> None:
     """The first process is on this machine or on another one; who follows dies, and all are started again."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     more = {"distributed_executor_backend": "ray", "nnodes": 2, "ray_resources": resources}
     config = EngineConfig.from_options({**OPTIONS, **more, "tensor_parallel_size": 2})
+    greedy = texts(here, GREEDY)
     llm = await AsyncLLM.start(config, log_level="warning", max_restarts=10)
     try:
         assert await asyncio.gather(*(text_of(llm, prompt, GREEDY) for prompt in PROMPTS)) == greedy
@@ -225,7 +231,9 @@ def listeners(folder: str = "/proc/net") -> set[str]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of Ray's own
-def test_ray_serve(cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ray_serve(
+    cluster: str, here: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The example streams an answer; then another client gets what there is without Ray, in one piece and in many."""
     from openai import OpenAI
     from ray import serve
@@ -242,7 +250,7 @@ def test_ray_serve(cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert listeners() <= before
         asked: dict[str, Any] = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0}
         asked["extra_body"] = {"ignore_eos": True}
-        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client, LLM(**OPTIONS) as here:
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
             (wanted,) = here.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
             assert client.completions.create(**asked).choices[0].text == wanted.outputs[0].text
             # So many tokens that they do not come in one piece where the reader is slow.
@@ -252,6 +260,8 @@ def test_ray_serve(cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
             assert len(pieces) > 1
     finally:
         serve.shutdown()
+        # What it leaves is found here, where nobody is warned of it, and not in another test.
+        gc.collect()
 
 
 def test_the_application_connects_by_itself(cluster: str) -> None:
@@ -262,11 +272,11 @@ def test_the_application_connects_by_itself(cluster: str) -> None:
     assert made.returncode == 0, made.stderr
 
 
-ROWS, BLOCK = 1_200, 100
+ROWS, BLOCK = 800, 80
 """Rows in all, and those that are answered together: the engine has few sizes of steps to compile."""
 
 
-def test_ray_data_goes_on_where_it_was_killed(cluster: str, tmp_path: Path) -> None:
+def test_ray_data_goes_on_where_it_was_killed(cluster: str, here: LLM, tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -307,9 +317,8 @@ def test_ray_data_goes_on_where_it_was_killed(cluster: str, tmp_path: Path) -> N
     assert len(kept) >= len(noted), "what was there is kept"
     table = parquet.read_table(output).to_pydict()
     assert sorted(table["id"]) == list(range(ROWS))
-    with LLM(**OPTIONS) as here:
-        sample = list(zip(table["prompt"], table["answer"], strict=True))[:: ROWS // 50]
-        wanted = here.generate(
-            [prompt for prompt, _ in sample], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False
-        )
-        assert [answer for _, answer in sample] == [each.outputs[0].text for each in wanted]
+    sample = list(zip(table["prompt"], table["answer"], strict=True))[:: ROWS // 50]
+    wanted = here.generate(
+        [prompt for prompt, _ in sample], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False
+    )
+    assert [answer for _, answer in sample] == [each.outputs[0].text for each in wanted]

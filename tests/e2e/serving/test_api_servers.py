@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -52,43 +52,44 @@ def connections(process: psutil.Process) -> int:
     return sum(each.status == psutil.CONN_ESTABLISHED for each in process.net_connections("tcp"))
 
 
-def test_together_they_are_one_server(tmp_path: Path, scratch: Path) -> None:
-    with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
-        workers = children(server, "server.workers")
-        (engine,) = children(server, "ipc.engine_process")
-        assert len(workers) == 2
-        clients = list[httpx.Client]()
-        texts = list[str]()
-        # Which process gets a connection is the system's choice.
-        while not all(connections(worker) for worker in workers):
-            assert len(clients) < 200
-            client = httpx.Client(base_url=server.url, timeout=SECONDS)
-            clients.append(client)
-            answer = client.post("/v1/completions", json=BODY)
-            assert answer.status_code == 200, answer.text
-            texts.append(answer.json()["choices"][0]["text"])
-        assert len(set(texts)) == 1
-        tokens = 40 * len(texts)
-        for client in clients:
-            until(partial(told, client, f"generation_tokens_total{{{LABELS}}} {tokens:.1f}"))
-            assert client.post("/reset_prefix_cache").status_code == 200
-            refused = client.post("/v1/responses", json={"input": "hello", "background": True})
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
-        long = streams(*clients[-4:])
-        until(lambda: all(client.get("/load").json() == {"server_load": len(long)} for client in clients[:2]))
-        server.signal(signal.SIGTERM)
-        for stream in long:
-            events = stream.rest()
-            assert events[-1] == b"[DONE]"
-            assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
-        assert server.end() == 0, server.log
-        psutil.wait_procs([*workers, engine], timeout=20)
-        assert not any(process.is_running() for process in (*workers, engine))
-        assert "Traceback" not in server.log
-        assert server.log.count("serves demo") == 1
-        assert left_in(scratch) == []
-        for client in clients:
-            client.close()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The TMPDIR of the server."""
+    return tmp_path_factory.mktemp("tmp")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One for all tests that leave it with an engine, and the one that ends it."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running(
+        log, *FLAGS, "--step-timeout", "6", "--max-restarts", "9", environment={"TMPDIR": str(folder)}
+    ) as made:
+        yield made
+
+
+def test_together_they_are_one_server(server: ServerProcess) -> None:
+    workers = children(server, "server.workers")
+    assert len(workers) == 2
+    clients = list[httpx.Client]()
+    texts = list[str]()
+    # Which process gets a connection is the system's choice.
+    while not all(connections(worker) for worker in workers):
+        assert len(clients) < 200
+        client = httpx.Client(base_url=server.url, timeout=SECONDS)
+        clients.append(client)
+        answer = client.post("/v1/completions", json=BODY)
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.json()["choices"][0]["text"])
+    assert len(set(texts)) == 1
+    tokens = 40 * len(texts)
+    for client in clients:
+        until(partial(told, client, f"generation_tokens_total{{{LABELS}}} {tokens:.1f}"))
+        assert client.post("/reset_prefix_cache").status_code == 200
+        refused = client.post("/v1/responses", json={"input": "hello", "background": True})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
+    for client in clients:
+        client.close()
 
 
 def metrics_of_all(server: ServerProcess) -> list[Metrics]:
@@ -96,46 +97,107 @@ def metrics_of_all(server: ServerProcess) -> list[Metrics]:
     return [Metrics.read(server.url) for _ in range(4)]
 
 
-def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> None:
+def test_one_that_dies_is_started_again_alone(server: ServerProcess) -> None:
     """The others and the engine go on, its requests end, and no counter goes back."""
-    with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
-        (engine,) = children(server, "ipc.engine_process")
-        for times in (1, 2):
-            workers = children(server, "server.workers")
-            assert len(workers) == 2
-            with ExitStack() as stack:
-                clients = [stack.enter_context(httpx.Client(base_url=server.url, timeout=SECONDS)) for _ in range(6)]
-                long = [Stream(clients[0], LONG)]
-                # An engine that stands still ends none of them before one of its API servers is killed.
-                engine.suspend()
-                stack.callback(engine.resume)
-                long += [Stream(client, {**LONG, "n": 1}, wait=False) for client in clients[1:]]
-                until(lambda: clients[0].get("/load").json() == {"server_load": len(long)})  # noqa: B023
-                # What is published is at most some tenths of a second old.
-                time.sleep(0.5)
-                before = metrics_of_all(server)
-                victim = max(workers, key=connections)
-                victim.kill()
-                engine.resume()
-                for stream in long:
-                    events = stream.rest()
-                    assert stream.cut_off or events[-1] == b"[DONE]"
-                assert any(stream.cut_off for stream in long)
-            until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0})
-            Metrics.wait_until_idle(server.url)
-            until(lambda: len(children(server, "server.workers")) == 2)
-            until(lambda: all(each["api_server_restarts_total"] == times for each in metrics_of_all(server)))  # noqa: B023
-            after = metrics_of_all(server)
-            for name in before[0].values:
-                if name.endswith(("_total", "_count", "_sum")):
-                    assert min(each[name] for each in after) >= max(each[name] for each in before) - 1e-9, name
-        for _ in range(8):
-            answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS)
-            assert answer.status_code == 200, answer.text
-        assert children(server, "ipc.engine_process") == [engine]
-        server.signal(signal.SIGTERM)
+    (engine,) = children(server, "ipc.engine_process")
+    for times in (1, 2):
+        workers = children(server, "server.workers")
+        assert len(workers) == 2
+        with ExitStack() as stack:
+            clients = [stack.enter_context(httpx.Client(base_url=server.url, timeout=SECONDS)) for _ in range(6)]
+            long = [Stream(clients[0], {**LONG, "n": 4})]
+            # An engine that stands still ends none of them before one of its API servers is killed.
+            engine.suspend()
+            stack.callback(engine.resume)
+            long += [Stream(client, {**LONG, "n": 1}, wait=False) for client in clients[1:]]
+            until(lambda: clients[0].get("/load").json() == {"server_load": len(long)})  # noqa: B023
+            # What is published is at most some tenths of a second old.
+            time.sleep(0.5)
+            before = metrics_of_all(server)
+            victim = max(workers, key=connections)
+            victim.kill()
+            engine.resume()
+            for stream in long:
+                events = stream.rest()
+                assert stream.cut_off or events[-1] == b"[DONE]"
+            assert any(stream.cut_off for stream in long)
+        until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0})
+        Metrics.wait_until_idle(server.url)
+        until(lambda: len(children(server, "server.workers")) == 2)
+        until(lambda: all(each["api_server_restarts_total"] == times for each in metrics_of_all(server)))  # noqa: B023
+        after = metrics_of_all(server)
+        for name in before[0].values:
+            if name.endswith(("_total", "_count", "_sum")):
+                assert min(each[name] for each in after) >= max(each[name] for each in before) - 1e-9, name
+    for _ in range(8):
+        answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS)
+        assert answer.status_code == 200, answer.text
+    assert children(server, "ipc.engine_process") == [engine]
+
+
+@pytest.mark.parametrize("end", ["killed", "hangs"])
+def test_the_engine_is_restarted_for_all(server: ServerProcess, end: str) -> None:
+    workers = children(server, "server.workers")
+    clients = list[httpx.Client]()
+    while not all(connections(worker) for worker in workers):
+        clients.append(httpx.Client(base_url=server.url, timeout=SECONDS))
+        assert clients[-1].get("/health").status_code == 200
+    before = Metrics.read(server.url)
+    long = streams(*clients, n=4)
+    (engine,) = children(server, "ipc.engine_process")
+    if end == "killed":
+        engine.kill()
+    else:
+        engine.suspend()
+    for stream in long:
+        assert stream.rest()[-1] == b"[DONE]"
+    for client in clients:
+        until(lambda: client.get("/ready").status_code == 200)  # noqa: B023
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        client.close()
+    until(lambda: Metrics.read(server.url)["engine_restarts_total"] == before["engine_restarts_total"] + 1)
+    until(lambda: Metrics.read(server.url)["generation_tokens_total"] > before["generation_tokens_total"])
+    assert children(server, "server.workers") == workers
+
+
+def test_one_that_is_stopped_is_noticed(server: ServerProcess) -> None:
+    """Its streams are cut off, and it is started again; nobody else notices."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=server.url, timeout=SECONDS)) for _ in range(4)]
+        long = streams(*clients, n=4)
+        before = Metrics.read(server.url)
+        victim = max(children(server, "server.workers"), key=connections)
+        victim.suspend()
+        assert httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS).status_code == 200
+        for stream in long:
+            assert stream.rest()[-1:] == [b"[DONE]"] or stream.cut_off
+        assert any(stream.cut_off for stream in long)
+    restarts = before["api_server_restarts_total"] + 1
+    until(lambda: Metrics.read(server.url)["api_server_restarts_total"] == restarts)
+    assert "(it hangs: its event loop has not responded for" in server.log
+    psutil.wait_procs([victim], timeout=20)
+    assert victim not in children(server, "server.workers")
+    until(lambda: len(children(server, "server.workers")) == 2)
+
+
+def test_they_end_together(server: ServerProcess, folder: Path) -> None:
+    workers = children(server, "server.workers")
+    (engine,) = children(server, "ipc.engine_process")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=server.url, timeout=SECONDS)) for _ in range(4)]
+        long = streams(*clients, n=4)
+        until(lambda: all(client.get("/load").json() == {"server_load": len(long)} for client in clients[:2]))
+        server.signal(signal.SIGINT)
+        for stream in long:
+            events = stream.rest()
+            assert events[-1] == b"[DONE]"
+            assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
         assert server.end() == 0, server.log
-        assert "Traceback" not in server.log
+    psutil.wait_procs([*workers, engine], timeout=20)
+    assert not any(process.is_running() for process in (*workers, engine))
+    assert "Traceback" not in server.log
+    assert server.log.count("serves demo") == 1
+    assert left_in(folder) == []
 
 
 def test_too_many_that_die_end_all(tmp_path: Path, scratch: Path) -> None:
@@ -151,56 +213,6 @@ def test_too_many_that_die_end_all(tmp_path: Path, scratch: Path) -> None:
         assert "1 restarts within 600 s" in last
         psutil.wait_procs([*workers, engine], timeout=20)
         assert not any(process.is_running() for process in (*workers, engine))
-        assert "Traceback" not in server.log
-
-
-def stop_one(server: ServerProcess, clients: list[httpx.Client]) -> None:
-    """Stop the process that has most of these connections: its streams are cut off, and nobody else notices."""
-    long = streams(*clients)
-    victim = max(children(server, "server.workers"), key=connections)
-    victim.suspend()
-    assert httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS).status_code == 200
-    for stream in long:
-        assert stream.rest()[-1:] == [b"[DONE]"] or stream.cut_off
-    assert any(stream.cut_off for stream in long)
-    until(lambda: Metrics.read(server.url)["api_server_restarts_total"] == 1)
-    assert "(it hangs: its event loop has not responded for" in server.log
-    psutil.wait_procs([victim], timeout=20)
-    assert victim not in children(server, "server.workers")
-
-
-@pytest.mark.parametrize("end", ["killed", "hangs"])
-def test_the_engine_is_restarted_for_all(tmp_path: Path, end: str) -> None:
-    flags = (*FLAGS, "--step-timeout", "4")
-    with running(tmp_path / "log", *flags) as server:
-        workers = children(server, "server.workers")
-        clients = list[httpx.Client]()
-        while not all(connections(worker) for worker in workers):
-            clients.append(httpx.Client(base_url=server.url, timeout=SECONDS))
-            assert clients[-1].get("/health").status_code == 200
-        before = Metrics.read(server.url)
-        long = streams(*clients)
-        (engine,) = children(server, "ipc.engine_process")
-        if end == "killed":
-            engine.kill()
-        else:
-            engine.suspend()
-        for stream in long:
-            assert stream.rest()[-1] == b"[DONE]"
-        for client in clients:
-            until(lambda: client.get("/ready").status_code == 200)  # noqa: B023
-            assert client.post("/v1/completions", json=BODY).status_code == 200
-        until(lambda: Metrics.read(server.url)["engine_restarts_total"] == 1)
-        until(lambda: Metrics.read(server.url)["generation_tokens_total"] > before["generation_tokens_total"])
-        assert children(server, "server.workers") == workers
-        if end == "hangs":
-            stop_one(server, clients)
-        for client in clients:
-            client.close()
-        server.signal(signal.SIGINT)
-        assert server.end() == 0, server.log
-        psutil.wait_procs(workers, timeout=20)
-        assert not any(worker.is_running() for worker in workers)
         assert "Traceback" not in server.log
 
 

@@ -29,6 +29,7 @@ FOUND: dict[str, Any] = {
     "type": "object", "properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False,
 }  # fmt: skip
 SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+Served = tuple[ServerProcess, httpx.Client]
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -39,12 +40,35 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def served(tmp_path: Path, *flags: str) -> Iterator[tuple[ServerProcess, httpx.Client]]:
+def served(tmp_path: Path, *flags: str) -> Iterator[Served]:
     with (
         running(tmp_path / "log", *FLAGS, *flags) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
         yield server, client
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server that outlives every engine of the tests that share it, but for the last."""
+    flags = ("--step-timeout", "7", "--max-restarts", "20")
+    with served(tmp_path_factory.mktemp("lasting"), *flags) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def unforgiving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose requests end with their engine, and that ends as it should."""
+    with served(tmp_path_factory.mktemp("unforgiving"), "--max-request-crashes", "0") as found:
+        server, _ = found
+        yield found
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0, server.log
+        assert "Traceback" not in server.log
+
+
+def restarts(server: ServerProcess) -> float:
+    return Metrics.read(server.url)["engine_restarts_total"]
 
 
 async def _read_streams(url: str, count: int, begun: threading.Semaphore) -> list[str | Exception]:
@@ -115,14 +139,15 @@ def assert_healthy(client: httpx.Client) -> None:
     until(lambda: client.get("/health").status_code == client.get("/ready").status_code == 200)
 
 
-def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, client), ThreadPoolExecutor(1) as threads:
+def test_a_dead_engine_is_restarted_and_all_is_well(lasting: Served) -> None:
+    server, client = lasting
+    with ThreadPoolExecutor(1) as threads:
         text = answers(client)
         wanted = OpenAIStreams(server.url, 1).texts()
         called = call(server.url, threading.Event())
         jsonschema.validate(json.loads(called[1]), FOUND)
         before = Metrics.read(server.url)
-        resumed = 0
+        began_with, resumed = before["engine_restarts_total"], before["requests_resumed_total"]
         for times in (1, 2):
             engine = server.engine()
             waiting: list[httpx.Response] = []
@@ -153,55 +178,49 @@ def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
             assert answers(client) == text
             assert server.engine().pid != engine.pid
             after = Metrics.read(server.url)
-            assert after["engine_restarts_total"] == times
+            assert after["engine_restarts_total"] == began_with + times
             assert resumed < after["requests_resumed_total"] <= resumed + 14
-            resumed = int(after["requests_resumed_total"])
+            resumed = after["requests_resumed_total"]
             for name in before.values:
                 if name.endswith(("_total", "_count")):
                     assert after[name] >= before[name], name
             before = after
-        server.signal(signal.SIGTERM)
-        assert server.end() == 0, server.log
-        assert "Traceback" not in server.log
 
 
 @pytest.mark.slow
-def test_a_hanging_engine_is_killed_and_restarted(tmp_path: Path) -> None:
-    with served(tmp_path, "--step-timeout", "4") as (server, client):
-        wanted = OpenAIStreams(server.url, 1).texts()
-        engine = server.engine()
-        streams = OpenAIStreams(server.url, 8)
-        engine.suspend()
-        assert streams.texts() == wanted * 8
-        assert "the engine hangs" in server.log
-        until(lambda: client.post("/v1/completions", json=SHORT).status_code == 200)
-        assert_healthy(client)
-        psutil.wait_procs([engine], timeout=20)
-        assert not engine.is_running()
-        # One that nobody uses is missed too.
-        engine = server.engine()
-        engine.suspend()
-        until(lambda: client.get("/health").status_code == 503)
-        until(lambda: client.get("/health").status_code == 200)
-        assert Metrics.read(server.url)["engine_restarts_total"] == 2
-        server.signal(signal.SIGTERM)
-        assert server.end() == 0, server.log
-        assert "Traceback" not in server.log
+def test_a_hanging_engine_is_killed_and_restarted(lasting: Served) -> None:
+    server, client = lasting
+    wanted = OpenAIStreams(server.url, 1).texts()
+    before, engine = restarts(server), server.engine()
+    streams = OpenAIStreams(server.url, 8)
+    engine.suspend()
+    assert streams.texts() == wanted * 8
+    assert "the engine hangs" in server.log
+    until(lambda: client.post("/v1/completions", json=SHORT).status_code == 200)
+    assert_healthy(client)
+    psutil.wait_procs([engine], timeout=20)
+    assert not engine.is_running()
+    # One that nobody uses is missed too.
+    engine = server.engine()
+    engine.suspend()
+    until(lambda: client.get("/health").status_code == 503)
+    until(lambda: client.get("/health").status_code == 200)
+    assert restarts(server) == before + 2
 
 
 @pytest.mark.slow
-def test_a_pause_shorter_than_the_timeout_costs_nothing(tmp_path: Path) -> None:
-    with served(tmp_path, "--step-timeout", "20") as (server, client):
-        engine = server.engine()
-        stream = Stream(client, {**LONG, "n": 2})
-        engine.suspend()
-        time.sleep(7)  # longer than a question about the requests in flight waits for its turn
-        assert client.get("/health").status_code == 200
-        engine.resume()
-        events = stream.rest()
-        assert events[-1] == b"[DONE]"
-        assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
-        assert server.engine().pid == engine.pid
+def test_a_pause_shorter_than_the_timeout_costs_nothing(lasting: Served) -> None:
+    server, client = lasting
+    engine = server.engine()
+    stream = Stream(client, {**LONG, "n": 2})
+    engine.suspend()
+    time.sleep(4.5)  # longer than a question about the requests in flight waits for its turn
+    assert client.get("/health").status_code == 200
+    engine.resume()
+    events = stream.rest()
+    assert events[-1] == b"[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.engine().pid == engine.pid
 
 
 def test_an_engine_that_dies_again_and_again_ends_the_server(tmp_path: Path) -> None:
@@ -233,66 +252,68 @@ def _engines(server: ServerProcess) -> set[int]:
     return found
 
 
-def test_an_engine_that_dies_while_the_server_drains_is_not_restarted(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, client):
-        engine = server.engine()
-        stream = Stream(client, LONG)
-        server.signal(signal.SIGTERM)
-        server.wait_for("shutting down")
-        engine.kill()
-        assert b"killed by SIGKILL" in stream.rest()[-1]
-        assert server.end() == 1, server.log
-        assert "the engine process died" in server.log.splitlines()[-1]
-        assert "restarting it" not in server.log
-
-
-def test_an_engine_that_dies_while_clients_come_and_go(tmp_path: Path) -> None:
+def test_an_engine_that_dies_while_clients_come_and_go(lasting: Served) -> None:
     """Every request ends: with an answer, or with an error that says why; and afterwards all is well."""
-    with served(tmp_path, "--max-restarts", "5") as (server, client):
-        over = threading.Event()
-        seen: list[int] = []
+    server, client = lasting
+    before = restarts(server)
+    over = threading.Event()
+    seen: list[int] = []
 
-        def load() -> None:
-            with httpx.Client(base_url=server.url, timeout=SECONDS) as mine:
-                while not over.is_set():
-                    seen.append(mine.post("/v1/completions", json=SHORT).status_code)
+    def load() -> None:
+        with httpx.Client(base_url=server.url, timeout=SECONDS) as mine:
+            while not over.is_set():
+                seen.append(mine.post("/v1/completions", json=SHORT).status_code)
 
-        threads = [threading.Thread(target=load) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        try:
-            for times in (1, 2):
-                begun = len(seen)
-                until(lambda: seen[begun:].count(200) >= 20)  # noqa: B023
-                os.kill(server.engine().pid, signal.SIGKILL)
-                until(lambda: Metrics.read(server.url)["engine_restarts_total"] == times)  # noqa: B023
+    threads = [threading.Thread(target=load) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+        for times in (1, 2):
             begun = len(seen)
-            until(lambda: seen[begun:].count(200) >= 20)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(SECONDS)
-        assert set(seen) <= {200, 503}
-        assert client.get("/load").json() == {"server_load": 0}
-        assert_healthy(client)
+            until(lambda: seen[begun:].count(200) >= 20)  # noqa: B023
+            os.kill(server.engine().pid, signal.SIGKILL)
+            until(lambda: restarts(server) == before + times)  # noqa: B023
+        begun = len(seen)
+        until(lambda: seen[begun:].count(200) >= 20)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(SECONDS)
+    assert set(seen) <= {200, 503}
+    assert client.get("/load").json() == {"server_load": 0}
+    assert_healthy(client)
 
 
-def test_without_resumption_everybody_is_told(tmp_path: Path) -> None:
-    with served(tmp_path, "--max-request-crashes", "0") as (server, client):
-        stream = Stream(client, LONG)
-        waiting: list[httpx.Response] = []
-        whole = threading.Thread(target=lambda: waiting.append(client.post("/v1/completions", json=LONG_ANSWER)))
-        whole.start()
-        until(lambda: client.get("/load").json()["server_load"] == 2)
-        # Last: alone it takes less time than the others.
-        body = {"input": "Tell me a story", "background": True, "max_output_tokens": 480}
-        made = client.post("/v1/responses", json={**body, "ignore_eos": True}).json()
-        until(lambda: client.get(f"/v1/responses/{made['id']}").json()["status"] == "in_progress")
-        server.engine().kill()
-        assert b"killed by SIGKILL" in stream.rest()[-1]
-        whole.join(SECONDS)
-        assert waiting[0].status_code == 503
-        assert waiting[0].json()["error"]["code"] == "engine_unavailable"
-        assert waiting[0].headers["retry-after"] == "1"
-        until(lambda: client.get(f"/v1/responses/{made['id']}").json()["status"] == "failed")
-        assert "killed by SIGKILL" in client.get(f"/v1/responses/{made['id']}").json()["error"]["message"]
+def test_without_resumption_everybody_is_told(unforgiving: Served) -> None:
+    server, client = unforgiving
+    stream = Stream(client, LONG)
+    waiting: list[httpx.Response] = []
+    whole = threading.Thread(target=lambda: waiting.append(client.post("/v1/completions", json=LONG_ANSWER)))
+    whole.start()
+    until(lambda: client.get("/load").json()["server_load"] == 2)
+    # Last: alone it takes less time than the others.
+    body = {"input": "Tell me a story", "background": True, "max_output_tokens": 480}
+    made = client.post("/v1/responses", json={**body, "ignore_eos": True}).json()
+    until(lambda: client.get(f"/v1/responses/{made['id']}").json()["status"] == "in_progress")
+    server.engine().kill()
+    assert b"killed by SIGKILL" in stream.rest()[-1]
+    whole.join(SECONDS)
+    assert waiting[0].status_code == 503
+    assert waiting[0].json()["error"]["code"] == "engine_unavailable"
+    assert waiting[0].headers["retry-after"] == "1"
+    until(lambda: client.get(f"/v1/responses/{made['id']}").json()["status"] == "failed")
+    assert "killed by SIGKILL" in client.get(f"/v1/responses/{made['id']}").json()["error"]["message"]
+
+
+def test_an_engine_that_dies_while_the_server_drains_is_not_restarted(lasting: Served) -> None:
+    server, client = lasting
+    engine = server.engine()
+    stream = Stream(client, LONG)
+    server.signal(signal.SIGTERM)
+    server.wait_for("shutting down")
+    engine.kill()
+    assert b"killed by SIGKILL" in stream.rest()[-1]
+    assert server.end() == 1, server.log
+    assert "the engine process died" in server.log.splitlines()[-1]
+    assert "restarting it" not in server.log.partition("shutting down")[2]
+    assert "Traceback" not in server.log

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.e2e.serving.conftest import FLAGS
 from tests.serving.server_process import running
+from tests.thinned import thinned
 
 DEVELOPMENT = ("--server-dev-mode", "--enable-sleep-mode")
 BODY: dict[str, Any] = {
@@ -21,9 +22,9 @@ BODY: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=thinned([2], [1]))
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """One engine, or two."""
+    """Two engines, and one where every case is asked for: it gets a part of the same messages."""
     flags = (*FLAGS, *DEVELOPMENT, "--data-parallel-size", str(request.param))
     with (
         running(tmp_path_factory.mktemp("sleep") / "log", *flags) as server,

@@ -12,12 +12,14 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.media.video.frames import VideoFrames, videos_of
 from tests.e2e.images.pictures import picture
 from tests.e2e.videos.reference import Reference
+from tests.thinned import thinned
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_vl", "qwen3_5", "glm46v")]
+FEW, OTHERS = ("qwen2_5_vl", "qwen3_vl", "glm4v"), ("qwen2_vl", "qwen3_5", "glm46v")
+"""Each of those has its own times of frames; what the others do differently, tests of images compare."""
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "glm4v", *SLOW])
+@pytest.fixture(scope="module", params=thinned(FEW, OTHERS))
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Reference:
     return Reference(request.param, tmp_path_factory.mktemp("video"), demo_folder)
 

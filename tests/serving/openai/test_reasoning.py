@@ -66,13 +66,13 @@ def test_a_budget_ends_it(http: httpx.Client) -> None:
 
 def test_a_stream_is_the_same(http: httpx.Client) -> None:
     whole = ask(http, thinking_token_budget=BUDGET, max_tokens=60)
-    client = OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0)
-    chunks = list(
-        client.chat.completions.create(
-            model="demo", messages=ASKED["messages"], temperature=0, max_tokens=60, stream=True,
-            stream_options={"include_usage": True}, extra_body={"thinking_token_budget": BUDGET, "min_tokens": 16},
-        )
-    )  # fmt: skip
+    with OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="demo", messages=ASKED["messages"], temperature=0, max_tokens=60, stream=True,
+                stream_options={"include_usage": True}, extra_body={"thinking_token_budget": BUDGET, "min_tokens": 16},
+            )
+        )  # fmt: skip
     deltas = [choice.delta.model_dump(exclude_unset=True) for chunk in chunks for choice in chunk.choices]
     message = whole["choices"][0]["message"]
     for name in ("reasoning", "reasoning_content", "content"):

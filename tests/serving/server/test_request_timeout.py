@@ -163,27 +163,30 @@ def wait_until_empty(client: httpx.Client) -> dict[str, float]:
 def test_clients_of_openai_get_it_once(server: ServerProcess, client: httpx.Client) -> None:
     """Whole answers and streams; the neighbour's text is the one it has alone, and its pages are free at once."""
     plain: Any = {"model": "demo", "prompt": "The cat", "max_tokens": 400, "temperature": 0, "extra_body": {}}
-    patient = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3)
-    alone = patient.completions.create(**plain).choices[0].text
-    before = counts(client)
-    neighbour = Stream(client, {**plain, "stream": True, "ignore_eos": False})
-    long: Any = {**LONG, "model": "demo"}
-    extra = {"ignore_eos": True, **SOON}
-    del long["ignore_eos"]
-    with pytest.raises(openai.InternalServerError, match=MESSAGE) as caught:
-        patient.completions.create(**{**long, "stream": False}, extra_body=extra)
-    assert (caught.value.status_code, caught.value.code) == (504, "request_timeout")
-    with pytest.raises(openai.APIError, match=MESSAGE), patient.completions.create(**long, extra_body=extra) as chunks:
-        for _ in chunks:
-            pass
-    texts = [json.loads(event)["choices"][0]["text"] for event in neighbour.rest()[:-1]]
-    assert "".join(texts) == alone
-    after = wait_until_empty(client)
-    # Without another try by the client, though it would make three.
-    assert after["first_token"] + after["decode"] == before["first_token"] + before["decode"] + 2
-    assert after["ended"] >= before["ended"] + 16
-    with pytest.raises(openai.BadRequestError, match=r"timeout=61: this server allows at most 60 s"):
-        patient.completions.create(**{**plain, "extra_body": {"timeout": 61}})
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3) as patient:
+        alone = patient.completions.create(**plain).choices[0].text
+        before = counts(client)
+        neighbour = Stream(client, {**plain, "stream": True, "ignore_eos": False})
+        long: Any = {**LONG, "model": "demo"}
+        extra = {"ignore_eos": True, **SOON}
+        del long["ignore_eos"]
+        with pytest.raises(openai.InternalServerError, match=MESSAGE) as caught:
+            patient.completions.create(**{**long, "stream": False}, extra_body=extra)
+        assert (caught.value.status_code, caught.value.code) == (504, "request_timeout")
+        with (
+            pytest.raises(openai.APIError, match=MESSAGE),
+            patient.completions.create(**long, extra_body=extra) as chunks,
+        ):
+            for _ in chunks:
+                pass
+        texts = [json.loads(event)["choices"][0]["text"] for event in neighbour.rest()[:-1]]
+        assert "".join(texts) == alone
+        after = wait_until_empty(client)
+        # Without another try by the client, though it would make three.
+        assert after["first_token"] + after["decode"] == before["first_token"] + before["decode"] + 2
+        assert after["ended"] >= before["ended"] + 16
+        with pytest.raises(openai.BadRequestError, match=r"timeout=61: this server allows at most 60 s"):
+            patient.completions.create(**{**plain, "extra_body": {"timeout": 61}})
 
 
 def test_a_request_ends_in_the_queue(client: httpx.Client) -> None:
@@ -201,8 +204,10 @@ def test_a_request_ends_in_the_queue(client: httpx.Client) -> None:
 
 def test_clients_of_anthropic_and_background_responses(server: ServerProcess, client: httpx.Client) -> None:
     long: Any = {"max_tokens": 450, "messages": [{"role": "user", "content": "Tell me a story."}], "model": "demo"}
-    asked = anthropic.Anthropic(base_url=server.url, api_key="none")
-    with pytest.raises(anthropic.APIStatusError, match=MESSAGE.replace("0.3", "0.02")) as caught:
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none") as asked,
+        pytest.raises(anthropic.APIStatusError, match=MESSAGE.replace("0.3", "0.02")) as caught,
+    ):
         asked.messages.create(**long, extra_body={"timeout": 0.02})
     assert caught.value.status_code == 504
     assert cast("Any", caught.value.body)["error"]["type"] == "timeout_error"
@@ -232,21 +237,21 @@ def test_each_line_of_a_batch_has_its_own_time(server: ServerProcess, client: ht
         json.dumps({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body})
         for name, body in bodies.items()
     ]
-    asked = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    file = asked.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
-    made = asked.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    deadline = time.monotonic() + 60
-    while (batch := asked.batches.retrieve(made.id)).status != "completed":
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.02)
-    found = {}
-    for name in (batch.output_file_id, batch.error_file_id):
-        assert name is not None
-        for line in asked.files.content(name).text.splitlines():
-            answer = json.loads(line)
-            found[answer["custom_id"]] = answer["response"]["status_code"], str(answer["response"]["body"])
-    assert {name: status for name, (status, _) in found.items()} == {"late": 504, "short": 200, "greedy": 400}
-    assert "was not answered within 0.05 s" in found["late"][1]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as asked:
+        file = asked.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+        made = asked.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        deadline = time.monotonic() + 60
+        while (batch := asked.batches.retrieve(made.id)).status != "completed":
+            assert time.monotonic() < deadline, batch
+            time.sleep(0.02)
+        found = {}
+        for name in (batch.output_file_id, batch.error_file_id):
+            assert name is not None
+            for line in asked.files.content(name).text.splitlines():
+                answer = json.loads(line)
+                found[answer["custom_id"]] = answer["response"]["status_code"], str(answer["response"]["body"])
+        assert {name: status for name, (status, _) in found.items()} == {"late": 504, "short": 200, "greedy": 400}
+        assert "was not answered within 0.05 s" in found["late"][1]
     after = wait_until_empty(client)
     assert after["first_token"] + after["decode"] == before["first_token"] + before["decode"] + 1
 

@@ -176,18 +176,18 @@ def test_second_signal(tmp_path: Path) -> None:
     """Ctrl-C twice ends server and engine at once, whatever runs."""
     with running(tmp_path / "log", *SMALL, "--log-format", "json") as server:
         engine = server.engine()
-        client = httpx.Client(base_url=server.url, timeout=SECONDS)
-        Stream(client, LONG)
-        server.signal(signal.SIGINT)
-        server.wait_for("shutting down: 1 requests")
-        # The request never finishes, nor does a polite end of the engine before its time runs out.
-        engine.suspend()
-        begin = time.monotonic()
-        server.signal(signal.SIGINT)
-        assert server.end() == 128 + signal.SIGINT
-        assert time.monotonic() - begin < END_SECONDS
-        assert_gone(engine)
-        client.close()
+        with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+            stream = Stream(client, LONG)
+            server.signal(signal.SIGINT)
+            server.wait_for("shutting down: 1 requests")
+            # The request never finishes, nor does a polite end of the engine before its time runs out.
+            engine.suspend()
+            begin = time.monotonic()
+            server.signal(signal.SIGINT)
+            assert server.end() == 128 + signal.SIGINT
+            assert time.monotonic() - begin < END_SECONDS
+            assert_gone(engine)
+            stream.join(SECONDS)
         assert "Traceback" not in server.log
         assert all(json.loads(line)["message"] for line in server.log.splitlines())
 

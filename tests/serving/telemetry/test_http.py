@@ -72,10 +72,10 @@ def test_rejections_by_reason(server: ServerProcess) -> None:
 def test_every_token_of_a_request_is_in_a_step(server: ServerProcess) -> None:
     Metrics.wait_until_idle(server.url)  # what an earlier client left behind is over
     before = values(server)
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="key")
-    usage = client.completions.create(
-        model="demo", prompt="The very first of all words", max_tokens=7, extra_body={"cache_salt": "mine"}
-    ).usage
+    with OpenAI(base_url=f"{server.url}/v1", api_key="key") as client:
+        usage = client.completions.create(
+            model="demo", prompt="The very first of all words", max_tokens=7, extra_body={"cache_salt": "mine"}
+        ).usage
     assert usage is not None
     after = values(server)
     name = "jaxllm:iteration_tokens_total_sum"

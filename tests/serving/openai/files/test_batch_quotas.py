@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ def test_batches_wait_for_their_owners_quota(tmp_path: Path) -> None:
     keys.write_text(json.dumps(CLIENTS))
     keys.chmod(0o600)
     flags = (*SMALL, f"--api-key-file={keys}", "--enable-log-requests")
-    with running(tmp_path / "log", "demo", *flags) as server:
-        ada, ben = (OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=120) for key in "ab")
+    with running(tmp_path / "log", "demo", *flags) as server, ExitStack() as stack:
+        made = (OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=120) for key in "ab")
+        ada, ben = map(stack.enter_context, made)
         long: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
         began = time.monotonic()
         requests = begin(ada, upload(ada, *(line(str(index), max_tokens=1) for index in range(126))))

@@ -269,8 +269,10 @@ def test_a_batch_needs_no_client(server: ServerProcess) -> None:
 
 def test_batches_go_on_after_a_restart(tmp_path: Path) -> None:
     flags = (*SMALL, f"--files-dir={tmp_path / 'files'}", "--shutdown-timeout=1")
-    with running(tmp_path / "log", "demo", *flags) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="any")
+    with (
+        running(tmp_path / "log", "demo", *flags) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="any") as client,
+    ):
         long = {"max_tokens": 100, "ignore_eos": True}
         batch = begin(client, upload(client, *(line(str(index), **long) for index in range(40))))
         wait(client, batch, begun=True)
@@ -279,8 +281,10 @@ def test_batches_go_on_after_a_restart(tmp_path: Path) -> None:
         server.process.kill()
     # What an upload had written by then.
     (tmp_path / "files" / "file-000").write_bytes(b"x")
-    with running(tmp_path / "log2", "demo", *flags) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="any")
+    with (
+        running(tmp_path / "log2", "demo", *flags) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="any") as client,
+    ):
         batch = wait(client, batch)
         assert batch.status == "completed"
         assert set(answers(client, batch.output_file_id)) == {str(index) for index in range(40)}
