@@ -39,7 +39,7 @@ class _Step(NamedTuple):
 
     rows: jax.Array
     """[T, U * H]: keys, rotated, and what entries are made of."""
-    index: EntryIndex | None
+    choice: EntryIndex | None
     kv_cache: jax.Array
     layer: jax.Array
     batch: RaggedBatch
@@ -133,6 +133,6 @@ def _run(
     if step.pages is not None and step.parameters is not None:
         entries = Entries(plan, geometry, batch, tokens, step.pages, step.parameters, layer_units)
         units = entries.written(units)
-        seen = side_by_side(seen, entries.seen(units, step.index))
+        seen = side_by_side(seen, entries.seen(units, step.choice))
     out = attend_to_units(query, units, *seen, batch.num_tokens, scale=plan.size**-0.5, sinks=sinks)
     return out, units.reshape(kv_cache.shape)
