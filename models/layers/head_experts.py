@@ -40,7 +40,7 @@ class HeadExperts(nnx.Module):
         wide = config.kv_heads_of(plan) * size
         self.plan, self.mesh, self.platform, self.head_size = experts, options.mesh, options.platform, size
         chosen = ExpertsPlan(count=experts.count, per_token=experts.per_token, size=wide, router=_ROUTER)
-        self.router = Router(hidden, chosen, dtype=dtype, options=options)
+        self.router = Router(hidden, chosen, dtype=dtype, options=options, vocab_size=config.vocab_size)
         linear = partial(HeadLinear, experts.count, bias=False, dtype=dtype, options=options)
         self.query = linear(hidden, {"expert_query": wide}, axes=("heads", "hidden"))
         self.output = linear(wide, {"expert_output": hidden}, axes=("hidden", "heads"))

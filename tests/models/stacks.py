@@ -1,9 +1,12 @@
 """Which families are compared in which stack of layers: all in the scan, and in the loop where all are asked for."""
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 import pytest
+
+from tests.thinned import EVERY_CASE
 
 # Each of the first few brings much that is new, each of the others something.
 COVERING = (
@@ -32,7 +35,30 @@ COVERING = (
 EVERY_FAMILY = "JAXLLM_EVERY_FAMILY" in os.environ
 
 
-def in_stacks(names: Iterable[str], soon: Collection[str] = COVERING) -> pytest.MarkDecorator:
+class HasClass(Protocol):
+    """A case of a table."""
+
+    @property
+    def name(self) -> str:
+        """Of transformers' configuration, without `Config`."""
+        ...
+
+
+def compared(cases: Mapping[str, HasClass]) -> tuple[str, ...]:
+    """Names of the cases whose logits are compared: those of `COVERING`, and the first of every other family.
+
+    The others differ in options that `COVERING` has, too: `scripts/test --all` runs them.
+    """
+    there = {case.name for name, case in cases.items() if name in COVERING}
+    few = {name for name in cases if name in COVERING}
+    for name, case in cases.items():
+        if case.name not in there:
+            there.add(case.name)
+            few.add(name)
+    return tuple(name for name in cases if name in few or EVERY_CASE or EVERY_FAMILY)
+
+
+def in_stacks(cases: Mapping[str, HasClass], soon: Collection[str] = COVERING) -> pytest.MarkDecorator:
     """`name` and `stack` of a test: the scans are slow but for those of `soon`, the loops all.
 
     The engines of `tests/e2e/test_families.py` have loops, whose tokens are those of transformers. Its families have
@@ -40,9 +66,9 @@ def in_stacks(names: Iterable[str], soon: Collection[str] = COVERING) -> pytest.
     the environment has JAXLLM_EVERY_FAMILY.
     """
     slow = pytest.mark.slow
-    cases = []
-    for name in names:
-        cases.append(pytest.param(name, "scan", marks=() if name in soon else slow))
+    params = []
+    for name in compared(cases):
+        params.append(pytest.param(name, "scan", marks=() if name in soon else slow))
         if EVERY_FAMILY:
-            cases.append(pytest.param(name, "loop", marks=slow))
-    return pytest.mark.parametrize(("name", "stack"), cases)
+            params.append(pytest.param(name, "loop", marks=slow))
+    return pytest.mark.parametrize(("name", "stack"), params)

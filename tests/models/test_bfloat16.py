@@ -16,6 +16,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from scripts.demo_model import held_out
 from tests.models.paged import WIDTH, compiled_step, empty_cache, make_batch, shuffled_pages
+from tests.thinned import thinned
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -69,7 +70,7 @@ def rms(errors: np.ndarray) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=thinned(["llama", "gemma2", "mixtral"], ["qwen2", "qwen3"]))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     """A random checkpoint in bfloat16, and prompts."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -20,6 +20,7 @@ from jaxllm.models.options import ForwardOptions
 from tests.models.every_family import FAMILIES, Family
 from tests.models.options import Change, changed, changes
 from tests.models.paged import Step, compiled_step, run
+from tests.thinned import EVERY_CASE
 
 LENGTH = 37
 """Of the prompt: several windows."""
@@ -111,7 +112,12 @@ def changed_families(draw: st.DrawFn) -> tuple[str, Change]:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(
+    max_examples=30 if EVERY_CASE else 8,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
 @given(changed_families())
 def test_an_option_is_followed_or_refused(case: tuple[str, Change]) -> None:
     name, change = case

@@ -15,6 +15,7 @@ from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.options import ForwardOptions
 from tests.models.paged import compiled_step, empty_cache, make_batch, run, shuffled_pages
+from tests.thinned import thinned
 
 LENGTHS = (37, 9)
 TOKENS = 48
@@ -117,22 +118,18 @@ def check(folder: Path, model: torch.nn.Module, lengths: tuple[int, ...] = LENGT
                 np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0, err_msg=f"{kind} {plan}")
 
 
-# Rotations are the same code for every family: the fast part has each with one family, and each family with one.
-EVERY_ROPE = [
-    pytest.param(family, rope, marks=[pytest.mark.slow] * (family != "llama" and rope != own))
-    for family, own in zip(FAMILIES, ("default", "linear", "llama3", "yarn"), strict=True)
-    for rope in ROPES
-]
+# Rotations are the same code for every family: CI has each with one family, and each family with one.
+OWN = dict(zip(FAMILIES, ("default", "linear", "llama3", "yarn"), strict=True))
+PAIRS = [(family, rope) for family in FAMILIES for rope in ROPES]
+FEW = [(family, rope) for family, rope in PAIRS if family == "llama" or rope == OWN[family]]
 
 
-@pytest.mark.parametrize(("family", "rope"), EVERY_ROPE)
+@pytest.mark.parametrize(("family", "rope"), thinned(FEW, [pair for pair in PAIRS if pair not in FEW]))
 def test_rope(tmp_path: Path, family: str, rope: str) -> None:
     check(tmp_path, save_checkpoint(tmp_path, family, rope_parameters=ROPES[rope]))
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=[pytest.mark.slow] * (family != "llama")) for family in FAMILIES]
-)
+@pytest.mark.parametrize("family", thinned(["llama"], [family for family in FAMILIES if family != "llama"]))
 def test_dynamic_rope_of_a_text_as_long_as_max_model_len(tmp_path: Path, family: str) -> None:
     model = save_checkpoint(tmp_path, family, rope_parameters=ROPES["dynamic"], max_position_embeddings=16)
     check(tmp_path, model, lengths=(37,), max_model_len=37)

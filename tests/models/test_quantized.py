@@ -28,6 +28,7 @@ from jaxllm.models.sharding import make_mesh
 from jaxllm.pallas_kernels.linear.weight_type import INT4, Activations, Values, WeightType
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
+from tests.thinned import thinned
 
 DENSE = dataclasses.replace(small.MODEL, hidden_size=32, intermediate_size=64, head_size=8, vocab_size=48)
 EXPERTS = ExpertsPlan(count=4, per_token=2, size=64, router=RouterPlan(normalised=True))
@@ -97,16 +98,20 @@ def slow(*values: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "method", "kind"),
-    [
-        ("tied", "int8", "native"),
-        ("experts", "int4", "native"),
-        ("uneven", "int4", "native"),
-        slow("uneven", "int4", "scan"),
-        slow("experts", "int4", "scan"),
-        slow("dense", "int4", "scan"),
-        slow("dense", "fp8", "loop"),
-        slow("experts", "int8", "loop"),
-    ],
+    thinned(
+        [
+            ("tied", "int8", "native"),
+            ("experts", "int4", "native"),
+            slow("uneven", "int4", "scan"),
+            slow("dense", "fp8", "loop"),
+        ],
+        [
+            slow("uneven", "int4", "native"),
+            slow("experts", "int4", "scan"),
+            slow("dense", "int4", "scan"),
+            slow("experts", "int8", "loop"),
+        ],
+    ),
 )
 def test_a_checkpoint_is_rounded(tmp_path: Path, name: str, method: str, kind: str) -> None:
     """In a loop or scanned, or scanned with the kernels of CPUs."""
@@ -124,11 +129,7 @@ def test_a_checkpoint_is_rounded(tmp_path: Path, name: str, method: str, kind: s
 
 @pytest.mark.parametrize(
     ("name", "expert_parallel", "devices"),
-    [
-        ("experts", False, 2),
-        slow("experts", True, 4),
-        slow("dense", False, 4),
-    ],
+    thinned([("experts", False, 2), slow("experts", True, 4)], [slow("dense", False, 4)]),
 )
 def test_devices_share_matrices(tmp_path: Path, name: str, expert_parallel: bool, devices: int) -> None:
     config = MODELS[name]

@@ -18,9 +18,10 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import make_mesh, split_kv_heads, token_axis
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from tests.models import paged, small
+from tests.thinned import thinned
 
 TOKENS = 32
-SIZES = [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
+SIZES = thinned([4], [2, 8])
 MODEL = dataclasses.replace(small.MODEL, num_heads=8, head_size=4, hidden_size=32, intermediate_size=48)
 PROMPTS = [list(range(1, 13)), list(range(5, 20))]
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(")

@@ -61,8 +61,9 @@ def numbers(document: Document, *, everything: bool) -> Iterator[Place]:
 
 def cases(document: Document, *, everything: bool) -> Iterator[Case]:
     turn = 0
-    for place in numbers(document, everything=everything):
-        literals = dict.fromkeys((*(ALL if everything else ENDS), *bounds(place, document)))
+    for number, place in enumerate(numbers(document, everything=everything)):
+        # Every other end, the others with the next place.
+        literals = dict.fromkeys((*(ALL if everything else ENDS[number % 2 :: 2]), *bounds(place, document)))
         fields = document.fields(place.route) if isinstance(place.body, dict) else set()
         for name, more in MODES.items():
             if place.path[0] in more or not more.keys() <= fields:

@@ -174,6 +174,6 @@ def streams(*clients: httpx.Client, n: int = 16) -> list[Stream]:
     taken = [Stream(client, {**LONG, "n": n}, wait=False) for client in clients]
     deadline = time.monotonic() + _END_SECONDS
     while clients[0].get("/load").json() != {"server_load": len(clients)}:
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, [(each.is_alive(), each.cut_off, each.events[-1:]) for each in taken]
         time.sleep(0.02)
     return taken

@@ -143,7 +143,7 @@ def test_the_engine_is_restarted_for_all(server: ServerProcess, end: str) -> Non
         clients.append(httpx.Client(base_url=server.url, timeout=SECONDS))
         assert clients[-1].get("/health").status_code == 200
     before = Metrics.read(server.url)
-    long = streams(*clients, n=4)
+    long = streams(*clients, n=8)
     (engine,) = children(server, "ipc.engine_process")
     if end == "killed":
         engine.kill()
@@ -164,7 +164,7 @@ def test_one_that_is_stopped_is_noticed(server: ServerProcess) -> None:
     """Its streams are cut off, and it is started again; nobody else notices."""
     with ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=server.url, timeout=SECONDS)) for _ in range(4)]
-        long = streams(*clients, n=4)
+        long = streams(*clients, n=8)
         before = Metrics.read(server.url)
         victim = max(children(server, "server.workers"), key=connections)
         victim.suspend()

@@ -12,6 +12,7 @@ import pytest
 
 from jaxllm.models.checkpoint.weight_files import SINGLE_FILE
 from tests.conftest import RunPython
+from tests.thinned import EVERY_CASE
 
 LAYERS, HIDDEN, WIDE, VOCAB = 12, 1024, 4096, 16384
 PARAMETERS = 2 * VOCAB * HIDDEN + LAYERS * (4 * HIDDEN**2 + 3 * WIDE * HIDDEN)
@@ -68,10 +69,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize(
     ("checkpoint", "stack", "layout"),
     [
-        # The fast part has each type and each layout.
-        pytest.param(stored, *layout, marks=[pytest.mark.slow] * ((stored == "bfloat16") ^ (layout == LAYOUTS[1])))
+        # CI has each type and each layout.
+        pytest.param(stored, *layout)
         for stored in STORED
         for layout in LAYOUTS
+        if EVERY_CASE or (stored == "bfloat16") == (layout == LAYOUTS[1])
     ],
     indirect=["checkpoint"],
 )

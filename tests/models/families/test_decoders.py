@@ -20,8 +20,9 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import make_mesh
 from tests.models.paged import compiled_step, run
-from tests.models.stacks import COVERING
+from tests.models.stacks import COVERING, compared
 from tests.models.test_parity import CHUNKS, LENGTHS, ONE_GO, SMALL, TOKENS, expected_logits
+from tests.thinned import thinned
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def check(folder: Path, model: torch.nn.Module, *, both_stacks: bool, mesh: Mesh
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in COVERING else pytest.mark.slow) for name in CASES]
+    "name", [pytest.param(name, marks=() if name in COVERING else pytest.mark.slow) for name in compared(CASES)]
 )
 def test_logits(tmp_path: Path, name: str) -> None:
     check(tmp_path, save(tmp_path, CASES[name]), both_stacks=CASES[name].both_stacks)
@@ -187,7 +188,7 @@ def test_positions_end_where_the_table_does(tmp_path: Path, name: str) -> None:
     assert config.context_length == config.embedding.positions == 64
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "falcon-7b"])
+@pytest.mark.parametrize("name", thinned(["gpt2", "gpt_neox"], ["falcon-7b"]))
 def test_two_devices(tmp_path: Path, name: str) -> None:
     """Fused weights, split over devices; the one KV head of Falcon 7B is on both."""
     mesh = make_mesh(jax.devices(), 2)

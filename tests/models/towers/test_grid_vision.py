@@ -21,6 +21,7 @@ from jaxllm.models.towers.crop import Crop
 from tests.e2e.images.qwen import FAMILIES, OTHERS, floats, save
 from tests.e2e.images.qwen_prompts import MERGE, crop_of, pixels
 from tests.quick import QUICK
+from tests.thinned import thinned
 
 SIZES = [(1, 1), (2, 3), (5, 4), (7, 9), (1, 12), (8, 8)]
 """Rows of the language model each way; a window of the test's Qwen2.5-VL has two."""
@@ -28,7 +29,11 @@ PROGRAM = 288
 """Patches: every image but the largest is padded."""
 
 
-STACKS = [*((name, "scan") for name in (*FAMILIES, *OTHERS)), ("qwen2_5_vl", "loop"), ("qwen3_vl", "loop")]
+STACKS = thinned(
+    [*((name, "scan") for name in (*FAMILIES, "glm4v", "paddleocr_vl")), ("qwen2_5_vl", "loop")],
+    [("glm46v", "scan"), ("glm4v_moe", "scan"), ("qwen3_vl", "loop")],
+)
+"""Two of the others have the tower of GLM-4V."""
 
 
 def test_other_names(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.grouped_matmul.api import IMPLEMENTATIONS, choose_grouped_layout
 from jaxllm.pallas_kernels.grouped_matmul.cases import CASES, Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.linear import Weight
+from tests.thinned import EVERY_CASE
 
 ON_THIS_PROCESSOR = pytest.mark.skipif(
     not host_processor().multiplies_bfloat16, reason="the processor has no AVX512-BF16"
@@ -53,7 +54,7 @@ FORMS = [("float32", False), ("bfloat16", False), pytest.param("bfloat16", True,
 
 
 @pytest.mark.parametrize(("dtype", "multiplies_pairs"), FORMS)
-@settings(max_examples=25)
+@settings(max_examples=25 if EVERY_CASE else 12)
 @given(sizes=st.lists(st.integers(0, 9), min_size=5, max_size=5), row=st.integers(0, 44))
 def test_a_row_depends_on_nothing_but_itself_and_its_matrix(
     dtype: str, multiplies_pairs: bool, sizes: list[int], row: int

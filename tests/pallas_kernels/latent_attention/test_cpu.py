@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from jaxllm.pallas_kernels.latent_attention.cases import Case, make_inputs
 from tests.pallas_kernels.cut_prompts import PREFIXES, SHARING_ROWS, TOKENS, check_cuts, check_shared_pages
 from tests.pallas_kernels.latent_attention.oracle import cached_inputs, run_function
+from tests.thinned import EVERY_CASE
 
 
 @pytest.mark.parametrize(("heads", "dtype"), [(6, "float32"), (32, "bfloat16")])
@@ -15,7 +16,7 @@ def test_the_same_bits_however_cut_and_whoever_is_beside(heads: int, dtype: str)
     check_cuts(inputs, ("q_latent", "q_rope", "latent", "k_rope"), inputs.kv_cache)
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=12 if EVERY_CASE else 6, derandomize=True)
 @given(rows=SHARING_ROWS, prefix=PREFIXES)
 def test_the_same_bits_beside_rows_of_the_same_pages(rows: list[tuple[int, int]], prefix: int) -> None:
     common = Case("alike", (), num_heads=6, page_size=48, layers=2)

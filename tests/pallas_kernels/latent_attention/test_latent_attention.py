@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +26,7 @@ from jaxllm.pallas_kernels.latent_attention.cases import (
 )
 from tests.pallas_kernels.latent_attention.oracle import cached_inputs, check, run_function
 from tests.quick import QUICK
+from tests.thinned import thinned
 
 PORTABLE = ("reference", "xla", "cpu")
 """Implementations that run here; `cpu` on machines whose only device is a CPU, like these of the tests."""
@@ -34,23 +34,24 @@ PORTABLE = ("reference", "xla", "cpu")
 DEEPSEEK = LatentSizes(512, 64)
 
 
-FAST = {
+FEW = {
     "reference": ("mixed", "deepseek_bfloat16"),
     "xla": ("many_decodes", "prefill_chunk", "shared_prefix", "empty_rows", "deepseek", "short", "long"),
     "cpu": ("many_decodes", "mixed", "shared_prefix", "empty_rows", "one_head", "odd_sizes", "page_128"),
 }
 """Cases that cover every path of an implementation; compiling takes nearly all the time of these tests."""
 
-
-def _cases(implementations: tuple[str, ...]) -> list[Any]:
-    return [
-        pytest.param(case, name, id=f"{case.name}-{name}", marks=[] if case.name in FAST[name] else pytest.mark.slow)
-        for case in CASES
-        for name in implementations
-    ]
+EVERY = [(case, name) for case in CASES for name in PORTABLE]
 
 
-@pytest.mark.parametrize(("case", "implementation"), _cases(PORTABLE))
+@pytest.mark.parametrize(
+    ("case", "implementation"),
+    thinned(
+        (pair for pair in EVERY if pair[0].name in FEW[pair[1]]),
+        (pair for pair in EVERY if pair[0].name not in FEW[pair[1]]),
+    ),
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
 def test_matches_numpy(case: Case, implementation: str) -> None:
     check(case, *run_function(implementation)(cached_inputs(case)))
 

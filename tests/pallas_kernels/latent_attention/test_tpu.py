@@ -15,10 +15,13 @@ from jaxllm.pallas_kernels.latent_attention.tpu.attention import BACKEND, tpu_la
 from jaxllm.pallas_kernels.latent_attention.tpu.sizes import Blocks
 from tests.pallas_kernels.latent_attention.oracle import cached_inputs, check
 from tests.quick import QUICK
+from tests.thinned import thinned
 
 DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=4), Blocks(keys=256, chunk=128, slots=2, queries=16)
 """Small, so that small cases have several blocks."""
 FAST = ("mixed", "short")
+FEW = (*FAST, "five_heads", "deepseek_bfloat16", "page_128")
+OTHERS = ("shared_prefix", "one_decode", "empty_rows")
 
 
 def interpret(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
@@ -49,8 +52,7 @@ def interpret(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     [
         pytest.param(case, id=case.name, marks=[] if case.name in FAST else pytest.mark.slow)
         for case in CASES
-        if case.name
-        in (*FAST, "shared_prefix", "one_decode", "empty_rows", "five_heads", "deepseek_bfloat16", "page_128")
+        if case.name in thinned(FEW, OTHERS)
     ],
 )
 def test_matches_numpy(case: Case) -> None:

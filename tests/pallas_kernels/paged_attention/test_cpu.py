@@ -15,6 +15,7 @@ from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
 from tests.pallas_kernels.cut_prompts import PREFIXES, SHARING_ROWS, TOKENS, check_cuts, check_shared_pages
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
+from tests.thinned import EVERY_CASE
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_the_same_bits_however_cut_and_whoever_is_beside(features: dict[str, Any
     ],
     ids=lambda case: case.name,
 )
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=15 if EVERY_CASE else 6, derandomize=True)
 @given(rows=SHARING_ROWS, prefix=PREFIXES)
 def test_the_same_bits_beside_rows_of_the_same_pages(common: Case, rows: list[tuple[int, int]], prefix: int) -> None:
     check_shared_pages(common, rows, prefix, make_inputs, run_function("cpu"))

@@ -23,14 +23,13 @@ ONE_KV_HEAD = Case("one-kv-head", ((1, 5), (3, 4)), num_kv_heads=1)
 
 
 def _cases() -> list[Any]:
-    """Every case for each; those that XLA compiles, which takes most of the time, are slow but for a covering few."""
+    """Every case for the kernel, and a covering few for what XLA compiles, which takes most of the time."""
     few = covering(CASES)
     return [
-        pytest.param(
-            case, name, id=f"{case.name}-{name}", marks=[] if name == "cpu" or case in few else pytest.mark.slow
-        )
+        pytest.param(case, name, id=f"{case.name}-{name}")
         for case in CASES
         for name in PORTABLE
+        if name == "cpu" or case in few
     ]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
 from tests.pallas_kernels.paged_attention.oracle import run_function
+from tests.thinned import EVERY_CASE
 
 TOKENS, ROWS, WIDTH, PAGES = 48, 6, 12, 80
 
@@ -41,7 +42,7 @@ def padded_inputs(case: Case, common: Case) -> Inputs:
 
 @pytest.mark.parametrize("implementation", ["xla", "cpu"])
 @pytest.mark.parametrize("common", [COMMON, QUANTISED], ids=["float32", "int8"])
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=25 if EVERY_CASE else 12, derandomize=True)
 @given(rows=batches(), window=st.integers(0, 40), seed=st.integers(0, 2**32 - 1))
 def test_matches_reference(
     common: Case, implementation: str, rows: tuple[tuple[int, int], ...], window: int, seed: int

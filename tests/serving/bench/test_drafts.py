@@ -1,9 +1,6 @@
 """Acceptance in a load test, from a server's own counters."""
 
-from pathlib import Path
-
 from jaxllm.serving.bench.drafts import draft_figures, read_draft_counters
-from tests.serving.server_process import SMALL, running
 
 
 def test_figures_are_those_of_the_time_in_between() -> None:
@@ -20,11 +17,3 @@ def test_figures_are_those_of_the_time_in_between() -> None:
 def test_a_server_that_is_not_there_has_none() -> None:
     assert read_draft_counters("http://127.0.0.1:9", {}, None) == {}
     assert read_draft_counters("file:///etc", {}, None) == {}
-
-
-def test_counters_of_a_server(tmp_path: Path) -> None:
-    with running(tmp_path / "log", *SMALL, "--spec-method", "ngram") as server:
-        found = read_draft_counters(server.url, {}, None)
-    assert found == {
-        "num_drafts": 0.0, "num_draft_tokens": 0.0, "num_accepted_tokens": 0.0, "num_accepted_tokens_per_pos 0": 0.0,
-    }  # fmt: skip

@@ -93,17 +93,6 @@ def test_an_engine_starts_and_runs_without_compiling(bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_and_caches_of_few_bits(tmp_path: Path) -> None:
-    weights, cache = "int4", "int8"
-    options = {**OPTIONS, "quantization": weights, "kv_cache_dtype": cache}
-    flags = ["--quantization", weights, "--kv-cache-dtype", cache]
-    assert cli.main(["compile", "demo", "--output", str(tmp_path / "bundle"), *FLAGS, *flags]) == 0
-    check(tmp_path / "bundle", options)
-    with pytest.raises(ConfigError, match="this bundle is for another engine: model_config"):
-        LLM("demo", **OPTIONS, executables=str(tmp_path / "bundle"))
-
-
-@pytest.mark.slow
 def test_stages(tmp_path: Path) -> None:
     """Each stage finds its own executables, and an engine of another number of stages finds none."""
     folder = tmp_path / "bundle"
@@ -118,13 +107,16 @@ def test_stages(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_slots_for_adapters(tmp_path: Path) -> None:
+def test_slots_for_adapters_of_weights_and_caches_of_few_bits(tmp_path: Path) -> None:
     """An adapter comes into a slot of an engine from a bundle without compiling; other slots are another engine's."""
     slots: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    few_bits = {"quantization": "int4", "kv_cache_dtype": "int8"}
     flags = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"]
+    flags += ["--quantization", "int4", "--kv-cache-dtype", "int8"]
     assert cli.main(["compile", "demo", "--output", str(tmp_path / "bundle"), *FLAGS, *flags]) == 0
-    check(tmp_path / "bundle", OPTIONS | slots, LoRARequest("own", 1, str(write_adapter(tmp_path / "own", scale=0.3))))
-    several: list[dict[str, Any]] = [{}, {**slots, "max_lora_rank": 16}]
+    adapter = LoRARequest("own", 1, str(write_adapter(tmp_path / "own", scale=0.3)))
+    check(tmp_path / "bundle", OPTIONS | slots | few_bits, adapter)
+    several: list[dict[str, Any]] = [slots, few_bits, {**slots, **few_bits, "max_lora_rank": 16}]
     for others in several:
         with pytest.raises(ConfigError, match="this bundle is for another engine: "):
             LLM("demo", **OPTIONS, **others, executables=str(tmp_path / "bundle"))

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import jaxllm
 from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.serving.cli.main import main
+from tests.thinned import thinned
 
 
 def unpacked(folder: Path) -> dict[str, torch.Tensor]:
@@ -67,7 +68,7 @@ def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("method", thinned(["int4"], ["int8", "fp8"]))
 def test_an_engine_answers_as_with_the_unpacked_numbers(tmp_path: Path, method: str) -> None:
     assert main(["quantize", "demo", "--output", str(tmp_path / "copy"), "--quantization", method]) == 0
     dense = tmp_path / "dense"

@@ -81,7 +81,7 @@ def test_answers_are_those_of_the_folder(demo: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=24)
     texts = []
     for model in (DEMO, str(demo)):
-        with LLM(model, max_model_len=256) as llm:
+        with LLM(model, max_model_len=256, max_num_batched_tokens=64, enforce_eager=True, optimization_level=0) as llm:
             texts.append([each.outputs[0].text for each in llm.chat(CHATS, params)])
     assert texts[0] == texts[1]
     assert all(texts[0])

@@ -9,7 +9,13 @@ from jaxllm import LLM, BeamSearchParams, SamplingParams
 from jaxllm.errors import RequestError
 
 PROMPT = "Once upon a time"
-OPTIONS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+OPTIONS: dict[str, Any] = {
+    "enforce_eager": True,
+    "optimization_level": 0,
+    "max_model_len": 64,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+}
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from jaxllm.serving.media.checkpoint import ImageModel
 from jaxllm.serving.media.image_processors.base import ImageLimits
 from jaxllm.serving.media.text_runs import arrangement_of, features_of, text_of
 from tests.serving.media.image_processors.oracles import ORACLES, drawn_image, pil
+from tests.thinned import EVERY_CASE
 
 _GEMMA = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
 _INTERN = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
@@ -129,7 +130,7 @@ def test_placeholders_are_those_of_transformers(
         assert placeholder.marker == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if EVERY_CASE else 20, deadline=None)
 @given(height=st.integers(1, 3000), width=st.integers(1, 3000), index=st.integers(4, 6))
 def test_features_of_llava_next(tmp_path_factory: pytest.TempPathFactory, height: int, width: int, index: int) -> None:
     """The count for any size; the image processor's part is arithmetic on sizes only."""

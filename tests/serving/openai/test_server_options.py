@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.serving.openai.test_pages import HTML
 from tests.serving.server_process import SMALL, running
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}{{ reasoning_effort }}{{ tools or '' }}"
@@ -19,7 +20,8 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         *SMALL, "--trust-request-chat-template", "--response-role", "model", "--enable-force-include-usage",
         "--return-tokens-as-token-ids", "--enable-request-id-headers", "--disable-docs", "--root-path", "/llm",
         "--chat-template", TEMPLATE, "--default-chat-template-kwargs", json.dumps({"mark": "!"}),
-        "--max-stored-responses", "0", "--enable-tokenizer-info-endpoint", "--reasoning-parser", "qwen3",
+        "--max-stored-responses", "0", "--max-stored-files", "0", "--no-ui", "--enable-tokenizer-info-endpoint",
+        "--reasoning-parser", "qwen3",
         "--exclude-tools-when-tool-choice-none", "--reasoning-effort-map", json.dumps({"medium": "low"}),
         "--fingerprint-mode", "custom", "--fingerprint-value", "mine", "--max-num-queued-reqs", "3",
         "--enable-per-request-metrics",
@@ -124,8 +126,21 @@ def test_every_response_has_a_request_id(http: httpx.Client) -> None:
     assert first != second
 
 
+def test_without_a_key_the_root_names_the_model(http: httpx.Client) -> None:
+    page = http.get("/", headers=HTML).text
+    assert "demo, version" in page
+    assert 'href="/llm/v1/models"' in page
+    assert "docs" not in page
+    hostile = http.get("/", headers={**HTML, "Host": 'x"<script>y'})
+    assert "<script>" not in hostile.text
+    told = http.get("/").json()
+    assert (told["model"], told["api"]) == ("demo", "/llm/v1")
+    assert "docs" not in told
+
+
 def test_no_pages_about_the_interface(http: httpx.Client) -> None:
-    assert [http.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
+    for path in ("/docs", "/openapi.json", "/ui/app.js", "/ui/about", "/ui/events"):
+        assert http.get(path).status_code == 404
 
 
 def test_middleware_of_the_operator(http: httpx.Client) -> None:
@@ -167,3 +182,9 @@ def test_a_server_that_keeps_no_responses(http: httpx.Client) -> None:
     assert made["store"] is False
     assert http.get(f"/v1/responses/{made['id']}").status_code == 404
     assert "event: response.created" in http.post("/v1/responses", json={**asked, "stream": True}).text
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+def test_a_server_that_keeps_no_files(http: httpx.Client, path: str) -> None:
+    answer = http.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_enabled")

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from jaxllm.serving.bench.drafts import read_draft_counters
 from tests.serving.server_process import SMALL, ServerProcess, running
 
 ASKED: Any = [{"role": "user", "content": "Tell me a story about a dog."}]
@@ -114,3 +115,13 @@ def test_a_wrong_prediction_is_an_error(client: openai.OpenAI, prediction: Any) 
             messages=ASKED,
             extra_body={"speculative_tokens": -1},
         )
+
+
+def test_counters_that_a_load_test_reads(server: ServerProcess, client: openai.OpenAI) -> None:
+    client.completions.create(model="demo", prompt="one two one two one two", max_tokens=20, temperature=0)
+    found = read_draft_counters(server.url, {}, None)
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    assert found["num_drafts"] > 0
+    assert {name: found.pop(name) for name in names} == {name: counted(server, f"spec_decode_{name}") for name in names}
+    assert found.keys() == {f"num_accepted_tokens_per_pos {place}" for place in range(5)}
+    assert sum(found.values()) == counted(server, "spec_decode_num_accepted_tokens")

@@ -86,7 +86,7 @@ POOLING = (
 )
 
 
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_no_number_breaks_anything(embedder: ServerProcess, everything: bool) -> None:
     engine, before = embedder.engine().pid, _post(embedder, "/v1/embeddings", {"input": TEXTS}).json()["data"]
     with httpx.Client(base_url=embedder.url, timeout=60) as http:

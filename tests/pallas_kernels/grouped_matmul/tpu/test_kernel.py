@@ -16,12 +16,19 @@ from jaxllm.pallas_kernels.grouped_matmul.tpu.matmul import tpu_grouped_matmul
 from jaxllm.pallas_kernels.grouped_matmul.tpu.visits import Visits
 from jaxllm.pallas_kernels.tpu_common.target import Target
 from tests.pallas_kernels.grouped_matmul.test_grouped_matmul import expected
+from tests.thinned import EVERY_CASE
 
-_FEW = ("every_group", "bfloat16_rows")
+_SOON = ("every_group", "bfloat16_rows")
+_FEW = (*_SOON, "no_rows", "deep", "many_groups", "many_rows", "layer_rows")
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=() if case.name in _FEW else pytest.mark.slow) for case in CASES]
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in _SOON else pytest.mark.slow)
+        for case in CASES
+        if EVERY_CASE or case.name in _FEW
+    ],
 )
 def test_matches_numpy(case: Case) -> None:
     """With blocks so small that cases have several windows, and strips where columns allow it."""

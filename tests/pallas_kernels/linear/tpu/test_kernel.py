@@ -17,6 +17,7 @@ from jaxllm.pallas_kernels.linear.tpu.kernel import even_columns_first, split_fl
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType, pack_codes
 from jaxllm.pallas_kernels.tpu_common.target import Target
+from tests.thinned import EVERY_CASE
 
 _W8A8 = WeightType(Values.INT8, group=128, activations=Activations.PER_TOKEN)
 _AWQ = WeightType(Values.CODES, group=128, has_offsets=True, code=UINT4, scales="float16")
@@ -34,10 +35,21 @@ READ = [
 ]
 """Fused operations run outside the kernel."""
 _QUICK = ("strips", "groups_by_sums", "integers_in_groups", "mxfp4")
+_FEW = (
+    *_QUICK, "groups_of_weights", "windows", "int8_odd_sizes", "int8_small_groups_offsets", "e5m2", "e4m3_groups",
+    "int4_groups", "uint4_order_layer", "nf4", "int8_per_token_many_rows", "int8_static", "int8_per_token_offsets",
+    "int4_per_token_outputs", "e4m3_per_token",
+)  # fmt: skip
+"""Every type, groups, offsets, an order of inputs, layers, activations of each kind, and several windows."""
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=() if case.name in _QUICK else pytest.mark.slow) for case in READ]
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in _QUICK else pytest.mark.slow)
+        for case in READ
+        if EVERY_CASE or case.name in _FEW
+    ],
 )
 def test_matches_numpy(case: QuantizedCase) -> None:
     inputs = make_inputs(case)

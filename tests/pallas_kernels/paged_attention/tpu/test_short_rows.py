@@ -9,6 +9,7 @@ from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
 from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
+from tests.thinned import EVERY_CASE, thinned
 
 _ROWS = next(case for case in CASES if case.name == "short").rows
 
@@ -21,11 +22,16 @@ SHORT: tuple[Case, ...] = (
     Case("short_many", tuple((1 + i % 4, 7 * i % 41) for i in range(37)), head_size=256, most_short=4),
 )
 FAST = ("short_window", "short_every_score", "short_spans")
+FEW = (*FAST, "short_int8", "short_chunks", "short_many")
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=[] if case.name in FAST else pytest.mark.slow) for case in SHORT],
+    [
+        pytest.param(case, id=case.name, marks=[] if case.name in FAST else pytest.mark.slow)
+        for case in SHORT
+        if EVERY_CASE or case.name in FEW
+    ],
 )
 def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, *interpret(cached_inputs(case), monkeypatch))
@@ -38,7 +44,7 @@ def test_a_row_with_a_span_is_not_short() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["empty_rows", "mixed", "empty", "one_decode"])
+@pytest.mark.parametrize("name", thinned(["empty_rows"], ["mixed", "empty", "one_decode"]))
 def test_other_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(next(case for case in CASES if case.name == name), most_short=4)
     check(case, *interpret(cached_inputs(case), monkeypatch))

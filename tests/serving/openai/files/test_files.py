@@ -291,13 +291,6 @@ def test_batches_go_on_after_a_restart(tmp_path: Path) -> None:
         assert not (tmp_path / "files" / "file-000").exists()
 
 
-def test_a_server_may_keep_no_files(tmp_path: Path) -> None:
-    with running(tmp_path / "log", "demo", *SMALL, "--max-stored-files=0") as server:
-        for path in ("/v1/files", "/v1/batches"):
-            answer = httpx.get(server.url + path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_enabled")
-
-
 def test_files_expire(tmp_path: Path) -> None:
     now = 1000.0
     store = FileStore(None, max_files=1, max_bytes=10, lifetime=60, clock=lambda: now)
