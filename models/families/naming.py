@@ -16,6 +16,7 @@ _OLD: Final = {
 _TYPES: Final = {
     "baichuan": "BaichuanForCausalLM",
     "bertgeneration": "BertGenerationDecoder",
+    "emu3textmodel": "Emu3ForCausalLM",
     "gptsw3": "GPT2LMHeadModel",
     "hunyuanv1dense": "HunYuanDenseV1ForCausalLM",
     "hunyuanv1moe": "HunYuanMoEV1ForCausalLM",
@@ -61,7 +62,8 @@ def _of_type(file: ConfigFile) -> str:
     wanted = _plain(kind.removesuffix("_text"))
     if wanted in _TYPES:
         return _TYPES[wanted]
-    uses = {use: name for name in known_architectures() for family, use in [split(name)] if _plain(family) == wanted}
+    # Of a few, the language model has a name of its own.
+    uses = _uses(wanted) or _uses(_plain(kind))
     order = ("ForConditionalGeneration", *_USES) if file.values.get("text_config") else _USES
     if "ForMaskedLM" in uses and not file.values.get("is_decoder"):
         # An encoder, which generates only where it is said to.
@@ -73,6 +75,11 @@ def _of_type(file: ConfigFile) -> str:
             f"{kind[:200]!r}; `jaxllm models` lists all"
         )
     return found
+
+
+def _uses(wanted: str) -> dict[str, str]:
+    """Architectures of the family with this plain name, by their use."""
+    return {use: name for name in known_architectures() for family, use in [split(name)] if _plain(family) == wanted}
 
 
 def _plain(name: str) -> str:

@@ -48,6 +48,7 @@ def test_types_mean_what_they_mean_in_transformers() -> None:
         ("llama", "LlamaForCausalLM"),
         ("RefinedWebModel", "FalconForCausalLM"),
         ("gemma4_text", "Gemma4ForCausalLM"),
+        ("emu3_text_model", "Emu3ForCausalLM"),
         ("xlm-roberta", "XLMRobertaModel"),
         ("stablelm_epoch", "StableLmForCausalLM"),
         ("mpt", "MptForCausalLM"),
