@@ -47,9 +47,9 @@ def quick(name: str) -> Any:
 
 
 FEW = (
-    "bloom", "deepseek_v2", "deepseek_v32", "diffllama", "falcon-7b", "falcon_h1", "gemma3n", "gemma4-experts",
-    "gpt_oss", "jamba", "kimi_linear", "lfm2", "llama4", "longcat_flash", "minimax", "nemotron_h", "phimoe",
-    "qwen3_next", "recurrent_gemma", "rwkv", "xlstm",
+    "bloom", "deepseek_v2", "deepseek_v32", "deepseek_v4", "diffllama", "falcon-7b", "falcon_h1", "gemma3n",
+    "gemma4-experts", "gpt_oss", "jamba", "kimi_linear", "lfm2", "llama4", "longcat_flash", "minimax", "minimax_m3",
+    "nemotron_h", "phimoe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm",
 )  # fmt: skip
 """Families that have, together, every kind of attention, recurrence and experts that devices share."""
 
