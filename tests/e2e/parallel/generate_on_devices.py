@@ -102,9 +102,9 @@ def run(devices: str, *, few: bool = False, **more: Any) -> dict[str, Any]:
         engine: Any = llm.llm_engine.engine
         result: dict[str, Any] = {"devices": devices, "preempted": tokens(llm, params)}
         if not few:
-            result["cached"] = tokens(llm, params)
+            result["cached"] = tokens(llm, PARAMS[1::2])
         depth, engine._depth = engine._depth, 1  # as with async_scheduling=False
-        result["synchronous"] = tokens(llm, params)
+        result["synchronous"] = tokens(llm, PARAMS[::2])
         engine._depth = depth
         stats = engine.stats()
         result |= {"preemptions": stats.num_preemptions, "prefix_hits": stats.prefix_hits}

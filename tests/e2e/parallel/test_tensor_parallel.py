@@ -27,24 +27,14 @@ def check(runs: Runs, devices: str, *, shards: int = 1, share: float) -> None:
     assert min(one["preemptions"], many["preemptions"]) > 0
     assert min(one["prefix_hits"], many["prefix_hits"]) > 0
     assert many["preempted"] == one["preempted"]
-    assert many["cached"] == one["preempted"]
-    assert many["synchronous"] == one["synchronous"] == one["preempted"]
+    assert many["cached"] == one["preempted"][1::2]
+    assert many["synchronous"] == one["synchronous"] == one["preempted"][::2]
     for ours, theirs in zip(many["logprobs"], one["logprobs"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-3)
     assert many["beams"] == one["beams"]
     assert many["compilations"] == 0
     assert set(many["shares"]) == {share}, "a device holds more than its part"
     assert set(many["kept_shares"]) == {share / shards}, "a device holds more than its part"
-
-
-@pytest.fixture(scope="module")
-def one_and_two(run_python: RunPython) -> Runs:
-    """Engines of one and of two devices, in one process."""
-    return run(run_python, "1", "2")
-
-
-def test_two_devices(one_and_two: Runs) -> None:
-    check(one_and_two, "2", share=1 / 2)
 
 
 MESHES: dict[str, Any] = dict(
@@ -55,15 +45,15 @@ MESHES: dict[str, Any] = dict(
             ("stages=2,model=2", {"share": 1 / 2}),
             ("data=2,model=2", {"share": 1 / 2, "shards": 2}),
         ],
-        [("4", {"share": 1 / 4}), ("stages=2", {"share": 1}), ("stages=4", {"share": 1})],
+        [("2", {"share": 1 / 2}), ("4", {"share": 1 / 4}), ("stages=2", {"share": 1}), ("stages=4", {"share": 1})],
     )
 )
 
 
 @pytest.fixture(scope="module")
-def runs(run_python: RunPython, one_and_two: Runs) -> Runs:
-    """All others, in one process: they are compared with the same engine of one device."""
-    return {**one_and_two, **run(run_python, *MESHES)}
+def runs(run_python: RunPython) -> Runs:
+    """All of them, in one process, and the one that they are compared with."""
+    return run(run_python, "1", *MESHES)
 
 
 @pytest.mark.slow
