@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,12 @@ TRAINS = "lora_training.py"
 """The one that needs torch, for PEFT."""
 EMBEDS_CLIENT = "prompt_embed_inference_with_openai_client.py"
 OFFLINE = sorted({*PROGRAMS} - {*CLIENTS, EMBEDS_CLIENT})
-ALONE = ("beam_search.py", "data_parallel.py", TRAINS)
-"""Programs with a process each, as for users; the others share one, where they find modules and programs loaded, and
+ALONE = ("data_parallel.py", TRAINS)
+"""Programs with a process each; the others share one, where they find modules and programs loaded. But for one program,
 engines have the options of `QUICK`, which change no interface."""
 QUICK = {"optimization_level": 0, "enforce_eager": True}
 """Nearly all the time of an engine's start goes into compiling."""
-TOGETHER = [name for name in OFFLINE if name not in ALONE]
+TOGETHER = [name for name in OFFLINE if name not in (*ALONE, "beam_search.py")]
 
 PRINTED = {
     "api_client.py": "Once upon a time",
@@ -85,20 +86,6 @@ def test_one_in_this_process(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert PRINTED["offline_inference.py"] in capsys.readouterr().out
 
 
-def check(run_python: RunPython, name: str, url: str = "") -> None:
-    devices = "2" if name == "data_parallel.py" else "1"
-    env = {"JAX_NUM_CPU_DEVICES": devices, "OPENAI_BASE_URL": url}
-    result = run_python(str(FOLDER / name), env=env, with_torch=name == TRAINS)
-    assert result.returncode == 0, result.stderr
-    assert PRINTED[name] in result.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALONE)
-def test_offline(run_python: RunPython, name: str) -> None:
-    check(run_python, name)
-
-
 RUN = f"""
 import os, runpy, sys, traceback
 from jaxllm.config import EngineConfig
@@ -116,32 +103,57 @@ for path in paths:
 """
 
 
-@pytest.fixture(scope="module")
-def printed(run_python: RunPython) -> dict[str, str]:
-    """The output of each program that runs after the others in the same process."""
-    paths = [str(FOLDER / name) for name in TOGETHER]
-    done = run_python("-c", RUN, *paths, env={"JAX_NUM_CPU_DEVICES": "1"}, timeout=900)
+def together(run_python: RunPython, names: Collection[str], *, devices: int = 1, url: str = "") -> dict[str, str]:
+    """The output of each program, which runs after the others in the same process."""
+    paths = [str(FOLDER / name) for name in names]
+    env = {"JAX_NUM_CPU_DEVICES": str(devices), "OPENAI_BASE_URL": url}
+    done = run_python("-c", RUN, *paths, env=env, timeout=900, with_torch=TRAINS in names)
     assert done.returncode == 0, done.stderr
     parts = re.split("^<<(.*)>>$", done.stdout, flags=re.MULTILINE)[1:]
     return {Path(path).name: text for path, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
+@pytest.fixture(scope="module")
+def printed(run_python: RunPython) -> dict[str, str]:
+    """The output of all that run together."""
+    return together(run_python, TOGETHER)
+
+
+def check(name: str, printed: str) -> None:
+    assert "<failed>" not in printed, printed
+    assert PRINTED[name] in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
+def test_offline(run_python: RunPython, name: str) -> None:
+    check(name, together(run_python, [name], devices=2 if name == "data_parallel.py" else 1)[name])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOGETHER)
 def test_offline_together(printed: dict[str, str], name: str) -> None:
-    assert "<failed>" not in printed[name], printed[name]
-    assert PRINTED[name] in printed[name]
+    check(name, printed[name])
+
+
+@pytest.mark.slow
+def test_as_users_run_it(run_python: RunPython) -> None:
+    """With the options that it has, and in a process that does nothing else."""
+    done = run_python(str(FOLDER / "beam_search.py"), env={"JAX_NUM_CPU_DEVICES": "1"})
+    assert done.returncode == 0, done.stderr
+    check("beam_search.py", done.stdout)
 
 
 @pytest.mark.slow
 def test_clients(run_python: RunPython, tmp_path: Path) -> None:
     with running(tmp_path / "log", *SMALL, "--enable-prompt-embeds") as server:
-        for name in (*CLIENTS, EMBEDS_CLIENT):
-            if name != EMBEDDING_CLIENT:
-                check(run_python, name, f"{server.url}/v1")
+        names = [name for name in (*CLIENTS, EMBEDS_CLIENT) if name != EMBEDDING_CLIENT]
+        for name, printed in together(run_python, names, url=f"{server.url}/v1").items():
+            check(name, printed)
 
 
 @pytest.mark.slow
 def test_the_embedding_client(run_python: RunPython, tmp_path: Path) -> None:
     with running(tmp_path / "log", *SMALL, "--runner", "pooling") as server:
-        check(run_python, EMBEDDING_CLIENT, f"{server.url}/v1")
+        printed = together(run_python, [EMBEDDING_CLIENT], url=f"{server.url}/v1")
+        check(EMBEDDING_CLIENT, printed[EMBEDDING_CLIENT])
