@@ -1,17 +1,16 @@
-"""The command blocks of the pages, and what stands for `jaxllm` when they are run.
+"""The command blocks of the pages.
 
 A block in a fence without a language, or of `bash` or `sh`, is a program. It is run, unless a comment before it says
 why not: `<!-- not run: REASON -->`. `<!-- no command of this page is run: REASON -->` is for all blocks of a page.
 """
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import serve
+from tests.docs.replaced import OTHER_MODELS
 from tests.docs.test_names import PAGES, name_of
 
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -20,8 +19,6 @@ _PAGE_MARK = re.compile(r"<!-- no command of this page is run: (\S[^>]*?)\s*-->"
 _MARKS = re.compile(r"(?<!`)<!-- (?:not run|no command).*?-->", re.DOTALL)
 """Not those that a text shows in code."""
 _SHELL = ("", "bash", "sh")
-_OTHER_MODELS = re.compile(r"MODEL|[\w./-]+/[\w.-]+|\./[\w./-]+")
-"""Models that are not here: `demo` is run in their place."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +64,6 @@ def check_serve(arguments: list[str]) -> None:
     parser = FlagParser(prog="jaxllm serve")
     serve.add_arguments(parser)
     args = parser.parse_args(arguments)
-    if args.model_tag is not None and _OTHER_MODELS.fullmatch(args.model_tag):
+    if args.model_tag is not None and OTHER_MODELS.fullmatch(args.model_tag):
         args.model_tag = "demo"
     serve.read_options(args)
-
-
-def main(arguments: list[str]) -> int:
-    """`jaxllm` with `demo` in place of models that are not here."""
-    command, *rest = arguments
-    replaced = [_replaced(word, rest[index - 1] if index else "") for index, word in enumerate(rest)]
-    return subprocess.call([sys.executable, "-m", "jaxllm.serving.cli.main", command, *replaced])
-
-
-def _replaced(word: str, before: str) -> str:
-    is_model = before in ("", "--model") and _OTHER_MODELS.fullmatch(word)
-    return "demo" if is_model else word
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ ASKING = [block for block in RUN if "curl" in block.text]
 """Those that need a server."""
 SHIM = """#!/bin/sh
 [ "$1" != serve ] || {{ shift; printf '%s\\0' "$@" >> "$SERVERS"; printf '\\n' >> "$SERVERS"; exit 0; }}
-PYTHONPATH={root}:$PYTHONPATH exec {python} -m tests.docs.documented "$@"
+PYTHONPATH={root}:$PYTHONPATH exec {python} -m tests.docs.replaced "$@"
 """
 """Writes down what servers are to be started with, and runs all other commands."""
 
