@@ -5,6 +5,7 @@ import signal
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -156,24 +157,27 @@ def wait_for_socket(path: Path) -> None:
     pytest.fail("nobody listens")
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["it serves", "it loads"])
-def test_an_interrupt_ends_a_server_that_was_started_to_ignore_it(tmp_path: Path, early: bool) -> None:
-    """As shells start what a script runs in the background: whoever sends the signal all the same means it."""
+@pytest.fixture
+def ignoring_interrupts() -> Iterator[None]:
+    """Processes that are started ignore SIGINT, as shells start what a script runs in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with running(tmp_path / "log", *SMALL, wait=not early) as server:
-            deadline = time.monotonic() + SECONDS
-            while not psutil.Process(server.process.pid).children() and time.monotonic() < deadline:
-                time.sleep(0.02)
-            server.signal(signal.SIGINT)
-            assert server.end() == 0, server.log
-            assert "Traceback" not in server.log
-    finally:
-        signal.signal(signal.SIGINT, before)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
-def test_second_signal(tmp_path: Path) -> None:
-    """Ctrl-C twice ends server and engine at once, whatever runs."""
+def test_an_interrupt_ends_a_server_that_was_started_to_ignore_it(tmp_path: Path, ignoring_interrupts: None) -> None:
+    """While it loads: whoever sends the signal all the same means it."""
+    with running(tmp_path / "log", *SMALL, wait=False) as server:
+        deadline = time.monotonic() + SECONDS
+        while not psutil.Process(server.process.pid).children() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        server.signal(signal.SIGINT)
+        assert server.end() == 0, server.log
+        assert "Traceback" not in server.log
+
+
+def test_second_signal(tmp_path: Path, ignoring_interrupts: None) -> None:
+    """Ctrl-C twice ends server and engine at once, whatever runs, also where it was started to ignore it."""
     with running(tmp_path / "log", *SMALL, "--log-format", "json") as server:
         engine = server.engine()
         with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
