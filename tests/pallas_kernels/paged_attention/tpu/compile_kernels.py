@@ -1,6 +1,6 @@
 """Compiles paged attention for a chip that is not there and prints a line of JSON per case: run by a test.
 
-python -m tests.pallas_kernels.paged_attention.tpu.compile_kernels CHIP IMPLEMENTATION CASE [CASE ...]
+python -m tests.pallas_kernels.paged_attention.tpu.compile_kernels CHIP/IMPLEMENTATION/MODEL ...
 """
 
 import json
@@ -55,7 +55,7 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
     q_dtype = jnp.dtype("float32" if kv_dtype == "float32" else "bfloat16")
     q, kv = shape((TOKENS, heads, size), q_dtype), shape((TOKENS, kv_heads, size), q_dtype)
     per_head = shape((heads,), jnp.float32) if name == "gpt-oss-20b" else None
-    soft_cap = 50.0 if name == "gemma-2-2b" else None
+    soft_cap = 50.0 if name.startswith("gemma") else None
 
     def all_layers(q: Any, kv: Any, cache: Any, windows: Any, batch: Any, per_head: Any) -> Any:
         def layer(carry: Any, index_and_window: Any) -> Any:
@@ -72,7 +72,6 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
     compiled = function.lower(q, kv, cache, shape((LAYERS,)), batch, per_head).compile()
     memory = cast(Any, compiled.memory_analysis())
     return {
-        "case": name,
         "cache": cache.size * cache.dtype.itemsize,
         "aliased": memory.alias_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
@@ -80,14 +79,16 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compile the cases named by the arguments for the chip and with the implementation."""
-    chip, implementation, names = CHIPS[sys.argv[1]], sys.argv[2], sys.argv[3:]
-    options: dict[str, Any] = dict(chip.topology_options)
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology, **options)
-    mesh = Mesh(np.array(topology.devices[:1]), ("model",))
-    with jax.set_mesh(mesh):
-        for name in names:
-            print(json.dumps(compile_case(name, mesh, implementation)), flush=True)  # noqa: T201
+    """Compile the cases that the arguments name: chip, implementation and model."""
+    for case in sys.argv[1:]:
+        chip_name, implementation, name = case.split("/")
+        chip = CHIPS[chip_name]
+        options: dict[str, Any] = dict(chip.topology_options)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology, **options)
+        mesh = Mesh(np.array(topology.devices[:1]), ("model",))
+        with jax.set_mesh(mesh):
+            found = compile_case(name, mesh, implementation)
+        print(json.dumps({"case": case, **found}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
