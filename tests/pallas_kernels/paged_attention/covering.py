@@ -25,20 +25,33 @@ def covering(cases: Sequence[Case]) -> tuple[Case, ...]:
     return tuple(cases) if EVERY_CASE else tuple(_covering(cases, set()))
 
 
-def joined(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """As `covering`, but cases that differ from an ordinary one in different fields are one: a third as many."""
+def joined(cases: Sequence[Case], dtype: str = "float32") -> tuple[Case, ...]:
+    """As `covering`, but cases that differ from an ordinary one in different fields are one: a third as many.
+
+    `dtype` is that of an ordinary one.
+    """
+    plain = Case("plain", (), dtype=dtype)
     if EVERY_CASE:
         return tuple(cases)
     found: list[Case] = []
     for case in _covering(cases, set()):
         for place, other in enumerate(found):
-            both = _join(other, case)
+            both = _join(other, case, plain)
             if both is not None:
                 found[place] = both
                 break
         else:
             found.append(case)
-    return (*found, *_covering(cases, set().union(*map(_choices, found))))
+    return _needed((*found, *_covering(cases, set().union(*map(_choices, found)))))
+
+
+def _needed(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Without the cases whose choices others have, too; those of many tokens go first."""
+    found = list(cases)
+    for case in sorted(cases, key=lambda case: -case.num_tokens):
+        if _choices(case) <= set().union(*(_choices(other) for other in found if other is not case)):
+            found.remove(case)
+    return tuple(found)
 
 
 def _covering(cases: Sequence[Case], there: set[tuple[str, object]]) -> list[Case]:
@@ -52,22 +65,24 @@ def _covering(cases: Sequence[Case], there: set[tuple[str, object]]) -> list[Cas
     return found
 
 
+_TYPES = ("dtype", "kv_dtype", "k_scale", "v_scale", "scale_bytes")
 _BELONG_TOGETHER = (
     ("num_heads", "num_kv_heads"), ("window", "chunk", "unseen_are_null", "prefix", "spans"),
-    # Kernels support some sizes of heads for some types only.
-    ("dtype", "kv_dtype", "k_scale", "v_scale", "scale_bytes", "head_size"),
     *((name,) for name in ("page_size", "padding_tokens", "padding_rows", "soft_cap", "sinks", "alibi")),
     ("traced",), ("most_short",),
 )  # fmt: skip
 
 
-def _join(one: Case, other: Case) -> Case | None:
+def _join(one: Case, other: Case, plain_case: Case) -> Case | None:
     """A case with what is particular in both; None where they contradict each other, or rows would show nothing."""
     if not (_shows_all(one) and _shows_all(other)):
         return None
     options: dict[str, Any] = {}
-    for names in _BELONG_TOGETHER:
-        own, its, plain = ([getattr(case, name) for name in names] for case in (one, other, _PLAIN))
+    # Kernels support some sizes of heads for some types of a byte only.
+    is_narrow = min(one.cache_dtype.itemsize, other.cache_dtype.itemsize) == 1
+    types = [(*_TYPES, "head_size")] if is_narrow else [_TYPES, ("head_size",)]
+    for names in (*_BELONG_TOGETHER, *types):
+        own, its, plain = ([getattr(case, name) for name in names] for case in (one, other, plain_case))
         if plain not in (own, its) and own != its:
             return None
         options |= zip(names, its if own == plain else own, strict=True)
@@ -75,9 +90,6 @@ def _join(one: Case, other: Case) -> Case | None:
     if len(rows) > 1:
         return None
     return replace(one, name=f"{one.name}-{other.name}", rows=rows.pop() if rows else one.rows, **options)
-
-
-_PLAIN = Case("plain", ())
 
 
 def _shows_all(case: Case) -> bool:
