@@ -175,6 +175,7 @@ def _streams(name: str) -> Source:
     return Source(name, endings={part: f"_{theirs}" for part, theirs in _MIXES.items()})
 
 
+_GATED = {"gate": "w1", "up": "w3", "down": "w2"}
 _MIXES = {"weight": "fn", "base": "base", "scale": "scale"}
 _ATTENTION, _EXPERTS = "layers.*.attn", "layers.*.ffn"
 _COMPRESSOR, _INDEX = f"{_ATTENTION}.compressor", f"{_ATTENTION}.indexer"
@@ -208,12 +209,8 @@ NAMES: Names = {
     "layers.*.mlp.router": Source(
         f"{_EXPERTS}.gate", endings={"weight": ".weight", "correction": ".bias", "table": ".tid2eid"}
     ),
-    "layers.*.mlp.expert_gate": f"{_EXPERTS}.experts.{{expert}}.w1",
-    "layers.*.mlp.expert_up": f"{_EXPERTS}.experts.{{expert}}.w3",
-    "layers.*.mlp.expert_down": f"{_EXPERTS}.experts.{{expert}}.w2",
-    "layers.*.mlp.shared.gate": f"{_EXPERTS}.shared_experts.w1",
-    "layers.*.mlp.shared.up": f"{_EXPERTS}.shared_experts.w3",
-    "layers.*.mlp.shared.down": f"{_EXPERTS}.shared_experts.w2",
+    **{f"layers.*.mlp.expert_{ours}": f"{_EXPERTS}.experts.{{expert}}.{theirs}" for ours, theirs in _GATED.items()},
+    **{f"layers.*.mlp.shared.{ours}": f"{_EXPERTS}.shared_experts.{theirs}" for ours, theirs in _GATED.items()},
 }
 
 MOST_LAYERS = 256
@@ -229,4 +226,20 @@ RENAMED = {
 }
 """What transformers writes, which turns most names back into those of released checkpoints."""
 
-FAMILY = Family(read_config, weight_names=NAMES, renamed=RENAMED, other_parts=("mtp.",), prefix="")
+SYNONYMS = {
+    "model.layers": "layers",
+    "self_attn": "attn",
+    "mlp": "ffn",
+    **{f"shared_experts.{theirs}_proj": f"shared_experts.{ours}" for theirs, ours in _GATED.items()},
+    "compressor.indexer.q_b_proj": "indexer.wq_b",
+    "compressor.indexer.scorer.weights_proj": "indexer.weights_proj",
+    "compressor.indexer": "indexer.compressor",
+    "q_a_proj": "wq_a",
+    "q_b_proj": "wq_b",
+    "kv_proj": "wkv",
+    "gate_proj": "wgate",
+    "o_a_proj": "wo_a",
+    "o_b_proj": "wo_b",
+}
+
+FAMILY = Family(read_config, weight_names=NAMES, renamed=RENAMED, synonyms=SYNONYMS, other_parts=("mtp.",), prefix="")
