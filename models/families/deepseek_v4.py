@@ -112,6 +112,11 @@ def _attention(file: ConfigFile, norm: NormPlan) -> dict[str, CompressedAttentio
     size, window = file.integer("head_dim"), file.integer("sliding_window")
     part = file.number("partial_rotary_factor", 64 / 512)
     rope_size = file.integer("qk_rope_head_dim", int(size * part))
+    index_size = file.integer("index_head_dim", 128)
+    if rope_size < 2 or rope_size % 2 or rope_size > min(size, index_size):
+        raise file.wrong(
+            "qk_rope_head_dim", f"even, and at most 'head_dim' = {size} and 'index_head_dim' = {index_size}"
+        )
     groups = file.integer("o_groups", 8)
     if file.integer("num_attention_heads") % groups:
         raise file.wrong("o_groups", f"a divisor of 'num_attention_heads' = {file.integer('num_attention_heads')}")
@@ -133,7 +138,7 @@ def _attention(file: ConfigFile, norm: NormPlan) -> dict[str, CompressedAttentio
     )
     index = EntryIndexPlan(
         heads=file.integer("index_n_heads", 64),
-        size=file.integer("index_head_dim", 128),
+        size=index_size,
         top=file.integer("index_topk", 512),
     )
     return {

@@ -53,7 +53,8 @@ class CompressedAttention(nnx.Module):
     def __init__(
         self, config: ModelConfig, plan: CompressedAttentionPlan, options: ForwardOptions, *, dtype: jnp.dtype
     ) -> None:
-        if options.attention != "xla":
+        # There is no reference of its own.
+        if options.attention not in ("xla", "reference"):
             raise ModelError(f"attention {options.attention!r} does not support keys that are values; use 'xla'")
         self.plan, self.mesh, self.one_layer_cache = plan, options.mesh, options.one_layer_cache
         hidden, heads, size = config.hidden_size, config.num_heads, plan.size

@@ -22,8 +22,8 @@ def test_attention_with_sinks() -> None:
     query = random.normal(size=(TOKENS, HEADS, SIZE)).astype(np.float32)
     units, sinks = random.normal(size=(UNITS, SIZE)).astype(np.float32), random.normal(size=HEADS).astype(np.float32)
     seen, counts = random.integers(0, UNITS, (TOKENS, 150)), random.integers(1, 151, TOKENS)
-    arrays = (jnp.asarray(each, jnp.int32) for each in (seen, counts, TOKENS - 2))
-    found = attend_to_units(query, jnp.asarray(units), *arrays, scale=0.7, sinks=jnp.asarray(sinks))
+    lists = jnp.asarray(seen, jnp.int32), jnp.asarray(counts, jnp.int32), jnp.int32(TOKENS - 2)
+    found = attend_to_units(jnp.asarray(query), jnp.asarray(units), *lists, scale=0.7, sinks=jnp.asarray(sinks))
     for token in range(TOKENS - 2):
         keys = units[seen[token, : counts[token]]]
         scores = np.concatenate([query[token] @ keys.T * 0.7, sinks[:, None]], axis=1)
@@ -42,12 +42,9 @@ def test_the_best_entries_are_chosen_and_of_equal_ones_the_first(top: int) -> No
     query = random.integers(-2, 3, (TOKENS, heads, size)).astype(np.float32)
     weights = random.integers(-2, 3, (TOKENS, heads)).astype(np.float32)
     of, visible = random.integers(0, rows, TOKENS), random.integers(0, entries + 1, TOKENS)
-    found = choose_entries(
-        EntryIndex(jnp.asarray(query), jnp.asarray(weights)),
-        jnp.asarray(units),
-        *(jnp.asarray(each, jnp.int32) for each in (keys, of, visible, TOKENS)),
-        top,
-    )
+    index = EntryIndex(jnp.asarray(query), jnp.asarray(weights))
+    own = jnp.asarray(keys, jnp.int32), jnp.asarray(of, jnp.int32), jnp.asarray(visible, jnp.int32)
+    found = choose_entries(index, jnp.asarray(units), *own, jnp.int32(TOKENS), top)
     for token, chosen in enumerate(np.asarray(found)):
         stored = np.stack([np.concatenate([units[at], units[at + 1]])[:size] for at in keys[of[token]]])
         scores = (np.maximum(query[token] @ stored.T, 0) * weights[token][:, None]).sum(axis=0)[: visible[token]]
