@@ -61,7 +61,8 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         LayerPlan(attention=attention[kind], mlp=experts[by_token], attention_norm=norm, mlp_norm=norm, streams=streams)
         for kind, by_token in zip(kinds, hashed, strict=True)
     )
-    return ModelConfig(architecture=architecture, layers=layers, norm=norm, **sizes)
+    # Whatever the file says, as in transformers.
+    return ModelConfig(architecture=architecture, layers=layers, norm=norm, **sizes | {"num_kv_heads": 1})
 
 
 def _layer_types(file: ConfigFile, count: int) -> Sequence[str]:
@@ -124,7 +125,8 @@ def _attention(file: ConfigFile, norm: NormPlan) -> dict[str, CompressedAttentio
     sparse = rates.integer(SPARSE, file.integer("compress_rate_csa", 4))
     heavy = rates.integer(HEAVY, file.integer("compress_rate_hca", 128))
     if max(2 * sparse, heavy) > window:
-        raise file.wrong("sliding_window", f"at least {max(2 * sparse, heavy)}, the tokens that an entry is made of")
+        rates_given = f"twice {SPARSE!r} = {sparse}, and {HEAVY!r} = {heavy}"
+        raise file.wrong("sliding_window", f"at least {max(2 * sparse, heavy)} ({rates_given}): an entry is made of it")
     main, compressed = _ropes(file, rope_size)
     plan = CompressedAttentionPlan(
         size=size,

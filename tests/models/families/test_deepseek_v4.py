@@ -46,7 +46,7 @@ def test_nothing_in_a_page_overlaps(tmp_path: Path, page_size: int, by_window: b
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sliding_window": 64}, "'sliding_window' must be at least 128, the tokens that an entry is made of"),
+        ({"sliding_window": 64}, "'sliding_window' must be at least 128 .*'heavily_compressed_attention' = 128"),
         ({"compress_ratios": [0] * 42 + [8]}, "'layer_types' must be 43 of 'sliding_attention', "),
         ({"mlp_layer_types": ["moe"]}, "'mlp_layer_types' must be 43 of 'hash_moe' and 'moe'"),
         ({"o_groups": 7}, "'o_groups' must be a divisor of 'num_attention_heads' = 64"),
