@@ -74,7 +74,8 @@ def _check_tensor(tensor: Tensor, name: str, own: Sequence[WeightTarget], specs:
         raise ModelError(
             f"{tensor.path}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(own[0].tensor_shape)}"
         )
-    is_table = np.issubdtype(specs[own[0].path].array.dtype, np.integer)
+    # Weights that are rounded while loading have integers of 8 bits.
+    is_table = specs[own[0].path].array.dtype == np.int32
     known = INTEGERS if is_table else DTYPES
     if tensor.dtype not in known:
         raise ModelError(
