@@ -264,6 +264,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "ChatGLMForConditionalGeneration": _Known("chatglm"),
     "ChatGLMModel": _Known("chatglm"),
     "Cohere2VisionForConditionalGeneration": _Known("cohere2_vision"),
+    "CohereCompassTextForSequenceClassification": _Known("cohere.COMPASS", "classify"),
     "ColBERTJinaRobertaModel": _Known("colbert.JINA"),
     "ColBERTModel": _Known("colbert.BERT"),
     "ColBERTModernBertModel": _Known("colbert.MODERN_BERT"),

@@ -37,11 +37,11 @@ def test_options_that_a_family_which_is_here_does_not_read(tmp_path: Path) -> No
 
 
 def test_a_family_of_the_table(tmp_path: Path) -> None:
-    values = {**transformers.AXK2Config().to_dict(), "architectures": ["AXK2ForCausalLM"]}
+    values = {**transformers.Dots3NoteConfig().to_dict(), "architectures": ["Dots3NoteForCausalLM"]}
     gaps = find_gaps(write(tmp_path, values))
     assert not gaps.is_known
-    assert gaps.reason == ABSENT["AXK2ForCausalLM"]
-    assert gaps.nearest == "LongcatFlashForCausalLM"
+    assert gaps.reason == ABSENT["Dots3NoteForCausalLM"]
+    assert gaps.nearest == "BailingHybridForCausalLM"
     assert gaps.unread["attention"]["index_topk"] == 2048
 
 
