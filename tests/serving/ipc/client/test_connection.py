@@ -47,7 +47,7 @@ def test_a_process_that_is_stopped_as_it_starts_is_ended(tmp_path: Path, monkeyp
     """Before it has said anything: nobody would ever hear of it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(connection_module, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(connection_module, "_STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(connection_module, "STOPPED_SECONDS", 0.2)
     launched: list[EngineProcess] = []
 
     def launch(folder: str, on_exit: Callable[[str], None]) -> EngineProcess:
