@@ -50,10 +50,9 @@ def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) 
         raise BodyError("the body is empty: expected a JSON object", None, "invalid_json")
     try:
         return _decode(body, kind, ignored)
-    except msgspec.DecodeError as error:
+    # msgspec has an error of its own for what is not UTF-8 since 0.23.
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _explain_malformed(str(error), body) from None
-    except UnicodeDecodeError as error:
-        raise BodyError(f"the body is not UTF-8: byte {error.object[error.start]:#04x}", None, "invalid_json") from None
     except RecursionError:
         raise BodyError("the body is nested too deeply", None, "invalid_json") from None
 
@@ -152,6 +151,11 @@ def _bodies_in(hint: Any) -> Iterator[type[Body]]:
 
 def _explain_malformed(message: str, body: bytes) -> BodyError:
     """The fault of text that is not JSON; with the field, where Python's more lenient parser can read it."""
+    try:
+        if "utf-8" in message.lower():
+            body.decode()
+    except UnicodeDecodeError as error:
+        return BodyError(f"the body is not UTF-8: byte {body[error.start]:#04x}", None, "invalid_json")
     if len(body) <= _EXPLAINED_BYTES:
         try:
             place = _impossible_value(json.loads(body))
