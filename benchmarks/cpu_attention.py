@@ -1,11 +1,14 @@
-"""Attention on CPU over a cache of bfloat16 as it is (AVX512-BF16), and widened to float32, alternating.
+"""Attention on CPU (AVX512-BF16) over caches of several types, alternating.
 
     python -m benchmarks.cpu_attention [--heads 12,4,64] [--layers 12] [--batches 8x200,32x200,8x8000,p2000]
+
+The first is bfloat16 widened to float32, then bfloat16 as it is, then int8 with a scale for each token and head, whose
+queries and results are bfloat16 too, and float32 throughout.
 
 A batch is rows x context of decodes, or `p` and the tokens of a prompt. A step is what lies between the products of
 queries, keys and values and of the output, in all layers of a model: rotation, writing, attention. Of each kind: the
 least and the median of processor seconds, of all threads, and the least of elapsed ones. Results are not compared:
-both read the same cache, whose numbers lie in different places for them.
+the numbers of the caches are random.
 """
 
 import argparse
@@ -23,11 +26,14 @@ from jaxllm.models.layers.rope import rotate
 from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.cpu_common.zeros import zeros
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, paged_attention
+from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
 from jaxllm.pallas_kernels.paged_attention.cpu.pairs import merged_pairs
 
 BATCHES = "8x200,32x200,8x2000,32x2000,8x8000,32x8000,p2000"
 PAGE = 16
-KINDS = ("widened", "native")
+KINDS = ("widened", "native", "int8", "float32")
+SCALE_BYTES = 4
+"""Of a token and head in a cache of int8."""
 Heads = tuple[int, int, int]
 Step = Callable[[jax.Array, jax.Array, RaggedBatch], tuple[jax.Array, jax.Array]]
 
@@ -60,7 +66,7 @@ def make_batch(rows: list[tuple[int, int]]) -> RaggedBatch:
 def make_step(kind: str, heads: Heads, layers: int) -> Step:
     """All layers, one after the other, of queries, keys and values bfloat16 [T, (N + 2 K) * H]."""
     num_heads, num_kv_heads, size = heads
-    options = AttentionOptions(size**-0.5)
+    options = AttentionOptions(size**-0.5, scale_bytes=SCALE_BYTES if kind == "int8" else 0)
     ends = [num_heads * size, (num_heads + num_kv_heads) * size]
 
     @partial(jax.jit, donate_argnums=1)
@@ -72,8 +78,9 @@ def make_step(kind: str, heads: Heads, layers: int) -> Step:
             last, cache = carry
             # Each layer waits for the last one.
             own = lax.optimization_barrier((qkv, last))[0]
-            if kind == "native":
-                return merged_pairs(own, rotation, cache, layer, batch, options)
+            if kind != "widened":
+                merged = merged_pairs if kind == "native" else merged_attention
+                return merged(own, rotation, cache, layer, batch, options)
             query, key, value = (part.reshape(len(own), -1, size) for part in jnp.split(own, ends, axis=1))
             arrays = (rotate(query, rotation), rotate(key, rotation), value, cache)
             out, cache = paged_attention(*arrays, layer, batch, options, implementation="cpu")
@@ -84,10 +91,19 @@ def make_step(kind: str, heads: Heads, layers: int) -> Step:
     return step
 
 
-def make_cache(shape: tuple[int, ...]) -> jax.Array:
+def make_cache(kind: str, layers: int, pages: int, heads: Heads) -> jax.Array:
     """Random numbers, in memory like an engine's: large pages, where the system has them."""
-    numbers = jnp.asarray(np.random.default_rng(2).standard_normal(shape[-1], np.float32), jnp.bfloat16)
-    empty = jax.jit(lambda: zeros(shape, np.dtype(jnp.bfloat16)))()
+    _, num_kv_heads, size = heads
+    shape = (layers, pages, 2, num_kv_heads, PAGE * (size + (SCALE_BYTES if kind == "int8" else 0)))
+    dtype = np.dtype({"int8": jnp.int8, "float32": jnp.float32}.get(kind, jnp.bfloat16))
+    random = np.random.default_rng(2).standard_normal(shape[-1], np.float32)
+    if kind == "int8":
+        # Of the scales every one is about 1, so that no score is infinite.
+        random = np.concatenate(
+            [30 * random[: PAGE * size], np.frombuffer(np.ones(PAGE, np.float32).tobytes(), np.int8)]
+        )
+    numbers = jnp.asarray(random.astype(dtype))
+    empty = jax.jit(lambda: zeros(shape, dtype))()
     filled: jax.Array = jax.jit(lambda cache, numbers: cache + numbers, donate_argnums=0)(empty, numbers)
     return filled
 
@@ -101,15 +117,17 @@ def parsed(batch: str) -> list[tuple[int, int]]:
 
 
 def measure(
-    steps: dict[str, Step], qkv: jax.Array, batch: RaggedBatch, shape: tuple[int, ...], repeats: int
+    steps: dict[str, Step], qkv: jax.Array, batch: RaggedBatch, layers: int, heads: Heads, repeats: int
 ) -> dict[str, tuple[list[float], list[float]]]:
     """Of each kind its processor seconds and elapsed seconds; they take turns, after one more each."""
     times: dict[str, tuple[list[float], list[float]]] = {kind: ([], []) for kind in steps}
-    cache = make_cache(shape)
+    pages = int(batch.page_table.max()) + 1
+    caches = {kind: make_cache(kind, layers, pages, heads) for kind in steps}
+    inputs = {kind: qkv.astype(jnp.float32 if kind == "float32" else jnp.bfloat16) for kind in steps}
     for repeat in range(repeats + 1):
         for kind, step in steps.items():
             own, elapsed = time.process_time(), time.perf_counter()
-            _, cache = jax.block_until_ready(step(qkv, cache, batch))
+            _, caches[kind] = jax.block_until_ready(step(inputs[kind], caches[kind], batch))
             if repeat:
                 times[kind][0].append(time.process_time() - own)
                 times[kind][1].append(time.perf_counter() - elapsed)
@@ -133,8 +151,7 @@ def main() -> None:
     for name in options.batches.split(","):
         batch = make_batch(parsed(name))
         qkv = np.random.default_rng(1).standard_normal((len(batch.positions), (num_heads + 2 * num_kv_heads) * size))
-        shape = (options.layers, int(batch.page_table.max()) + 1, 2, num_kv_heads, PAGE * size)
-        found = measure(steps, jnp.asarray(qkv, jnp.bfloat16), batch, shape, options.repeats)
+        found = measure(steps, jnp.asarray(qkv), batch, options.layers, heads, options.repeats)
         first = None
         for kind, (own, elapsed) in found.items():
             first = min(own) if first is None else first

@@ -18,10 +18,15 @@ _NOT_NEEDED = re.compile(r"^(torch|torchaudio|torchvision|torchcodec)\b")
 """Torch comes first, in the version of the CPU build; the others are for images and sound."""
 
 
-def default_folder() -> Path:
-    """Where the environment is kept between runs."""
+def peers_folder() -> Path:
+    """Where other engines are kept between runs."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "jaxllm" / "peers" / PACKAGE.replace("==", "-")
+    return Path(cache) / "jaxllm" / "peers"
+
+
+def default_folder() -> Path:
+    """Where vLLM's environment is kept between runs."""
+    return peers_folder() / PACKAGE.replace("==", "-")
 
 
 def install_vllm(folder: Path) -> Path:

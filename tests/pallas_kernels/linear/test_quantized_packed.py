@@ -77,6 +77,24 @@ def test_within_1e5_of_the_exact_product(kind: WeightType, depth: int) -> None:
     assert error.max() < 1e-6
 
 
+@pytest.mark.parametrize("kind", [INT8, CODES], ids=["int8", "int4"])
+def test_activations_of_bfloat16_have_two_digits(kind: WeightType) -> None:
+    """Errors are a hundredth of what bfloat16 rounds a sum by, even if one number is far beyond the others."""
+    layout = QuantizedPacked((48, 8192), kind)
+    assert layout.form.reading("bfloat16") == replace(layout.form, digits=2)
+    assert layout.form.reading("float32") == layout.form
+    x, matrix = operands(kind, 48, 8192, 5)
+    x[3, 5] = 300.0
+    narrow = jnp.asarray(x, jnp.bfloat16)
+    x = np.asarray(narrow, np.float64)
+    exact = matrix.dequantized()
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(exact, axis=1)
+    found = np.asarray(product(narrow, weight_of(matrix)))
+    assert (np.abs(found - x @ exact.T) / lengths).max() < 2**-9 / 64
+    alone = np.asarray(product(narrow[3:4], weight_of(matrix)))
+    np.testing.assert_array_equal(alone, found[3:4])
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_row_depends_on_nothing_but_itself(kind: WeightType) -> None:
     """The same bits alone, among others, and in front of padding; which is zero."""

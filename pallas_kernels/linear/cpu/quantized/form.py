@@ -1,7 +1,7 @@
 """Which kernel multiplies with a quantized matrix."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from jaxllm.pallas_kernels.cpu_common.processor import Processor
@@ -13,6 +13,8 @@ SCALE_KINDS = ("float32", "bfloat16", "float16")
 """Types of scales that the kernels read, NumPy's names."""
 EXACT_DIGITS = 3
 """Digits of activations that stay as they are: 24 bits, as many as float32 has."""
+NARROW_DIGITS = 2
+"""Digits of activations of bfloat16: steps of 1 / 32,512 of a row's largest, finer than what a sum is rounded to."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class Form:
     """Whether weights are not as they lie in memory, but as arithmetic wants them: bytes without signs, or float32."""
     is_looked_up: bool = False
     """Whether bytes of codes are found in a table: others are the codes themselves."""
+
+    def reading(self, activations: str) -> "Form":
+        """The kernel for activations of a type (NumPy's name), if they are not rounded to bytes; weights lie alike."""
+        if self.digits == EXACT_DIGITS and activations == "bfloat16":
+            return replace(self, digits=NARROW_DIGITS)
+        return self
 
     @property
     def is_coded(self) -> bool:

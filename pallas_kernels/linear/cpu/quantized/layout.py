@@ -146,7 +146,7 @@ class QuantizedPacked(QuantizedLayout):
 
         Returns float32 [T, out], each matrix padded to whole blocks; rows that no matrix has are zero.
         """
-        x = x.astype(jnp.float32)
+        form, x = self.form.reading(x.dtype.name), x.astype(jnp.float32)
         order = weight.order
         if order is not None:
             order = order if weight.layer is None else order[weight.layer]
@@ -155,5 +155,5 @@ class QuantizedPacked(QuantizedLayout):
         if static is not None:
             static = (static if weight.layer is None else static[weight.layer]).max()
         assert weight.scales is not None
-        operand = Operand(self.kind, self.form, weight.array, weight.scales, weight.offsets, weight.layer)
+        operand = Operand(self.kind, form, weight.array, weight.scales, weight.offsets, weight.layer)
         return quantized_matmul(x, operand, sizes, fused, static)
