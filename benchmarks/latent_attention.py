@@ -1,7 +1,8 @@
-"""Latent attention on this CPU: the kernel compared with XLA's, at the sizes of DeepSeek's models.
+"""Latent attention on this CPU: one implementation compared with another, at the sizes of DeepSeek's models.
 
     scripts/bench latent_attention                      prints a table in Markdown
-    scripts/bench latent_attention --dtype bfloat16     another type of cache; queries are float32
+    scripts/bench latent_attention --dtype bfloat16     another type of queries and of the cache
+    scripts/bench latent_attention --dtype bfloat16 --of cpu cpu_pairs      the kernel that multiplies pairs
     scripts/bench latent_attention --only decode        cases whose name contains this
 
 Times are the best of several calls, in alternating runs: on a machine that does other things as well, too.
@@ -9,7 +10,7 @@ Times are the best of several calls, in alternating runs: on a machine that does
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import jax
@@ -28,7 +29,7 @@ ROWS: dict[str, tuple[tuple[int, int], ...]] = {
     "chunk_256_behind_4k": ((256, 4096),),
 }
 HEADS = {"16 heads": 16, "128 heads": 128}
-IMPLEMENTATIONS = ("xla", "cpu")
+IMPLEMENTATIONS = ("xla", "cpu", "cpu_pairs")
 
 
 def cases(dtype: str, only: str) -> Iterable[tuple[str, Case]]:
@@ -39,12 +40,10 @@ def cases(dtype: str, only: str) -> Iterable[tuple[str, Case]]:
                 yield heads, Case(name, rows, number, 512, 64, page_size=64, dtype=dtype, layers=1)
 
 
-def measure(case: Case, rounds: int) -> dict[str, float]:
+def measure(case: Case, names: Sequence[str], rounds: int) -> dict[str, float]:
     """Seconds of a call, by implementation."""
     inputs = make_inputs(case)
-    floats = {name: getattr(inputs, name).astype(jnp.float32) for name in ("q_latent", "q_rope", "latent", "k_rope")}
-    inputs = replace(inputs, **floats)
-    runs = {name: _runner(name, inputs) for name in IMPLEMENTATIONS}
+    runs = {name: _runner(name, inputs) for name in names}
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
@@ -77,15 +76,16 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=9)
+    both = "an implementation, and the one that is compared with it"
+    parser.add_argument("--of", nargs=2, choices=IMPLEMENTATIONS, default=("xla", "cpu"), help=both)
     options = parser.parse_args()
-    print("| heads | case | XLA, ms | kernel, ms | times as fast | kernel, Gflop/s |\n|---|---|---|---|---|---|")
+    first, second = options.of
+    print(f"| heads | case | {first}, ms | {second}, ms | times as fast | Gflop/s |\n|---|---|---|---|---|---|")
     for heads, case in cases(options.dtype, options.only):
-        seconds = measure(case, options.rounds)
-        xla, cpu = (seconds[name] for name in IMPLEMENTATIONS)
-        rate = products(case) / cpu / 1e9
-        print(
-            f"| {heads} | {case.name} | {xla * 1e3:.2f} | {cpu * 1e3:.2f} | {xla / cpu:.1f} | {rate:.0f} |", flush=True
-        )
+        seconds = measure(case, options.of, options.rounds)
+        slow, fast, rate = seconds[first], seconds[second], products(case) / seconds[second] / 1e9
+        row = (heads, case.name, f"{slow * 1e3:.2f}", f"{fast * 1e3:.2f}", f"{slow / fast:.2f}", f"{rate:.0f}")
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -160,8 +160,11 @@ class ResolvedConfig:
     @property
     def _attends_pairs(self) -> bool:
         """Whether the kernel of attention for CPUs is the one that multiplies a cache of bfloat16 as it is."""
-        is_paged = self.backend("attention") == "cpu" and self.model.latent is None
-        return is_paged and self.kv_dtype == "bfloat16" and self._multiplies_pairs
+        if self.backend("attention") != "cpu" or self.kv_dtype != "bfloat16" or not self._multiplies_pairs:
+            return False
+        latent = self.model.latent
+        # Keys of latent attention must be whole vectors of pairs, 32 numbers each.
+        return latent is None or (latent.rank + latent.rope_size) % 32 == 0
 
     @property
     def _takes_latent_attention(self) -> bool:

@@ -12,6 +12,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.activation import find_activation
 from jaxllm.models.layers.by_heads import by_heads
+from jaxllm.models.layers.head_projection import head_products
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
 from jaxllm.models.layers.short_convolution import Convolution
@@ -32,14 +33,14 @@ class BlockGate(nnx.Module):
     """
 
     def __init__(self, blocks: int, size: int, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
-        self.shape = (blocks, size, size)
+        self.shape, self.options = (blocks, size, size), options
         self.weight = parameter((blocks * size, size), dtype, sharding(options.mesh, "heads", "hidden"))
         self.bias = parameter((blocks * size,), dtype, sharding(options.mesh, "heads"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [T, B * size] to float32."""
         blocks, matrices = x.reshape(len(x), *self.shape[:2]), self.weight[...].reshape(self.shape)
-        out = jnp.einsum("tbi,bio->tbo", blocks, matrices, preferred_element_type=jnp.float32)
+        out = head_products(blocks, matrices, self.options, transposed=True)
         return jax.nn.sigmoid(out.reshape(x.shape) + self.bias[...].astype(jnp.float32))
 
 

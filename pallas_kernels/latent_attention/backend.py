@@ -149,6 +149,7 @@ LATENT_BACKENDS: Mapping[str, str] = {
     "reference": "reference",
     "xla": "xla",
     "cpu": "cpu.attention",
+    "cpu_pairs": "cpu.pairs",
     "tpu": "tpu.attention",
 }
 """The module that has each as its `BACKEND`: `reference` is slow and obvious, `xla` runs everywhere."""

@@ -28,6 +28,22 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, {"sliding_window": 24}),
+    "deepseek_v2": (
+        transformers.DeepseekV2Config,
+        transformers.DeepseekV2ForCausalLM,
+        {
+            "kv_lora_rank": 96,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 32,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+            "num_key_value_heads": 4,
+            "num_attention_heads": 4,
+            "first_k_dense_replace": 3,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+        },
+    ),
     "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM, {"num_local_experts": 4}),
 }
 LONGEST = 250
@@ -70,7 +86,7 @@ def rms(errors: np.ndarray) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-@pytest.fixture(scope="module", params=thinned(["llama", "gemma2", "mixtral"], ["qwen2", "qwen3"]))
+@pytest.fixture(scope="module", params=thinned(["llama", "deepseek_v2", "mixtral"], ["gemma2", "qwen2", "qwen3"]))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     """A random checkpoint in bfloat16, and prompts."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -51,17 +51,18 @@ def _quantized_targets(resolved: ResolvedConfig) -> list[Target]:
 
     _, parameters = nnx.split(abstract_model(resolved.model, resolved.forward, resolved.dtype))
     layouts = (ParameterSpec.of(variable).matrix for _, variable in nnx.to_flat_state(parameters))
-    forms = dict.fromkeys(layout.form for layout in layouts if isinstance(layout, QuantizedPacked))
+    forms = dict.fromkeys(
+        layout.form.reading(resolved.dtype) for layout in layouts if isinstance(layout, QuantizedPacked)
+    )
     return [quantized_target(form) for form in forms]
 
 
 def _attention(resolved: ResolvedConfig) -> Target:
     """Target of paged or latent attention."""
-    cache = resolved.cache
+    cache, paired = resolved.cache, resolved.forward.attention == "cpu_pairs"
     if resolved.model.latent is not None:
         # Few models have it: starts of others are faster without the import.
         from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
 
-        return latent_attention_target(cache.dtype)
-    paired = resolved.forward.attention == "cpu_pairs"
+        return latent_attention_target(cache.dtype, paired=paired)
     return attention_target(cache.dtype, scaled=cache.scale_bytes > 0, spans=resolved.sees_spans, paired=paired)

@@ -3,15 +3,17 @@
 from typing import Any
 
 from jaxllm.pallas_kernels.cpu_common.attention_words import BLOCK, GROUP, VECTORS, W_K, W_N, W_POSITIONS
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, word
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.latent_attention.cpu.products import (
     find_runs,
-    find_values,
+    join_pairs,
+    make_find_values,
     make_score,
+    make_soften_tile,
     make_weigh,
     make_widen,
-    soften_tile,
 )
 from jaxllm.pallas_kernels.latent_attention.cpu.state import tile_parts
 from jaxllm.pallas_kernels.latent_attention.cpu.work import RUN, TILE, W_Z, block_parts
@@ -24,8 +26,8 @@ def _length(work: int, first: int, tile: int, rows: int, start: int, stop: int) 
     return min(stop, int32(word(work, W_POSITIONS), last) + 1) - start
 
 
-def _make_score_all() -> Any:
-    score = make_score()
+def _make_score_all(kind: str) -> Any:
+    score, soften_tile = make_score(kind), make_soften_tile(kind)
 
     @compiled
     def score_all(work: int, first: int, rows: int, state: int, start: int, stop: int, pages: int, decays: int) -> None:
@@ -41,8 +43,8 @@ def _make_score_all() -> Any:
     return score_all
 
 
-def _make_weigh_all() -> Any:
-    wide, narrow = make_weigh(VECTORS), make_weigh(1)
+def _make_weigh_all(kind: str) -> Any:
+    wide, narrow, find_values = make_weigh(VECTORS, kind), make_weigh(1, kind), make_find_values(kind)
 
     @compiled
     def weigh_all(
@@ -53,6 +55,7 @@ def _make_weigh_all() -> Any:
         start: int,
         stop: int,
         pages: int,
+        latents: int,
         nexts: int,
         runs: int,
         aheads: int,
@@ -61,7 +64,7 @@ def _make_weigh_all() -> Any:
         place = 0
         while place < word(work, W_Z):
             vectors = VECTORS if place + GROUP <= word(work, W_Z) else 1
-            find_values(work, place, vectors, pages, nexts, runs, aheads)
+            find_values(work, place, vectors, pages, latents, nexts, runs, aheads)
             for tile in range(0, rows, TILE):
                 count, length = min(TILE, rows - tile), _length(work, first, tile, rows, start, stop)
                 if length > 0:
@@ -76,8 +79,10 @@ def _make_weigh_all() -> Any:
 
 
 def make_go_through(kind: str) -> Any:
-    """The function that does so, for a cache of a type (NumPy's name)."""
-    widen, score_all, weigh_all = make_widen(kind), _make_score_all(), _make_weigh_all()
+    """The function that does so, for a cache of a type (NumPy's name), or one of bfloat16 that is taken as `PAIRS`."""
+    inner = PAIRS if kind == PAIRS else "float32"
+    arrange = join_pairs if kind == PAIRS else make_widen(kind)
+    score_all, weigh_all = _make_score_all(inner), _make_weigh_all(inner)
 
     @compiled
     def go_through(work: int, row: int, first: int, rows: int, state: int, memory: int, begin: int, end: int) -> None:
@@ -87,8 +92,8 @@ def make_go_through(kind: str) -> Any:
             stop = min(start + BLOCK, end)
             find_runs(work, row, start, end, pages)
             find_runs(work, row, start + BLOCK, end, nexts)
-            widen(work, stop - start, pages, latents)
+            arrange(work, stop - start, pages, latents)
             score_all(work, first, rows, state, start, stop, pages, decays)
-            weigh_all(work, first, rows, state, start, stop, pages, nexts, runs, aheads)
+            weigh_all(work, first, rows, state, start, stop, pages, latents, nexts, runs, aheads)
 
     return go_through

@@ -5,8 +5,9 @@ first, in which a score is one sum made in one order, a weighted sum one chain o
 an exact zero. So results do not depend on what else is in the batch, nor on how a prompt was cut.
 
 There is one copy of a latent, as it is. Scores are sums across lanes, as many of them at once as a vector has. A block
-of a narrower type is made float32 first, once for all rows. All scores of a block come before any weighted sum, so that
-what both products read stays in the first cache.
+of a narrower type is made float32 first, once for all rows. Where the processor multiplies pairs of bfloat16 as they
+are, scores take two numbers of a key at a time, and values two keys, whose numbers are put side by side first, once for
+all rows. All scores of a block come before any weighted sum, so that what both products read stays in the first cache.
 """
 
 from typing import Any
@@ -23,12 +24,13 @@ from jaxllm.pallas_kernels.cpu_common.attention_words import (
     W_WRITES,
     W_WRITTEN,
 )
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS
 from jaxllm.pallas_kernels.cpu_common.calls import Kernel, free, result, size
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.cpu_common.movers import make_movers
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.latent_attention.cpu.blocks import make_go_through
-from jaxllm.pallas_kernels.latent_attention.cpu.state import copy_rows, finish_rows, start_rows
+from jaxllm.pallas_kernels.latent_attention.cpu.state import copy_rows, make_finish_rows, make_start_rows
 from jaxllm.pallas_kernels.latent_attention.cpu.work import (
     W_NEW_ROPE,
     W_Y,
@@ -58,7 +60,8 @@ def _make_write(kind: str, bytes_each: int) -> Any:
 
 
 def _make_attend(kind: str) -> Any:
-    go_through = make_go_through(kind)
+    go_through, is_narrow = make_go_through(kind), kind == PAIRS
+    start_rows, finish_rows = make_start_rows(is_narrow=is_narrow), make_finish_rows(is_narrow=is_narrow)
 
     @compiled
     def attend(work: int, chunk: int, group: int, scratch: int) -> None:
@@ -83,13 +86,17 @@ def _make_attend(kind: str) -> Any:
 
 
 def make_kernel(kind: str, bytes_each: int) -> Kernel:
-    """The kernel for a cache of a type (NumPy's name) of 2 or 4 bytes."""
-    write, attend = _make_write(kind, bytes_each), _make_attend(kind)
+    """The kernel for a cache of a type (NumPy's name) of 2 or 4 bytes, or for one of bfloat16 that is taken as `PAIRS`.
+
+    Queries and results are float32, or for `PAIRS` bfloat16. New latents have the cache's type.
+    """
+    write, attend = _make_write("bfloat16" if kind == PAIRS else kind, bytes_each), _make_attend(kind)
+    result_bytes = 2 if kind == PAIRS else 4
 
     @compiled
     def plan(frame: int, work: int) -> int:
         read_call(frame, work, bytes_each)
-        tokens, token_bytes = word(work, W_TOKENS), 4 * word(work, W_N) * word(work, W_Z)
+        tokens, token_bytes = word(work, W_TOKENS), result_bytes * word(work, W_N) * word(work, W_Z)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, 0, 0) - tokens) * token_bytes)
         chunks = plan_chunks(work)
         # A chunk's latents are read by those after it and by all its groups, so all are written before any is read.

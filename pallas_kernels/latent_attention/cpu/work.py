@@ -128,8 +128,8 @@ def scratch_parts(work: int, scratch: int) -> tuple[int, int, int]:
 
 @compiled
 def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int]:
-    """The buffers of a block: its latents in float32 [BLOCK, S], a vector, then addresses: of its runs in the cache, of
-    those of the next block, of vectors of its values, and of what is needed after each.
+    """The buffers of a block: its latents in float32 [BLOCK, S], or as `join_pairs` has them, a vector, then addresses:
+    of its runs in the cache, of those of the next block, of vectors of its values, and of what is needed after each.
     """
     decays = memory + 4 * BLOCK * word(work, W_H)
     pages = decays + 4 * LANES
