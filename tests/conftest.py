@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -53,6 +53,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("jaxllm", deadline=None, max_examples=100 if EVERY_CASE else 50)
 settings.load_profile("jaxllm")
 
+YOUNG_OBJECTS = 10_000
+"""So many new objects are there before a collection."""
+
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_TORCH = ROOT / "tests" / "without_torch"
 
@@ -66,9 +69,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Let no later collection of garbage go through the modules and tests that are there now, which all stay."""
+    forget_what_stays()
+    # As engine processes do, see `jaxllm.engine.garbage`: tracing makes many objects that stay.
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Collect the garbage of a file at its end, where what it left open is found, and never look at the rest again.
+
+    A process of the tests keeps what JAX has traced: late in a run, one collection of it all takes seconds.
+    """
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        forget_what_stays()
+    return result
+
+
+def forget_what_stays() -> None:
+    """Collect garbage now, and let no later collection go through what is left."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
