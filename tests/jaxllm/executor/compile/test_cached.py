@@ -32,7 +32,7 @@ jax.monitoring.register_event_duration_secs_listener(listen)
 def start():
     work.clear()
     engine = make_engine(max_num_batched_tokens=8, max_model_len=64, max_num_seqs=4,
-                         compilation_cache_dir=sys.argv[1], enforce_eager=False)
+                         compilation_cache_dir=sys.argv[1], attention_backend="xla", enforce_eager=False)
     requests = [request(index, [5, 6, 7, 8 + index], max_tokens=6, temperature=0.8, seed=1) for index in range(3)]
     tokens = {name: answer.token_ids for name, answer in run(engine, requests).items()}
     engine.close()
