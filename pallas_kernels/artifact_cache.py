@@ -22,6 +22,8 @@ IN_USE_SECONDS = 3600
 _FORMAT = b"jaxllm artifact 1 "
 _HEADER_BYTES = len(_FORMAT) + 2 * hashlib.sha256().digest_size + 1
 _UNFINISHED = ".unfinished"
+_PRUNED_PARTS = 64
+"""What writes prunes whenever it has written one of so many parts of what a cache may take."""
 
 
 class ArtifactCache:
@@ -33,9 +35,15 @@ class ArtifactCache:
     """
 
     def __init__(self, folder: Path, largest: int) -> None:
-        """`largest`: bytes of all artifacts together. Beyond that, those used longest ago go first."""
+        """`largest`: bytes of all artifacts together. Beyond that, those used longest ago go first.
+
+        Every writer may exceed it by a 64th: a look at all files for each that is written would take longer than to
+        write it, where there are thousands.
+        """
         self.folder = folder
         self._largest = largest
+        # Bytes written since the last look; before the first, as many as make one due.
+        self._unpruned = largest
 
     def get(self, name: str) -> memoryview | None:
         """The bytes of an artifact; None if it is not there or broken."""
@@ -70,7 +78,10 @@ class ArtifactCache:
                 unfinished.unlink()
             logger.warning("cannot cache %s for the next start: %s", path, error)
         else:
-            self.prune()
+            self._unpruned += len(data)
+            if self._unpruned * _PRUNED_PARTS >= self._largest:
+                self._unpruned = 0
+                self.prune()
 
     def discard(self, name: str, why: object) -> None:
         """Delete an artifact that cannot be used."""

@@ -67,6 +67,14 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
 
 
+def test_a_writer_prunes_at_first_and_after_every_64th(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, there = ArtifactCache(tmp_path, 6400), list[int]()
+    monkeypatch.setattr(cache, "prune", lambda: there.append(len(list(tmp_path.iterdir()))))
+    for index in range(6):
+        cache.put(f"{index}.bin", bytes(50))
+    assert there == [1, 3, 5]
+
+
 def test_no_folder_is_left_half_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the process is killed while it removes one: what is left is not found under its name."""
     folder = _old_folder(tmp_path / "model")
