@@ -2,7 +2,10 @@
 
 import pytest
 
+from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.executables import use_compilation_cache
+from jaxllm.executor.kernels.native import begin_kernels
+from jaxllm.executor.resolve import resolve_config
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,3 +16,10 @@ def compilation_cache() -> None:
     processes of its own, and no such cache.
     """
     use_compilation_cache(None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def native_kernels() -> None:
+    """Kernels for CPUs from the cache: engines without one find them in the process, in place of compiling them."""
+    options = {"enable_lora": True, "lora_dtype": "float32"}
+    begin_kernels(resolve_config(EngineConfig.from_options(options)), use_compilation_cache(None))()

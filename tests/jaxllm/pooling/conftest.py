@@ -1,3 +1,3 @@
-from tests.compiled import compilation_cache
+from tests.compiled import compilation_cache, native_kernels
 
-__all__ = ["compilation_cache"]
+__all__ = ["compilation_cache", "native_kernels"]

@@ -21,6 +21,8 @@ QUICK: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
 }
+CACHED: dict[str, Any] = {"compilation_cache_dir": None}
+"""For engines in processes of their own: without a cache each would compile the kernels of the CPU, seconds each."""
 
 
 @contextmanager

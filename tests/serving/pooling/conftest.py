@@ -6,7 +6,10 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from tests.compiled import native_kernels
 from tests.jaxllm.pooling.checkpoints import VOCAB, save
+
+__all__ = ["native_kernels"]
 
 TEXT = "the cat sat on mat dog ran away once upon a time apples are red green sky is blue what color no yes"
 WORDS = TEXT.split()

@@ -11,7 +11,7 @@ import pytest
 from jaxllm import LLM, LoRARequest
 from jaxllm.errors import RequestError
 from tests.adapter_folders import write_adapter
-from tests.jaxllm.pooling.driving import QUICK
+from tests.jaxllm.pooling.driving import CACHED, QUICK
 from tests.serving.server_process import running
 
 TEXTS = ["the sky is blue", "apples are red", "once upon a time"]
@@ -57,7 +57,7 @@ def test_offline(llm: LLM, folder: Path) -> None:
 
 
 def test_in_another_process(folder: Path) -> None:
-    options = {**QUICK, **LORA, "enforce_eager": True, "data_parallel_size": 2}
+    options = {**QUICK, **CACHED, **LORA, "data_parallel_size": 2}
     with LLM("demo", runner="pooling", max_model_len=64, show_progress=False, **options) as llm:
         own = LoRARequest("own", 1, str(folder))
         assert llm.add_lora(own)

@@ -12,14 +12,14 @@ import pytest_asyncio
 from jaxllm import AsyncLLM, PoolingParams
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError, QueueFullError, RequestError
-from tests.jaxllm.pooling.driving import QUICK
+from tests.jaxllm.pooling.driving import CACHED, QUICK
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def llm() -> AsyncIterator[AsyncLLM]:
-    config = EngineConfig.from_options({"model": "demo", "runner": "pooling", "max_model_len": 64, **QUICK})
+    config = EngineConfig.from_options({"model": "demo", "runner": "pooling", "max_model_len": 64, **QUICK, **CACHED})
     made = await AsyncLLM.start(config, max_queued_requests=24)
     yield made
     await made.shutdown()
