@@ -28,9 +28,11 @@ def map_pages(shards: Sequence[KVManager]) -> list[PageMap]:
 
 def _map(manager: KVManager) -> PageMap:
     states = manager.page_states()
-    each = np.eye(len(PAGE_STATES), dtype=np.int32)[states]  # [pages, states]
     size = -(-len(states) // MOST_CELLS)
-    begins = np.arange(0, len(states), size)
-    cells = np.add.reduceat(each, begins).argmax(axis=1)
+    num_cells, kinds = -(-len(states) // size), len(PAGE_STATES)
+    # One number for each cell and state, of which one pass over the pages counts how often it comes.
+    places = np.repeat(np.arange(0, num_cells * kinds, kinds), size)[: len(states)] + states
+    each = np.bincount(places, minlength=num_cells * kinds).reshape(num_cells, kinds)
+    cells = (each.argmax(axis=1) + ord("0")).astype(np.uint8).tobytes().decode()
     counts = dict(zip(PAGE_STATES, each.sum(axis=0).tolist(), strict=True))
-    return PageMap(pages_per_cell=size, cells="".join(map(str, cells.tolist())), counts=counts)
+    return PageMap(pages_per_cell=size, cells=cells, counts=counts)

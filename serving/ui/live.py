@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 INTERVAL = 0.5
 """Seconds between two events."""
+ANSWER_SECONDS = 0.5
+"""Longest wait for an engine, which answers between two steps."""
 MOST_LOOKERS = 64
 MOST_ROWS = 64
 """Sequences that an event describes; the counts are of all."""
@@ -104,7 +106,7 @@ async def live_views(server: ServerState) -> dict[int, LiveView]:
 
     async def ask(number: int, engine: Any) -> tuple[int, LiveView] | None:
         try:
-            answer = await asyncio.wait_for(engine.ask(called("live_view")), INTERVAL)
+            answer = await asyncio.wait_for(engine.ask(called("live_view")), ANSWER_SECONDS)
         except (TimeoutError, EngineError):
             return None
         return number, msgspec.json.decode(answer, type=LiveView)
