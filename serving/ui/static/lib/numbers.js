@@ -4,6 +4,9 @@ const whole = new Intl.NumberFormat("en");
 
 export const count = (number) => whole.format(Math.round(number));
 
+// "1 token", "2 tokens".
+export const counted = (number, noun) => `${count(number)} ${noun}${count(number) === "1" ? "" : "s"}`;
+
 export function rate(number) {
   if (number >= 100 || number === 0) return count(number);
   return number.toFixed(1);

@@ -1,6 +1,6 @@
 // The last steps of each engine: what the host does above, what the device does below, in the colour of the shape.
 import { html, useEffect, useRef, useState } from "../lib/html.js";
-import { count, duration } from "../lib/numbers.js";
+import { count, counted, duration } from "../lib/numbers.js";
 import { byShape, deviceSeconds, hostSeconds, span } from "./steps.js";
 
 const LANE = 22; // CSS pixels
@@ -66,13 +66,13 @@ function Picture({ found, colours }) {
     setUnder(found.shown.findLast((step) => step.engine === engine && step.at <= time && time <= step.at + step.ended) ?? null);
   }
 
-  const said = `${found.shown.length} steps in ${duration(found.end - found.begin)}; the table has their means`;
+  const said = `${counted(found.shown.length, "step")} in ${duration(found.end - found.begin)}; the table has their means`;
   return html`
     <div class="timeline">
       <canvas ref=${canvas} role="img" aria-label=${said} onPointerMove=${point} onPointerLeave=${() => setUnder(null)}></canvas>
       <p class="help under">
         ${under
-          ? `Step ${under.number}: ${count(under.tokens)} tokens of ${count(under.rows)} requests in the ${count(under.shape)}-token shape, host ${duration(hostSeconds(under))}, device ${duration(deviceSeconds(under))}`
+          ? `Step ${under.number}: ${counted(under.tokens, "token")} of ${counted(under.rows, "request")} in the ${count(under.shape)}-token shape, host ${duration(hostSeconds(under))}, device ${duration(deviceSeconds(under))}`
           : `The last ${duration(found.end - found.begin)}. Point at a step to read its figures.`}
       </p>
     </div>
@@ -126,7 +126,7 @@ function Shapes({ shapes }) {
         <tbody>
           ${shapes.map(
             (each) => html`<tr>
-              <td class="number">${count(each.shape)} token${each.shape === 1 ? "" : "s"}</td>
+              <td class="number">${counted(each.shape, "token")}</td>
               <td class="number">${count(each.count)}</td>
               <td class="number">${count(each.tokens)}</td>
               <td class="number">${duration(each.host)}</td>

@@ -1,6 +1,6 @@
 // Where steps lie below the roofline: operations per byte across, operations a second upwards, both logarithmic.
 import { html } from "../lib/html.js";
-import { count, duration } from "../lib/numbers.js";
+import { count, counted, duration } from "../lib/numbers.js";
 import { deviceSeconds } from "../live/steps.js";
 
 const WIDTH = 640;
@@ -85,7 +85,7 @@ function Plot({ points, peaks }) {
             ({ step, intensity, speed }) => html`
               <circle class=${`shape${shapes.indexOf(step.shape) % SHAPES}`} cx=${x(intensity)} cy=${y(speed)} r="4">
                 <title>
-                  ${`Step ${step.number}, ${count(step.tokens)} tokens: ${short(speed)} operations/s at ${intensity.toFixed(1)} per byte, ${duration(deviceSeconds(step))}`}
+                  ${`Step ${step.number}, ${counted(step.tokens, "token")}: ${short(speed)} operations/s at ${intensity.toFixed(1)} per byte, ${duration(deviceSeconds(step))}`}
                 </title>
               </circle>
             `,

@@ -1,7 +1,7 @@
 // The model: its limits, what it runs on, and how long its steps take.
 import { html, useEffect, useState } from "../lib/html.js";
 import { getJson } from "../lib/api.js";
-import { count, duration } from "../lib/numbers.js";
+import { count, counted, duration } from "../lib/numbers.js";
 import { Page } from "../lib/page.js";
 import { useEvents } from "../live/events.js";
 import { Memory } from "./memory.js";
@@ -15,37 +15,36 @@ export function Model({ about: first, models }) {
     getJson("ui/about").then(setAbout, () => {});
     getJson("ui/model").then(setMade, () => {});
   }, []);
-  const many = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
   const adapters = models.filter((name) => name !== about.model);
   const facts = {
     Model: {
       Name: about.model,
       "Other names and adapters": adapters.join(", ") || "none",
-      Vocabulary: `${count(about.vocab_size)} tokens`,
+      Vocabulary: counted(about.vocab_size, "token"),
       Weights: about.dtype,
       "Images": about.images ? "yes" : "no",
       Tools: about.tools ? "calls are told apart" : "no",
       Reasoning: about.reasoning ? "told apart" : "no",
     },
     Limits: {
-      "Prompt and answer": `${count(about.max_model_len)} tokens`,
-      "At once": many(about.max_num_seqs, "request"),
-      "In a step": `${count(about.max_num_batched_tokens)} tokens`,
+      "Prompt and answer": counted(about.max_model_len, "token"),
+      "At once": counted(about.max_num_seqs, "request"),
+      "In a step": counted(about.max_num_batched_tokens, "token"),
       "Adapters at once": about.max_loras ? count(about.max_loras) : "none",
       "Drafts in a step": about.max_drafts ? count(about.max_drafts) : "none",
       "Log-probabilities": about.max_logprobs < 0 ? "all" : `${about.max_logprobs} for each token`,
     },
     "KV cache": {
-      Room: `${count(about.kv_tokens)} tokens`,
+      Room: counted(about.kv_tokens, "token"),
       "Longest requests at once": about.max_concurrency.toFixed(1),
-      Pages: `${count(about.num_pages)} of ${many(about.block_size, "token")}`,
+      Pages: `${count(about.num_pages)} of ${counted(about.block_size, "token")}`,
       Type: about.kv_cache_dtype,
       "Prefix cache": about.prefix_caching ? "on" : "off",
       Windows: about.cache_windows.map((each) => each || "all").join(", "),
     },
     Devices: {
       Kind: about.device,
-      "For each engine": many(about.num_devices, "device"),
+      "For each engine": counted(about.num_devices, "device"),
       Engines: count(about.engines),
       "Data shards": count(about.data_shards),
       Stages: about.stages ? count(about.stages) : "none",

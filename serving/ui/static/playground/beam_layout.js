@@ -20,12 +20,14 @@ export function layout(tokens) {
     column.forEach((index, row) => (rows[index] = row));
   }
   const most = Math.max(...columns.map(({ length }) => length));
+  // Where beams end, a column is up to twice as high as the others, which stand at its middle.
+  const above = (index) => (most - columns[depths[index]].length) / 2;
   return {
     width: columns.length * (BOX.width + GAP.across) - GAP.across + 2 * EDGE,
     height: most * (BOX.height + GAP.down) - GAP.down + 2 * EDGE,
     places: tokens.map((_, index) => ({
       x: EDGE + depths[index] * (BOX.width + GAP.across),
-      y: EDGE + rows[index] * (BOX.height + GAP.down),
+      y: EDGE + (above(index) + rows[index]) * (BOX.height + GAP.down),
     })),
   };
 }

@@ -22,7 +22,7 @@ export function Beams({ node, canChoose, onChoose }) {
                 onClick=${() => onChoose(index)}
               >
                 <span class="content">${content || "(empty)"}</span>
-                ${score !== null && html`<span class="score">score ${score.toFixed(2)}</span>`}
+                ${score !== null && html`<span class="score">score ${score.toFixed(2).replace(/^-(0\.00)$/, "$1")}</span>`}
               </button>
             </li>
           `,

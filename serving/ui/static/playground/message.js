@@ -1,6 +1,7 @@
 // One message: its text, what can be done with it, and its other versions.
 import { html, useState } from "../lib/html.js";
 import { Icon } from "../lib/icons.js";
+import { counted } from "../lib/numbers.js";
 import { Beams } from "./beams.js";
 import { Calls } from "./calls.js";
 import { CopyButton, IconButton } from "./parts.js";
@@ -148,7 +149,7 @@ function Edit({ node, onCancel, onSend }) {
 function Figures({ node }) {
   const tokens = node.usage?.completion_tokens ?? node.tokens?.length;
   const parts = [];
-  if (tokens) parts.push(`${tokens} tokens`);
+  if (tokens) parts.push(counted(tokens, "token"));
   if (node.firstSeconds !== undefined) parts.push(`first after ${inTime(node.firstSeconds)}`);
   if (tokens > 1 && node.seconds > node.firstSeconds) {
     parts.push(`${((tokens - 1) / (node.seconds - node.firstSeconds)).toFixed(0)} tokens/s`);
