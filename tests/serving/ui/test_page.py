@@ -134,6 +134,26 @@ def test_text_of_a_model_never_becomes_markup(page: Page) -> None:
     assert page.title() == "jaxllm"
 
 
+def test_the_policy_stops_scripts_in_the_page_and_requests_to_elsewhere(page: Page, strange: list[str]) -> None:
+    """Even where markup came into the page: of an element with a script, and of one that loads from elsewhere."""
+    stopped: list[str] = page.evaluate("""async () => {
+        const stopped = [];
+        document.addEventListener("securitypolicyviolation", (event) => stopped.push(event.effectiveDirective));
+        const script = document.createElement("script");
+        script.textContent = "document.title = 'run'";
+        const image = document.createElement("img");
+        image.src = "http://127.0.0.1:9/elsewhere.png";
+        image.setAttribute("onerror", "document.title = 'run'");
+        document.body.append(script, image);
+        await fetch("http://127.0.0.1:9/elsewhere").catch(() => {});
+        while (stopped.length < 4) await new Promise((again) => setTimeout(again, 20));
+        return stopped;
+    }""")
+    assert sorted(set(stopped)) == ["connect-src", "img-src", "script-src-attr", "script-src-elem"]
+    assert page.title() == "jaxllm"
+    strange.clear()  # the browser tells of each that it stopped
+
+
 def test_a_call_of_a_tool_is_answered_by_the_reader(page: Page) -> None:
     call = {"index": 0, "id": "call-1", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
     bodies = [chunks({"tool_calls": [call]}, end="tool_calls"), chunks({"content": "It snows."})]

@@ -75,7 +75,7 @@ function Plot({ points, peaks }) {
             <text x=${LEFT - 8} y=${y(10 ** power) + 4} text-anchor="end">${short(10 ** power)}</text>
           `,
         )}
-        <text x=${(WIDTH + LEFT) / 2} y=${HEIGHT - 4} text-anchor="middle">operations per byte</text>
+        <text x=${LEFT} y=${HEIGHT - 4}>operations per byte</text>
         <g clip-path="url(#plot)">
           <path
             class=${`roof ${peaks.known ? "" : "seen"}`}
