@@ -45,6 +45,10 @@ class _Array(msgspec.Struct, array_like=True):
     shared: tuple[int, int] | None = None
 
 
+class WireError(EngineError):
+    """What came is no message, or not the next one. The connection is of no use any more; both processes go on."""
+
+
 class FrameEncoder:
     """Turns messages into frames. Not thread-safe.
 
@@ -110,9 +114,12 @@ class FrameDecoder(Generic[Message]):
         self._frames: Sequence[Frame] = ()
 
     def decode(self, frames: Sequence[Frame]) -> Message:
-        """The message in the first frame. Raises `msgspec.DecodeError` for anything else."""
+        """The message in the first frame. Raises `WireError` for anything else."""
         self._frames = frames
-        return self._decoder.decode(frames[0])
+        try:
+            return self._decoder.decode(frames[0])
+        except Exception as error:  # msgspec, NumPy and the system have many for what is broken.
+            raise WireError(f"{type(error).__name__}: {error}") from error
 
     def _decode_array(self, kind: type, value: Any) -> Any:
         assert kind is np.ndarray
@@ -132,7 +139,7 @@ class FrameDecoder(Generic[Message]):
             return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
 
 
-class LostMessageError(EngineError):
+class LostMessageError(WireError):
     """A message between a client and the engine did not arrive: neither side knows what the other does."""
 
 
@@ -163,8 +170,10 @@ class NumberedDecoder(Generic[Message]):
         """How many of our messages the other side has taken, as far as it has said."""
 
     def decode(self, frames: Sequence[Frame]) -> Message:
-        """The next message. Raises `LostMessageError` when it is another one."""
+        """The next message. Raises `LostMessageError` when it is another one, and `WireError` when it is none."""
         head = memoryview(frames[0])
+        if len(head) < _HEADER.size:
+            raise WireError(f"a message of {len(head)} bytes")
         number, self.taken = _HEADER.unpack_from(head)
         if number != self.heard:
             raise LostMessageError(f"message {self.heard} was lost: received message {number} instead")

@@ -1,5 +1,6 @@
 """The client's end of an engine process: its sockets, and the thread that listens."""
 
+import logging
 import shutil
 import socket
 import tempfile
@@ -27,11 +28,12 @@ from jaxllm.serving.ipc.messages import (
     Release,
     ToEngine,
 )
-from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, LostMessageError, NumberedDecoder, NumberedEncoder
+from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, NumberedDecoder, NumberedEncoder, WireError
 from jaxllm.version import __version__
 
-Listener = Callable[[FromEngine], None]
+logger = logging.getLogger(__name__)
 
+Listener = Callable[[FromEngine], None]
 
 _LOOK_SECONDS = 1.0
 """How often a process that starts is looked at."""
@@ -196,7 +198,8 @@ class EngineConnection:
         hello = self._receive_from_start()
         if hello is None:
             raise EngineError(f"the engine process ended during start-up ({self._exit})")
-        assert isinstance(hello, Hello)
+        if not isinstance(hello, Hello):
+            raise WireError(f"the engine process began with {type(hello).__name__}")
         if hello.version != __version__:
             raise EngineError(f"the engine process has version {hello.version}, but this process has {__version__}")
         poller = zmq.Poller()
@@ -263,8 +266,12 @@ class EngineConnection:
                         pass
                     case _:
                         self._on_message(message)
-        except LostMessageError as error:
+        except WireError as error:
             return EngineError(f"cannot decode the engine's messages: {error}")
+        except Exception as error:
+            # Without this thread, nobody would hear that the process ends.
+            logger.exception("cannot take a message of the engine")
+            return EngineError(f"cannot take the engine's messages: {error}")
         return EngineError(f"the engine process died: {self._exit}")
 
     def _dispose(self) -> None:

@@ -30,7 +30,7 @@ from jaxllm.serving.ipc.messages import (
     Release,
     ToEngine,
 )
-from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, NumberedDecoder, NumberedEncoder
+from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, NumberedDecoder, NumberedEncoder, WireError
 from jaxllm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -54,14 +54,19 @@ class Client:
         self._sockets = Sockets(self.folder)
 
     def greet(self) -> Configure:
-        """Say hello, and wait for the answer. From now on what is in the queue is sent."""
+        """Say hello, and wait for the answer. From now on what is in the queue is sent. Raises `WireError`."""
+        sending = threading.Thread(target=self._send, name="send", daemon=True)
         try:
             answer = self._sockets.greet()
         except zmq.ContextTerminated:
             self._sockets.close_input()
             self._sockets.close_output()
             raise
-        threading.Thread(target=self._send, name="send", daemon=True).start()
+        except WireError:
+            self._sockets.close_input()
+            sending.start()
+            raise
+        sending.start()
         return answer
 
     def listen(self) -> None:
@@ -208,9 +213,13 @@ class Clients:
 
     def _serve(self, client: Client) -> None:
         with suppress(zmq.ContextTerminated):
-            # What there is to configure the first has said.
-            client.greet()
-            client.listen()
+            try:
+                # What there is to configure the first has said.
+                client.greet()
+            except WireError as error:
+                self._input_queue.put((client, error))
+            else:
+                client.listen()
 
     def _detach(self, client: Client) -> list[str]:
         """Forget a client; returns its requests."""
@@ -249,11 +258,12 @@ class Sockets:
         """Say hello, and wait for what to do. Before any other thread sends."""
         self.send(Hello(__version__), 0)
         answer = self.receive()
-        assert isinstance(answer, Configure)
+        if not isinstance(answer, Configure):
+            raise WireError(f"the answer to Hello is {type(answer).__name__}")
         return answer
 
     def receive(self) -> ToEngine:
-        """Wait for the next message. Raises `LostMessageError`, and `zmq.ContextTerminated` after `end`."""
+        """Wait for the next message. Raises `WireError`, and `zmq.ContextTerminated` after `end`."""
         frames = [frame.buffer for frame in self._input.recv_multipart(copy=False)]
         return self._numbered.decode(frames)
 

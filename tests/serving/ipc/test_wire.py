@@ -2,23 +2,52 @@
 
 import gc
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.stats import StepStats
 from jaxllm.requests.media import Arrangement, ImageCrop, MediaItem, PromptMedia
-from jaxllm.requests.owners import Owner
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.owners import NOBODY, Owner
 from jaxllm.requests.request import Request
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.serving.ipc.messages import Abort, Add, Configure, Media, ToEngine
-from jaxllm.serving.ipc.wire import INLINE_BYTES, SHARED_BYTES, FrameDecoder, FrameEncoder
+from jaxllm.serving.ipc.messages import (
+    Abort,
+    Add,
+    AddedSequence,
+    Call,
+    Called,
+    Configure,
+    Finish,
+    FromEngine,
+    Hello,
+    Media,
+    Outputs,
+    Ready,
+    Release,
+    ToEngine,
+    UpdateWeights,
+    Weight,
+)
+from jaxllm.serving.ipc.wire import (
+    INLINE_BYTES,
+    SHARED_BYTES,
+    FrameDecoder,
+    FrameEncoder,
+    NumberedDecoder,
+    NumberedEncoder,
+    WireError,
+)
+from tests.serving.conftest import engine_info
 
 
 class Holder(msgspec.Struct):
@@ -104,8 +133,55 @@ def test_options_arrive_and_are_checked() -> None:
     "frame", [b"", b"\xc1", msgspec.msgpack.encode({"type": "Unknown"}), b"cos\nsystem\n(S'ls'\ntR."]
 )
 def test_anything_else_is_refused(frame: bytes) -> None:
-    with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+    with pytest.raises(WireError):
         FrameDecoder[Any](ToEngine).decode([frame])
+
+
+SENT: list[tuple[Any, Any]] = [
+    (Configure(EngineConfig()), ToEngine),
+    (Add(np.arange(100, dtype=np.int32), [AddedSequence("a", SamplingParams(seed=3))], 0, "é", (1,), NOBODY), ToEngine),
+    (UpdateWeights(1, [Weight.of("w", np.ones((3, 40), np.float32))]), ToEngine),
+    (Call(2, "sleep", {"level": 1}), ToEngine),
+    (Finish([("a", "stop")]), ToEngine),
+    (Hello("1"), FromEngine),
+    (Ready(engine_info()), FromEngine),
+    (Outputs([EngineOutput("a", [5, 6])], StepStats()), FromEngine),
+    (Release([7]), FromEngine),
+    (Called(3, refusal="no"), FromEngine),
+]
+DAMAGE = st.lists(
+    st.tuples(st.sampled_from(("byte", "cut", "insert", "frame")), st.integers(0, 2**16), st.binary(max_size=8)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(sent=st.sampled_from(SENT), damage=DAMAGE)
+@settings(max_examples=400)
+def test_damaged_messages_are_messages_or_refused(sent: tuple[Any, Any], damage: list[tuple[str, int, bytes]]) -> None:
+    """Whatever has become of the bytes, there is one kind of error, for which the ends of a connection are prepared."""
+    message, kind = sent
+    frames = [bytearray(frame) for frame in NumberedEncoder(FrameEncoder()).encode(message)]
+    for what, place, data in damage:
+        frame = frames[place % len(frames)]
+        at = place % (len(frame) + 1)
+        if what == "byte":
+            frame[at : at + len(data)] = data
+        elif what == "cut":
+            del frame[at:]
+        elif what == "insert":
+            frame[at:at] = data
+        elif len(frames) > 1:
+            frames.pop()
+    decoder = NumberedDecoder[Any](FrameDecoder(kind))
+    with suppress(WireError):
+        assert isinstance(decoder.decode(frames), kind)
+
+
+@given(frames=st.lists(st.binary(max_size=64), min_size=1, max_size=3), kind=st.sampled_from((ToEngine, FromEngine)))
+def test_foreign_messages_are_refused(frames: list[bytes], kind: Any) -> None:
+    with pytest.raises(WireError):
+        NumberedDecoder[Any](FrameDecoder(kind)).decode([b"\x00" * 16 + frames[0], *frames[1:]])
 
 
 def test_what_is_not_data_cannot_be_sent() -> None:

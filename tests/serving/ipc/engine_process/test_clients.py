@@ -23,6 +23,7 @@ from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
     AddedSequence,
+    AttachClient,
     Configure,
     DetachClient,
     Failed,
@@ -215,3 +216,25 @@ def test_what_cannot_be_sent_ends_the_engine_and_is_told(tmp_path: Path) -> None
         assert isinstance(heard[0], Hello)
         assert heard[1] == Failed("EngineError", "float64 cannot be sent")
         client.close()
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+def test_foreign_messages_end_the_connection_that_they_come_by(tmp_path: Path, greeted: bool) -> None:
+    input_queue: InputQueue = SimpleQueue()
+    first = Unconnected()
+    clients = Clients(first, input_queue, engine_info())
+    with zmq.Context() as context, context.socket(zmq.PUSH) as says, context.socket(zmq.PULL) as hears:
+        says.bind(f"ipc://{tmp_path}/input")
+        hears.bind(f"ipc://{tmp_path}/output")
+        decoder: NumberedDecoder[FromEngine] = NumberedDecoder(FrameDecoder(FromEngine))
+        clients.take(first, AttachClient(str(tmp_path)))
+        if greeted:
+            says.send_multipart(NumberedEncoder(FrameEncoder()).encode(Configure(EngineConfig())))
+        says.send(b"GET / HTTP/1.1")
+        item = input_queue.get(timeout=30)
+        assert item is not None
+        clients.take(*item)
+        assert item[0] not in clients
+        assert first in clients
+        heard = [type(decoder.decode(hears.recv_multipart())) for _ in range(3)]
+        assert heard == [Hello, Ready, Failed]
