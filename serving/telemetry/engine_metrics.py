@@ -157,7 +157,7 @@ class EngineMetrics:
         counters["prefix_cache_hits"] += _grown(before.prefix_hits, stats.prefix_hits)
         counters["num_preemptions"] += _grown(before.num_preemptions, stats.num_preemptions)
         counters["compilations_after_warmup"] += _grown(before.num_compilations, stats.num_compilations)
-        if stats.drafts is not before.drafts and stats.drafts.num_drafts:
+        if stats.drafts != before.drafts and stats.drafts.num_drafts:
             drafts = stats.drafts.since(before.drafts)
             counters["spec_decode_num_drafts"] += drafts.num_drafts
             counters["spec_decode_num_draft_tokens"] += drafts.num_draft_tokens
@@ -166,11 +166,11 @@ class EngineMetrics:
         counters["lora_reads"] += _grown(before.num_lora_reads, stats.num_lora_reads)
         counters["lora_slot_writes"] += _grown(before.num_lora_writes, stats.num_lora_writes)
         counters["kv_events_dropped"] += _grown(before.num_kv_events_dropped, stats.num_kv_events_dropped)
-        if stats.offload is not before.offload:
+        if stats.offload != before.offload:
             for name, (field, unit) in OFFLOAD.items():
                 told, now = getattr(before.offload, field), getattr(stats.offload, field)
                 counters[name] += int(_grown(told, now) * unit)
-        if stats.transfer is not before.transfer:
+        if stats.transfer != before.transfer:
             for name, (fields, unit) in TRANSFER.items():
                 counters[name] += sum(
                     int(_grown(getattr(before.transfer, field), getattr(stats.transfer, field)) * unit)

@@ -14,9 +14,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from benchmarks.shared.counting import counting_calls
 from jaxllm.config.engine_info import EngineInfo, StageInfo
 from jaxllm.engine.stats import StepStats
 from jaxllm.kv.lifetimes import PageLife
+from jaxllm.kv.tiers.counts import OffloadCounts
 from jaxllm.requests.request import FinishReason
 from jaxllm.serving.telemetry.catalogue import METRICS
 from jaxllm.serving.telemetry.engine_metrics import EngineState
@@ -287,6 +289,16 @@ def test_an_engine_that_starts_anew(metrics: Metrics) -> None:
     for total in (100, 150, 30, 40):
         metrics.observe(StepStats(prefix_queries=total), None)
     assert samples(metrics)["prefix_cache_queries_total", ""] == 190
+
+
+def test_a_step_costs_as_little_as_it_tells(metrics: Metrics) -> None:
+    """Steps come by the wire: what they tell again is equal to what is known, and not the same object."""
+    step = StepStats(num_steps=1, num_tokens=4, bucket_tokens=8, offload=OffloadCounts(queries=3))
+    arrived = [msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=StepStats) for _ in range(2)]
+    metrics.observe(arrived[0], None)
+    with counting_calls() as calls:
+        metrics.observe(arrived[1], None)
+    assert calls.total() < 30, calls
 
 
 def test_labels(metrics: Metrics) -> None:
