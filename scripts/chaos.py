@@ -15,7 +15,8 @@ import httpx
 import psutil
 
 from benchmarks.shared.running_server import RunningServer
-from scripts.chaos_attacks import Attacker, Vitals, alive_in, growth, kill_everything, named_memory, vitals
+from scripts.chaos_attacks import Attacker, Vitals, alive_in, growth, kill_everything, named_memory, slopes, vitals
+from scripts.chaos_gaps import told
 from scripts.chaos_load import KINDS, UNSEEDED, Client, Tally, TurnedAwayError
 
 FLAGS = (
@@ -28,6 +29,7 @@ _END_SECONDS = 30.0
 """Within which all processes of a server must be gone that was killed."""
 _SAMPLE_SECONDS = 5.0
 _SAMPLES_AT_REST = 3
+_COURSE_SECONDS = 2.0
 
 
 class Run:
@@ -39,6 +41,10 @@ class Run:
         self.tally = Tally()
         self._attacker = Attacker(server.process.pid, given.victim, self._draw, given.stops)
         self._over = asyncio.Event()
+        self.calm: list[tuple[float, float]] = []
+        """Gaps before the first attack."""
+        self.course: list[tuple[float, dict[int, Vitals]]] = []
+        """What processes took during the attacks, with seconds."""
         self.rest: list[list[dict[int, Vitals]]] = []
         """What processes took when nothing ran, before and after."""
 
@@ -53,8 +59,10 @@ class Run:
         # What is only made with the first load is there before it is counted.
         await self._until(0, wanted, lambda: asyncio.sleep(self._given.warm_up))
         await self._sample_at_rest()
-        self.tally.longest_gap = 0.0
+        self.calm, self.tally.gaps = self.tally.gaps, []
+        watched = asyncio.ensure_future(self._sample())
         await self._until(self._given.seconds, wanted, self._attack)
+        watched.cancel()
         await self._sample_at_rest()
         await calm.close()
 
@@ -75,6 +83,8 @@ class Run:
     async def _attack(self) -> None:
         attacks = self.tally.attacks
         while not self._given.attacks or attacks.total() < self._given.attacks:
+            if self._draw.random() >= self._given.starts:
+                await self._until_ready()
             await asyncio.sleep(self._draw.expovariate(1 / self._given.every))
             name = await asyncio.to_thread(self._attacker.strike)
             if name is not None:
@@ -104,10 +114,20 @@ class Run:
             elif kind != UNSEEDED and found != wanted[kind, stream]:
                 self.tally.wrong.append(f"{kind}, stream={stream}: {found} instead of {wanted[kind, stream]}")
 
-    async def _sample_at_rest(self) -> None:
+    async def _sample(self) -> None:
+        """Look at the processes again and again, until cancelled."""
+        while True:
+            self.course.append((time.monotonic(), await asyncio.to_thread(vitals, self._server.process.pid)))
+            await asyncio.sleep(_COURSE_SECONDS)
+
+    async def _until_ready(self) -> None:
         async with httpx.AsyncClient(base_url=self._server.base_url, timeout=60) as client:
-            while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.5)
+            with suppress(httpx.HTTPError):  # The process that answers may be the one that ends.
+                while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+
+    async def _sample_at_rest(self) -> None:
+        await self._until_ready()
         self.rest.append([])
         for _ in range(_SAMPLES_AT_REST):
             await asyncio.sleep(_SAMPLE_SECONDS)
@@ -122,18 +142,18 @@ def attack_parts(given: argparse.Namespace) -> int:
             run = Run(server, given)
             asyncio.run(run())
             metrics = httpx.get(f"{server.base_url}/metrics", timeout=60).text
-        tally = run.tally
+        tally, text = run.tally, log.read_text(encoding="utf-8", errors="replace")
         if tally.errors or tally.wrong:
-            sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-4000:])
+            sys.stderr.write(text[-4000:])
     resumed = sum(
         float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("jaxllm:requests_resumed_total")
     )
     print(
         f"{tally.answers.total()} answers {dict(tally.answers)}, {len(tally.wrong)} wrong, {len(tally.errors)} errors, "
         f"{tally.cut} cut with their API server, {tally.turned_away} told to come back later; {dict(tally.attacks)}, "
-        f"{resumed:.0f} requests resumed, longest gap {tally.longest_gap:.1f} s"
+        f"{resumed:.0f} requests resumed"
     )
-    print(*growth(*run.rest), sep="\n")
+    print(*told(run.calm, tally.gaps, text), *growth(*run.rest), *slopes(run.course), sep="\n")
     for each in (tally.wrong + tally.errors)[:10]:
         print(each[:2000])
     return 1 if tally.wrong or tally.errors else 0
@@ -204,6 +224,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=16, help="requests at a time (default: %(default)s)")
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two attacks")
     parser.add_argument("--stops", type=float, default=0.2, help="share of attacks that stop a process")
+    parser.add_argument(
+        "--starts", type=float, default=0.1, help="share of attacks that do not wait until an engine serves again"
+    )
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of load before processes are measured")
     parser.add_argument("--seed", type=int, default=0, help="of the attacks")
     victims = ("engine", "api-server", "everything")

@@ -10,7 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
 import psutil
+
+from benchmarks.shared.memory_growth import slope
 
 Victim = Literal["engine", "api-server"]
 _MODULES = {"engine": "jaxllm.serving.ipc.engine_process", "api-server": "jaxllm.serving.server.workers"}
@@ -82,6 +85,22 @@ def growth(before: list[dict[int, Vitals]], after: list[dict[int, Vitals]]) -> I
             means = [fmean(getattr(each[pid], name) / unit for each in some if pid in each) for some in (before, after)]
             parts.append(f"{name} {means[0]:.1f} -> {means[1]:.1f}")
         yield f"process {pid}: {', '.join(parts)}"
+
+
+def slopes(course: list[tuple[float, dict[int, Vitals]]]) -> Iterator[str]:
+    """How fast each process that lasted grew, from the first third on, with intervals of 95 %. None of short runs."""
+    course = course[len(course) // 3 :]
+    for pid in course[0][1].keys() & course[-1][1].keys() if course else ():
+        seconds = np.array([second for second, each in course if pid in each])
+        parts = []
+        for name, unit in (("memory", 2**20), ("descriptors", 1), ("threads", 1)):
+            values = np.array([getattr(each[pid], name) / unit for _, each in course if pid in each])
+            try:
+                found = slope(seconds, values)
+            except ValueError:
+                return
+            parts.append(f"{name} {values.mean():.1f} {found.value:+.2f}/h ({found.low:+.2f} to {found.high:+.2f})")
+        yield f"process {pid}, mean and slope: {', '.join(parts)}"
 
 
 def alive_in(folder: Path) -> list[psutil.Process]:

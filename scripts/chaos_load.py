@@ -62,6 +62,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 UNSEEDED = "unseeded"
 IGNORED = ("id", "created", "prompt_tokens_details", "system_fingerprint")
 """Fields that differ between two answers to the same request."""
+SHORTEST_GAP = 0.05
+"""Seconds without an event, from which on a stream stands still."""
 _NO_ENGINE = "engine_unavailable"
 _TOLERANCE = 1e-3
 """How far the log-probability of a token may be from that of the same token in a prompt."""
@@ -78,7 +80,8 @@ class Tally:
     """Requests that were told to come back later, as no engine was there within the time that they may wait."""
     cut: int = 0
     """Connections that ended with the API server process that had them."""
-    longest_gap: float = 0.0
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """When streams that had begun stood still, from and to, in seconds since the epoch as in logs."""
     attacks: Counter[str] = field(default_factory=Counter)
 
 
@@ -135,15 +138,16 @@ class Client:
         if not stream:
             return plain(await self.post(path, body, kind))
         found: Any = None
-        reader, ended, last = EventReader(), False, time.monotonic()
+        reader, ended, last = EventReader(), False, 0.0
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         async with self._http.stream("POST", path, json=asked, extensions={"trace": self._trace}) as response:
             if response.status_code != 200:
                 await response.aread()
                 _check(response, kind)
             async for data in response.aiter_bytes():
-                now = time.monotonic()
-                tally.longest_gap, last = max(tally.longest_gap, now - last), now
+                now = time.time()
+                if last and now - last > SHORTEST_GAP:
+                    tally.gaps.append((last, now))
                 for event in reader.feed(data):
                     ended = event == b"[DONE]"
                     part = {} if ended else json.loads(event)
@@ -151,6 +155,7 @@ class Client:
                         too_early = part["error"].get("code") == _NO_ENGINE and not has_begun(found)
                         raise (TurnedAwayError if too_early else RuntimeError)(f"{kind}: {part['error']}")
                     found = joined(found, plain(part))
+                last = now if has_begun(found) else 0.0
         if not ended:
             raise RuntimeError(f"{kind}: the stream was cut off")
         return found
