@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _OK = 200
 _RENDER_SECONDS = 30.0
+_TURNS = 4
+"""Turns of the event loop after which an answer that had come is read."""
 
 
 class Prefill:
@@ -83,7 +85,7 @@ class Prefill:
             server, work = self._choice.prefill(left, prompt)
             tried.add(server.number)
             self._choice.sent(server, prompt)
-            parameters = await self._ask(server, work, call)
+            parameters = await self._ask_until_gone(server, work, call)
             if parameters is not None:
                 return self._counted("prefill", parameters)
             self._metrics.retries.labels(server.name).inc()
@@ -113,6 +115,24 @@ class Prefill:
         """Count where a prompt is computed. Returns the parameters."""
         self._metrics.prompts.labels(place).inc()
         return parameters
+
+    async def _ask_until_gone(self, server: FleetServer, work: int, call: Call) -> Mapping[str, Any] | None:
+        """`_ask`; when the client leaves, the server computes no more, and pages that it has named are released."""
+        asking = asyncio.create_task(self._ask(server, work, call))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # An answer that was received but not read yet is lost if its reader is cancelled. The server cannot tell
+            # that from one that was read, and keeps the pages until their lease ends.
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            asking.cancel()
+            (parameters,) = await asyncio.gather(asking, return_exceptions=True)
+            if isinstance(parameters, Mapping):
+                self.release(call, parameters)
+            raise
+        finally:
+            asking.cancel()
 
     async def _ask(self, server: FleetServer, work: int, call: Call) -> Mapping[str, Any] | None:
         """Have a server compute the prompt; None where it does not."""
