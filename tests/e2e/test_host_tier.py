@@ -62,8 +62,7 @@ def settle(engine: Engine) -> None:
     tier = engine.host_tier
     assert tier is not None
     for _ in range(500):
-        tier.on_step_begin()
-        tier.on_step_end(is_idle=False)
+        tier.go_on()
         if not tier._transfers._stores.num_left and not len(tier._tier.stores) and not tier._tier.stores.has_states:
             return
         time.sleep(0.005)
@@ -258,14 +257,22 @@ def test_off_where_computing_is_faster(caplog: pytest.LogCaptureFixture, monkeyp
     monkeypatch.undo()
 
 
+HEAD = {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 3}
+TRANSFER = {"kv_offloading_size": 0, "kv_transfer_config": {"kv_role": "kv_both", "kv_port": 0}}
+
+
 @pytest.mark.parametrize(
     ("options", "error", "problem"),
     [
         ({"kv_offloading_size": 1e-9}, CapacityError, "less than a page of"),
         ({"kv_offloading_size": 1e6}, CapacityError, "of the host's memory are free"),
         ({"pipeline_parallel_size": 2}, ConfigError, "not supported with pipeline_parallel_size=2"),
+        ({"speculative_config": HEAD}, ConfigError, "not supported with drafts from layers on the device"),
+        ({**TRANSFER, "pipeline_parallel_size": 2}, ConfigError, "not supported with pipeline_parallel_size=2"),
+        ({**TRANSFER, "speculative_config": HEAD}, ConfigError, "not supported with drafts from layers on the device"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], error: type[Exception], problem: str) -> None:
-    with pytest.raises(error, match=f"kv_offloading_size.*{problem}"):
+    name = "kv_transfer_config" if "kv_transfer_config" in options else "kv_offloading_size"
+    with pytest.raises(error, match=f"{name}.*{problem}"):
         make_engine(**{**OPTIONS, "num_gpu_blocks_override": 20, **options})

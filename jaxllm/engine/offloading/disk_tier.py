@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxllm.engine.offloading.file_writer import CLOSE_SECONDS, FileWriter, Problem
+from jaxllm.engine.offloading.pace import Pace
 from jaxllm.engine.offloading.transfers import Worker
 from jaxllm.kv.tiers.disk.folder import DiskFolder
 from jaxllm.kv.tiers.disk.page_file import DamagedFileError
@@ -45,20 +46,24 @@ class DiskTier:
         news: threading.Event,
         token_seconds: float | None = None,
         description: str = "",
+        pace: Pace | None = None,
     ) -> None:
         """`open_folder` may take long. `sizes` are bytes of a page and of a state, whose part is number `states`.
 
         `news` is set when something has been read. A token takes `token_seconds` to compute, where that is known.
+        Threads keep to a `pace`, if there is one.
         """
         self.num_failures = self.read_bytes = 0
         self.read_seconds = 0.0
         """So far: files that could not be read, and what was read in how long."""
         self.description = description
-        self.writer = FileWriter(host, open_folder)
+        self.writer = FileWriter(host, open_folder, pace)
         self._host, self._sizes, self._states, self._token_seconds = host, sizes, states, token_seconds
         self._buffer: Bytes = np.empty(0, np.uint8)  # kept: new memory has to be made by the system each time
         self._problem = Problem("a copy of KV pages cannot be read, and is computed again")
-        self._reader: Worker[Read] = Worker("kv-disk-read", self._read, news)
+        self._reader: Worker[Read] = Worker(
+            "kv-disk-read", self._read, news, pace=pace, awaited=lambda job: sum(copy.size for copy in job.copies)
+        )
 
     @property
     def usage(self) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxllm.engine.offloading.pace import Pace
 from jaxllm.kv.tiers.disk.folder import DiskFolder, FolderFullError
 from jaxllm.kv.tiers.host_pool import Bytes, HostCopy, HostPool
 from jaxllm.models.errors import ModelError
@@ -57,8 +58,8 @@ class Problem:
 class FileWriter:
     """Writes what is offered to a folder, which it opens first. Another thread calls it, and waits for nothing."""
 
-    def __init__(self, host: HostPool, open_folder: Callable[[], DiskFolder]) -> None:
-        """`open_folder` may take long."""
+    def __init__(self, host: HostPool, open_folder: Callable[[], DiskFolder], pace: Pace | None = None) -> None:
+        """`open_folder` may take long. The thread keeps to a `pace`, if there is one."""
         self.num_dropped = self.num_failures = self.num_bytes = 0
         self.seconds = 0.0
         """So far: copies that were not written, times that it failed, and what was written in how long."""
@@ -70,7 +71,7 @@ class FileWriter:
         """Whether all files are about to be deleted."""
         self.tells = False
         """Whether `take_written` and `take_gone` have anything."""
-        self._host, self._open_folder = host, open_folder
+        self._host, self._open_folder, self._pace = host, open_folder, pace
         self._offered: deque[HostCopy] = deque()
         self._used: deque[Sequence[bytes]] = deque(maxlen=1024)
         self._written: deque[HostCopy] = deque()
@@ -187,7 +188,10 @@ class FileWriter:
                 self.is_clearing = False
             if not self._offered or (deadline is not None and time.monotonic() > deadline):
                 return
+            used = time.thread_time()
             self._write(folder, self._offered.popleft())
+            if self._pace is not None:
+                self._pace.rest(time.thread_time() - used)
 
     def _touch(self, folder: DiskFolder) -> None:
         while self._used:

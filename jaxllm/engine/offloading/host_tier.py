@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxllm.engine.offloading.disk_tier import DiskTier
+from jaxllm.engine.offloading.pace import Pace
 from jaxllm.engine.offloading.transfers import Loaded, Transfers
 from jaxllm.executor.program_table import GATHER_PAGES, GATHER_STATE, SCATTER_PAGES, SCATTER_STATE, ProgramRecord
 from jaxllm.executor.runner import Runner
@@ -29,6 +30,8 @@ IDLE_SECONDS = 0.05
 COPY_SECONDS, URGENT_SECONDS = 0.05, 0.002
 """How often an engine without requests looks whether more of its copies are made: where nobody waits for them, or
 another engine does."""
+BEHIND = 2
+"""Calls that it takes to copy what waits, beyond which copies are made at full speed."""
 CLOSE_SECONDS = 3.0
 """Copies for files that an engine has not made when it ends are made for so long."""
 
@@ -38,7 +41,7 @@ class PageMover:
 
     def __init__(self, runner: Runner, sizes: Sequence[int], whole: NamedSharding | None) -> None:
         """`sizes` are those of the programs, the smallest first; `whole` is where arrays are that are not split."""
-        self._runner, self.most = runner, sizes[-1]
+        self._runner, self.least, self.most = runner, sizes[0], sizes[-1]
         cache = runner.calls.state.kv_cache
         self.stagings = [staging_of(cache.pages[0], size) for size in sizes]
         self.page_bytes = _bytes(self.stagings[-1]) // self.most
@@ -80,10 +83,17 @@ class HostTier:
     """Belongs to an engine. Its thread calls everything; copying itself is done in others."""
 
     def __init__(
-        self, tier: Tier, mover: PageMover, scheduler: Scheduler, transfers: Transfers, disk: DiskTier | None = None
+        self,
+        tier: Tier,
+        mover: PageMover,
+        scheduler: Scheduler,
+        transfers: Transfers,
+        disk: DiskTier | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """Takes over `disk`."""
+        """Takes over `disk`. `pace` is that of all who copy, where copies slow down what is computed."""
         self._tier, self._mover, self._scheduler, self._transfers = tier, mover, scheduler, transfers
+        self._pace = pace
         self.disk = disk
         self.exchange: Exchange | None = None
         """What goes to other engines and comes from them, if anything does."""
@@ -126,6 +136,16 @@ class HostTier:
 
     def on_step_end(self, *, is_idle: bool) -> None:
         """Begin to copy what can be found since the last step; wait a little for a load if nothing can be computed."""
+        if self._pace is not None:
+            # What another engine waits for is not held up.
+            is_urgent = self.exchange is not None and self.exchange.is_copying
+            self._pace.is_computing = not is_idle and not is_urgent
+            self._pace.is_behind = len(self._tier.stores) > BEHIND * self._mover.most
+        self._copy_ahead()
+        if is_idle and self._tier.is_waiting:
+            self._transfers.wait(IDLE_SECONDS)
+
+    def _copy_ahead(self) -> None:
         stores, mover, transfers = self._tier.stores, self._mover, self._transfers
         while stores.has_states and transfers.can_store:
             state = stores.next_state(mover.state_bytes)
@@ -135,8 +155,6 @@ class HostTier:
             found = stores.next_pages(mover.most, mover.page_bytes)
             if found:
                 transfers.store([copy for copy, _ in found], mover.gather([page for _, page in found]))
-        if is_idle and self._tier.is_waiting:
-            transfers.wait(IDLE_SECONDS)
 
     @property
     def descriptions(self) -> tuple[str, ...]:
@@ -155,8 +173,10 @@ class HostTier:
 
     def go_on(self) -> float:
         """Copy what waits, while the engine has nothing else to do. Seconds until it is worth another call; 0: none."""
+        if self._pace is not None:
+            self._pace.is_computing = False
         self.on_step_begin()
-        self.on_step_end(is_idle=False)
+        self._copy_ahead()
         if not self.is_behind:
             return 0.0
         return URGENT_SECONDS if self.exchange is not None and self.exchange.is_copying else COPY_SECONDS
@@ -208,6 +228,8 @@ class HostTier:
 
     def close(self) -> None:
         """Copy what waits to files, for a moment, and end the threads."""
+        if self._pace is not None:
+            self._pace.is_computing = False
         if self.exchange is not None:
             self.exchange.close()
             self.exchange = None
@@ -225,8 +247,10 @@ class HostTier:
     def _start(self, load: Load) -> None:
         states = self._tier.loads.states
         pages = [item for item in load.items if item.copy.part != states]
-        for first in range(0, len(pages), self._mover.most):
-            some = pages[first : first + self._mover.most]
+        # Few, where steps of others wait for each call.
+        count = self._mover.least if self._pace is not None and self._pace.is_computing else self._mover.most
+        for first in range(0, len(pages), count):
+            some = pages[first : first + count]
             self._transfers.load(load, some, self._mover.staging(len(some)))
         for item in load.items:
             if item.copy.part == states:

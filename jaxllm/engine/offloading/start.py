@@ -1,6 +1,7 @@
 """Begins the host tier of an engine, where copying pages pays."""
 
 import logging
+import threading
 import time
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from jaxllm.config.kv_transfer import KVTransferSettings
 from jaxllm.engine.offloading.disk_tier import DiskTier
 from jaxllm.engine.offloading.host_tier import HostTier, PageMover
 from jaxllm.engine.offloading.layout import WEIGHTS, layout_of
+from jaxllm.engine.offloading.pace import Pace
 from jaxllm.engine.offloading.transfers import Transfers, as_rows, put
 from jaxllm.engine.transfer.start import start_exchange
 from jaxllm.errors import CapacityError, ConfigError
@@ -82,6 +84,8 @@ def start_host_tier(
     else:
         host = _make_buffer(settings, pages, mover)
     token_seconds = None
+    # Elsewhere, devices compute, and their memory is copied by engines of its own.
+    pace = Pace() if resolved.platform == "cpu" else None
     if options.kv_offloading == "auto" and settings is None:
         speeds = measure(resolved, runner, mover, fresh)
         if not speeds.pays:
@@ -91,12 +95,14 @@ def start_host_tier(
             )
             return None
         token_seconds = speeds.compute
+        if pace is not None:
+            pace.byte_seconds = speeds.compute / speeds.token_bytes
         logger.info("host tier: room for %d pages; %s", host.num_slots, speeds)
     else:
         logger.info("host tier: room for %d pages", host.num_slots)
-    transfers = Transfers(host)
-    disk = _disk_tier(resolved, mover, host, transfers, token_seconds)
-    tier = HostTier(pages.use_tier(host), mover, scheduler, transfers, disk)
+    transfers = Transfers(host, pace)
+    disk = _disk_tier(resolved, mover, host, transfers.news, token_seconds, pace)
+    tier = HostTier(pages.use_tier(host), mover, scheduler, transfers, disk, pace)
     if settings is not None:
         assert pages.tier is not None
         pages.tier.stores.copies_ahead = settings.produces or options.kv_offloading_size > 0
@@ -115,7 +121,12 @@ def _make_buffer(settings: KVTransferSettings, pages: KVManager, mover: PageMove
 
 
 def _disk_tier(
-    resolved: ResolvedConfig, mover: PageMover, host: HostPool, transfers: Transfers, token_seconds: float | None
+    resolved: ResolvedConfig,
+    mover: PageMover,
+    host: HostPool,
+    news: threading.Event,
+    token_seconds: float | None,
+    pace: Pace | None,
 ) -> DiskTier | None:
     """The files behind a host tier, if there is a folder for them. It is opened in a thread."""
     options = resolved.config.cache
@@ -131,7 +142,7 @@ def _disk_tier(
     sizes = (mover.page_bytes, mover.state_bytes)
     states = resolved.cache_groups.num_tables
     description = f"{options.kv_offloading_disk_size:.2f} GiB of files in {root}"
-    disk = DiskTier(host, open_folder, sizes, states, transfers.news, token_seconds, description)
+    disk = DiskTier(host, open_folder, sizes, states, news, token_seconds, description, pace)
     if not disk.writer.wait_until_ready(READY_SECONDS):
         logger.info("disk tier: files of %s are found later: weights are hashed, or the disk is slow", root)
     return disk

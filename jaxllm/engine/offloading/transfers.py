@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
-from jaxllm.kv.tiers.host_pool import Bytes, HostCopy, HostPool, allocate
+from jaxllm.engine.offloading.pace import Pace
+from jaxllm.kv.tiers.host_pool import Bytes, HostCopy, HostPool
 from jaxllm.kv.tiers.loads import Item, Load
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,13 @@ MOST_STORES = 2
 """Arrays on their way to the host at most: so much of the devices' memory it may take."""
 MOST_LOADED = 4
 """Arrays that are back on the devices, and wait to be written to the cache, at most."""
+
+OTHER_HALF = 2.0
+"""Gathering pages from the cache, or writing them to it, takes processors about as long as a thread copies them."""
+PIECE = 8
+"""Copies of a store after which the thread rests, where it keeps to a pace."""
+ALIGNMENT = 64
+"""Bytes: arrays of the host that begin at multiples of it are used by the CPU's devices as they are."""
 
 Job = TypeVar("Job")
 
@@ -37,6 +45,7 @@ class Stored:
     array: jax.Array | None
     checksums: list[int | None]
     seconds: float = 0.0
+    rested: float = 0.0
 
 
 @dataclass(eq=False)
@@ -52,12 +61,26 @@ class Loaded:
 
 
 class Worker(Generic[Job]):
-    """A thread that does jobs in their order; `done` has those it has finished, at most `most` if that is not 0."""
+    """A thread that does jobs in their order; `done` has those it has finished, at most `most` if that is not 0.
 
-    def __init__(self, name: str, work: Callable[[Job], None], news: threading.Event, most: int = 0) -> None:
+    It keeps to a `pace`, if it is given one: a job counts `weight` times. Of one that somebody waits for, `awaited` has
+    the bytes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Job], None],
+        news: threading.Event,
+        most: int = 0,
+        pace: Pace | None = None,
+        awaited: Callable[[Job], int] = lambda _: 0,
+        weight: float = 1.0,
+    ) -> None:
         self.num_left = 0
         """Jobs that were given and not taken yet."""
-        self._work, self._news = work, news
+        self._work, self._news, self._pace = work, news, pace
+        self._awaited, self._weight = awaited, weight
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: queue.Queue[Job] = queue.Queue(most)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -81,14 +104,19 @@ class Worker(Generic[Job]):
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            start = time.monotonic()
+            start, used = time.monotonic(), time.thread_time()
             try:
                 self._work(job)
             except Exception:
                 logger.exception("copying KV pages failed")
             job.seconds = time.monotonic() - start  # type: ignore[attr-defined]
+            used, awaited = time.thread_time() - used, self._awaited(job)
             self._done.put(job)
             self._news.set()
+            # What a job holds is free for others meanwhile.
+            del job
+            if self._pace is not None:
+                self._pace.rest(used * self._weight, awaited)
 
     def close(self, seconds: float = float("inf")) -> None:
         """End the thread, after what it was given; one that is stuck for so long ends with the process."""
@@ -100,16 +128,19 @@ class Worker(Generic[Job]):
 
 
 class Transfers:
-    """Copies between arrays and `host`, both ways."""
+    """Copies between arrays and `host`, both ways; at a `pace`, if it is given one."""
 
-    def __init__(self, host: HostPool) -> None:
+    def __init__(self, host: HostPool, pace: Pace | None = None) -> None:
         self.load_bytes = self.store_bytes = 0
         self.load_seconds = self.store_seconds = 0.0
         """So far: of all jobs that were taken."""
-        self._host, self.news = host, threading.Event()
+        self._host, self._pace, self.news = host, pace, threading.Event()
         """Set when something has come."""
         self._stores: Worker[Stored] = Worker("kv-store", self._store, self.news)
-        self._loads: Worker[Loaded] = Worker("kv-load", self._load, self.news, MOST_LOADED)
+        self._loads: Worker[Loaded] = Worker(
+            "kv-load", self._load, self.news, MOST_LOADED, pace,
+            awaited=lambda job: sum(item.copy.size for item in job.items), weight=OTHER_HALF,
+        )  # fmt: skip
 
     @property
     def is_busy(self) -> bool:
@@ -134,7 +165,7 @@ class Transfers:
         """What was stored since the last call."""
         found = self._stores.take()
         for each in found:
-            self.store_seconds += each.seconds
+            self.store_seconds += each.seconds - each.rested
             self.store_bytes += sum(copy.size for copy in each.copies)
         return found
 
@@ -160,17 +191,28 @@ class Transfers:
         assert job.array is not None
         rows = as_rows(np.asarray(job.array), len(job.copies))
         job.array = None
-        for index, copy in enumerate(job.copies):
-            job.checksums[index] = self._host.fill(copy, rows[index])
+        for first in range(0, len(job.copies), PIECE):
+            used = time.thread_time()
+            for index, copy in enumerate(job.copies[first : first + PIECE], first):
+                job.checksums[index] = self._host.fill(copy, rows[index])
+            if self._pace is not None:
+                job.rested += self._pace.rest((time.thread_time() - used) * OTHER_HALF)
 
     def _load(self, job: Loaded) -> None:
         size = int(np.prod(job.into.shape)) * np.dtype(job.into.dtype).itemsize
-        data = allocate(size)
+        data = _empty(size)
         count = len(job.items) if len(job.into.shape) == 1 else job.into.shape[0]
         rows = data.reshape(count, -1)
         intact = [self._host.read(item.copy, rows[index]) for index, item in enumerate(job.items)]
         job.array = put(data.view(job.into.dtype).reshape(job.into.shape), job.into.sharding)
         job.intact = intact
+
+
+def _empty(size: int) -> Bytes:
+    """Memory for the devices, uint8 [size]. The process keeps it for the next time: new pages of it cost a copy."""
+    data = np.empty(size + ALIGNMENT, np.uint8)
+    first = -data.ctypes.data % ALIGNMENT
+    return data[first : first + size]
 
 
 def as_rows(array: np.ndarray, count: int) -> Bytes:
