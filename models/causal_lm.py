@@ -24,13 +24,13 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder, set_weight_types
 from jaxllm.models.families import registry
 from jaxllm.models.forward_context import ForwardContext, SharedBlocks
-from jaxllm.models.layers.embedding import Bias, Embedding, TokenEmbedding, vocab_rows
+from jaxllm.models.layers.embedding import Bias, Embedding, TokenEmbedding, output_rows
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.output_transform import OutputTransform
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import TokenInputsPlan
-from jaxllm.models.sharding import constrain, token_axis
+from jaxllm.models.sharding import constrain, model_parallel, padded_vocab, token_axis
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
@@ -63,8 +63,8 @@ class CausalLM(Decoder):
         transform = config.output.transform if is_last else None
         narrows = bool(config.embedding.size) and is_last and transform is None
         self.projection = project(dtype=dtype, options=options) if narrows else None
-        rows = vocab_rows(config, options)
-        size, axes = config.vocab_size + rows.padding, ("vocab", "hidden")
+        rows = output_rows(config, options)
+        size, axes = config.output_tokens + rows.padding, ("vocab", "hidden")
         columns = config.output_size
         make_head = partial(Linear, columns, size, dtype=dtype, axes=axes, options=options, rows=rows)
         has_head = is_last and not config.tie_word_embeddings
@@ -146,9 +146,13 @@ class CausalLM(Decoder):
             logits = logits * output.scale
         if output.soft_cap is not None:
             logits = output.soft_cap * jnp.tanh(logits / output.soft_cap)
-        if logits.shape[1] > self.config.vocab_size:
-            is_token = jnp.arange(logits.shape[1], dtype=jnp.int32) < self.config.vocab_size
+        devices, count = model_parallel(self.options.mesh), self.config.output_tokens
+        if logits.shape[1] > count:
+            is_token = jnp.arange(logits.shape[1], dtype=jnp.int32) < count
             logits = jnp.where(is_token, logits, -jnp.inf)
+        missing = padded_vocab(self.config, devices) - logits.shape[1]
+        if missing:
+            logits = jnp.pad(logits, ((0, 0), (0, missing)), constant_values=-jnp.inf)
         return constrain(logits, self.options.mesh, None, "vocab")
 
 

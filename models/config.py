@@ -116,6 +116,11 @@ class ModelConfig:
         return self.embedding.size or self.hidden_size
 
     @property
+    def output_tokens(self) -> int:
+        """Tokens that the output layer scores: the first of the vocabulary, or all."""
+        return self.output.tokens or self.vocab_size
+
+    @property
     def output_size(self) -> int:
         """Columns of the output layer, where that is not the embedding."""
         transform = self.output.transform

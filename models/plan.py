@@ -225,8 +225,12 @@ class OutputTransformPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPlan:
-    """Logits times `scale`, then soft_cap * tanh(logits / soft_cap); `bias` is one of the output layer."""
+    """Logits times `scale`, then soft_cap * tanh(logits / soft_cap); `bias` is one of the output layer.
 
+    With `tokens` the output layer has only so many rows: later tokens are read and never generated.
+    """
+
+    tokens: int | None = None
     scale: float = 1.0
     soft_cap: float | None = None
     bias: bool = False

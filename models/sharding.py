@@ -146,7 +146,12 @@ def split_kv_heads(num_kv_heads: int, devices: int) -> int:
 
 def padded_vocab(config: ModelConfig, devices: int) -> int:
     """Size of the vocabulary in the weights: the next that can be split between blocks, the same on one device."""
-    return config.vocab_size if devices == 1 else config.vocab_size + -config.vocab_size % (VOCAB_BLOCK * devices)
+    return padded_tokens(config.vocab_size, devices)
+
+
+def padded_tokens(count: int, devices: int) -> int:
+    """The same of a matrix with rows for `count` tokens."""
+    return count if devices == 1 else count + -count % (VOCAB_BLOCK * devices)
 
 
 def splits(config: ModelConfig, devices: int, *, expert_parallel: bool = False, shards: int = 1) -> bool:

@@ -13,7 +13,6 @@ DECODER_OF_TWO: Final = "the decoder of an encoder-decoder model, which attends 
 FILE: Final = "no new layer: a family file"
 
 ABSENT: Final[Mapping[str, str]] = {
-    "Apertus1p5TextForCausalLM": "an output layer with fewer tokens than the embedding, in the family of Apertus",
     "BartForCausalLM": DECODER_OF_TWO,
     "BeamForCausalLM": "residuals that are divided by a number of their depth, and gates with a bias for each head",
     "BigBirdPegasusForCausalLM": DECODER_OF_TWO,

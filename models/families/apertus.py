@@ -1,11 +1,14 @@
-"""Apertus: norms on heads, and MLPs without a gate, whose activation has two learned numbers in every layer."""
+"""Apertus: norms on heads, and MLPs without a gate, whose activation has two learned numbers in every layer.
+
+In Apertus 1.5, images and sound are tokens of the vocabulary, which the output layer may lack.
+"""
 
 from dataclasses import replace
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families.common import read_llama, with_biases, without_gates
-from jaxllm.models.families.family import LLAMA_NAMES, Family, Names
+from jaxllm.models.families.common import read_llama, text_part, with_biases, without_gates
+from jaxllm.models.families.family import LLAMA_NAMES, TEXT_PARTS, Family, Names
 from jaxllm.models.layers.activation import LEARNED, read_activation
 
 _ROPE = {
@@ -37,6 +40,20 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     return ModelConfig(architecture=architecture, **options)
 
 
+def read_v15(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Apertus 1.5's configuration, or that of its language model; what makes tokens of images and sound is not used."""
+    file = text_part(file)
+    config = read_config(file, architecture)
+    tokens = file.optional_integer("output_vocab_size")
+    if tokens is None:
+        return config
+    if tokens > config.vocab_size:
+        raise file.wrong("output_vocab_size", f"at most 'vocab_size' = {config.vocab_size}")
+    if config.tie_word_embeddings and tokens < config.vocab_size:
+        raise file.wrong("output_vocab_size", "'vocab_size': 'tie_word_embeddings' makes one matrix of both")
+    return replace(config, output=replace(config.output, tokens=tokens))
+
+
 NAMES: Names = {
     **LLAMA_NAMES,
     "layers.*.attention_norm": "model.layers.*.attention_layernorm",
@@ -46,3 +63,9 @@ NAMES: Names = {
 
 # Its two constants are the same in all checkpoints.
 FAMILY = Family(read_config, weight_names=NAMES, ignored_tensors=(".act_fn.beta", ".act_fn.eps"))
+V15 = replace(
+    FAMILY,
+    read_config=read_v15,
+    renamed=TEXT_PARTS,
+    other_parts=("model.vision_tokenizer.", "model.audio_tokenizer."),
+)

@@ -32,6 +32,7 @@ _USES = (
 _DECODERS: dict[str, str] = {
     "Afmoe": "afmoe",
     "Apertus": "apertus",
+    "Apertus1p5Text": "apertus.V15",
     "Aquila": "llama_like.AQUILA",
     "Arctic": "arctic",
     "AriaText": "aria",
@@ -256,6 +257,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     **_decoder("CTRL", "xglm.CTRL", model="LMHeadModel"),
     **{architecture: _Known(f"causal_bert.{name}") for architecture, name in _CAUSAL_BERTS.items()},
     "AlbertForPreTraining": _Known("albert"),
+    "Apertus1p5ForConditionalGeneration": _Known("apertus.V15"),
     "AudioFlamingo3ForConditionalGeneration": _Known("hearing.FLAMINGO"),
     "AyaVisionForConditionalGeneration": _Known("aya_vision"),
     "BaiChuanForCausalLM": _Known("baichuan.FIRST"),

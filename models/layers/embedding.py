@@ -18,7 +18,16 @@ from jaxllm.models.layers.matrix import Matrix
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import Rows, parameter
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import MODEL, model_parallel, over_model, padded_vocab, partition, sharding, token_axis
+from jaxllm.models.sharding import (
+    MODEL,
+    model_parallel,
+    over_model,
+    padded_tokens,
+    padded_vocab,
+    partition,
+    sharding,
+    token_axis,
+)
 from jaxllm.pallas_kernels.linear import Weight, choose_layout
 
 if TYPE_CHECKING:
@@ -29,6 +38,12 @@ if TYPE_CHECKING:
 def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
     """The sum of a matrix with a row per token, so that the vocabulary can be split."""
     return Rows(padding=padded_vocab(config, model_parallel(options.mesh)) - config.vocab_size)
+
+
+def output_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
+    """The same of an output layer, which may have fewer tokens."""
+    count = config.output_tokens
+    return Rows(padding=padded_tokens(count, model_parallel(options.mesh)) - count)
 
 
 class Embedding(Matrix):
