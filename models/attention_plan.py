@@ -20,7 +20,8 @@ class RopeConfig:
 
     Heads have `head_size` elements, where that is not the model's. Only the first `rotary_size` are rotated, or all. In
     a checkpoint, element i pairs with the one half of them further on, or, `interleaved`, with its neighbour; in memory
-    a pair is always half a head apart.
+    a pair is always half a head apart. Where it `learns` frequencies, each is multiplied by the exponential of a
+    parameter (LeRoPE, in Mistral Large 4).
 
     With `sections`, positions have three parts: time, height and width. So many pairs turn by each: the first ones by
     time, and so on (arXiv 2409.12191), or, with `mixes_sections`, every third from the second on by height, every third
@@ -48,6 +49,7 @@ class RopeConfig:
     truncate: bool = True
     sections: tuple[int, ...] = ()
     mixes_sections: bool = False
+    learns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +188,8 @@ class KeyIndexPlan:
 
     An index head has `size` elements, the first of them, or, with `rotates_last`, the last ones rotated as those of
     attention; an index key is for all `heads`, and normalised. In checkpoints a rotated element pairs with its
-    neighbour if `interleaved`.
+    neighbour if `interleaved`. Queries are products of the latents of attention's queries, or, with an `input_norm`, of
+    the layer's input after that; with `grows` they are scaled as `LatentAttentionPlan.grows` says.
     """
 
     heads: int
@@ -195,6 +198,24 @@ class KeyIndexPlan:
     interleaved: bool = False
     rotates_last: bool = False
     norm: NormPlan = NormPlan(kind="layer", bias=True)
+    input_norm: NormPlan | None = None
+    grows: bool = False
+    pool: int = 1
+    """Tokens that are chosen together, if more than 1, `top` tokens in all; those of an unfinished group are seen.
+
+    The key of a group is the mean of its tokens' keys, each element weighted by the softmax of another product's and of
+    a bias by the place in the group (GLM-5 next).
+    """
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers that the cache has of a token: its key, and what that is weighted by in a group."""
+        return self.size if self.pool == 1 else 2 * self.size
+
+    @property
+    def most(self) -> int:
+        """Keys that a token sees at most."""
+        return self.top + self.pool - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +226,11 @@ class LatentAttentionPlan:
     rotary embedding turns, which all heads share. A head's query has `plain_size` elements and `rope_size` more, its
     value `value_size`. Queries are products of the layer's input, or of a latent of their own, of size `query_rank`.
     `norm` is that of latents. `scale` is (plain_size + rope_size) ** -0.5 by default. With `bias`, the products that
-    make latents and the last one have biases. With an `index`, which needs a `query_rank`, tokens see chosen keys; with
-    `shares_choice` they are those that the last layer before it with an index of its own has chosen.
+    make latents and the last one have biases. With an `index`, which needs a `query_rank` or a norm of its own, tokens
+    see chosen keys; with `shares_choice` they are those that the last layer before it with an index of its own has
+    chosen. Without one they see the last `window` keys (0: all). `rope_norm` is that of the rotated part of keys,
+    before it is rotated. With `grows` a head's queries at position p are multiplied by scale * log(p + 1) + bias, which
+    are parameters of each head.
     """
 
     rank: int
@@ -219,8 +243,10 @@ class LatentAttentionPlan:
     norm: NormPlan = NormPlan()
     latent_scale: float = 1.0
     """Factor on normalised latents."""
+    rope_norm: NormPlan | None = None
     bias: bool = False
     query_scale: QueryScale | None = None
+    grows: bool = False
     output_gate: Literal["elements", "heads"] | None = None
     """What values give is multiplied by the sigmoid of one more product: each element, or each head, by one."""
     takes_both: bool = False
@@ -228,22 +254,28 @@ class LatentAttentionPlan:
     sinks: bool = False
     index: KeyIndexPlan | None = None
     shares_choice: bool = False
+    window: int = 0
+    num_heads: int | None = None
+    """Heads, where they are not as many as the model's."""
+    source: int | None = None
+    """Number of the layer whose latents in the cache this one reads; it has none, then."""
 
     is_causal: ClassVar[bool] = True
-    window: ClassVar[int] = 0
     chunk: ClassVar[int] = 0
     is_chunked: ClassVar[bool] = False
-    """Latent attention sees all tokens before it."""
-    num_heads: ClassVar[int | None] = None
     num_kv_heads: ClassVar[int | None] = None
     head_size: ClassVar[int | None] = None
-    source: ClassVar[int | None] = None
     sees_spans: ClassVar[bool] = False
 
     @property
     def query_size(self) -> int:
         """Elements of a head's query, and of its key."""
         return self.plain_size + self.rope_size
+
+    @property
+    def index_size(self) -> int:
+        """Numbers that the cache has of a token for the index; 0 without one."""
+        return 0 if self.index is None else self.index.cached_size
 
     def but(self, **changes: object) -> "LatentAttentionPlan":
         """A copy with other values."""

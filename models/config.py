@@ -175,6 +175,12 @@ class ModelConfig:
         return attention if isinstance(attention, LatentAttentionPlan) else None
 
     @property
+    def latents(self) -> tuple[LatentAttentionPlan, ...]:
+        """Kinds of latent attention, each once."""
+        plans = dict.fromkeys(layer.attention for layer in self.attention_layers)
+        return tuple(plan for plan in plans if isinstance(plan, LatentAttentionPlan))
+
+    @property
     def compressed(self) -> tuple[CompressedAttentionPlan, ...]:
         """Kinds of attention to entries in place of far keys, each once, if all layers have such."""
         plans = dict.fromkeys(layer.attention for layer in self.attention_layers)
@@ -187,10 +193,9 @@ class ModelConfig:
 
     @property
     def shared_choice(self) -> int:
-        """How many keys are chosen by layers whose choice others share; 0 where none do."""
-        plans = [layer.attention for layer in self.attention_layers]
-        latent = [plan for plan in plans if isinstance(plan, LatentAttentionPlan) and plan.shares_choice]
-        return latent[0].index.top if latent and latent[0].index is not None else 0
+        """How many keys are chosen at most by layers whose choice others share; 0 where none do."""
+        shared = (plan.index.most for plan in self.latents if plan.shares_choice and plan.index is not None)
+        return next(shared, 0)
 
     @property
     def index_heads(self) -> int:

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.models.attention_plan import RopeConfig
 from jaxllm.models.batch import Batch, LayerPaging, by_table, cross_batch
 from jaxllm.models.cache import Cache
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
 from jaxllm.models.kv_shape import CacheLayout
 from jaxllm.models.layers.adapter_slots import add_adapter_slots
-from jaxllm.models.layers.rope import rotation
+from jaxllm.models.layers.rope import frequencies, rotation
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.sharding import model_parallel, split_kv_heads
@@ -22,6 +23,7 @@ from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, get_backen
 
 if TYPE_CHECKING:
     from jaxllm.models.families.family import LayerFactory
+    from jaxllm.models.layers.learned_frequencies import LearnedFrequencies
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
@@ -50,13 +52,19 @@ class Decoder(nnx.Module):
             return layer if options.adapters is None else add_adapter_slots(layer, options.adapters)
 
         self.layers = make_stack(options.stack, make_one, plans.layers, self.cache, taps)
+        learned = next((rope for rope in ropes_of(config.layers) if rope.learns), None)
+        self.rotary = None if learned is None else _make_frequencies(config, learned, options)
+        """Factors on frequencies, which all layers share."""
 
     def layer_inputs(self, batch: Batch, cache: Cache) -> LayerInputs:
         """The context of a step for the layers."""
         config = self.config
         positions = batch.ragged.positions if batch.rotary_positions is None else batch.rotary_positions
+        learned = None if self.rotary is None else self.rotary.factors
+        most = self.options.max_model_len
         rotations = tuple(
-            rotation(rope, config.head_size, self.options.max_model_len, positions) for rope in ropes_of(config.layers)
+            rotation(rope, config.head_size, most, positions, learned if rope.learns else None)
+            for rope in ropes_of(config.layers)
         )
         per_token = batch.context.over_all_rows()
         if config.routes_by_token:
@@ -86,7 +94,7 @@ class Decoder(nnx.Module):
                 # Few models have it: starts of others are faster without.
                 from jaxllm.pallas_kernels.latent_attention import prepare_latent
 
-                num_heads = self.config.num_heads // model_parallel(self.options.mesh)
+                num_heads = (view.num_heads or self.config.num_heads) // model_parallel(self.options.mesh)
                 most_short = 1 + self.options.most_drafts
                 views[view] = prepare_latent(implementation, views[view], num_heads, most_short)
             elif cache.pages:
@@ -114,7 +122,14 @@ class Decoder(nnx.Module):
         )
 
 
-# Few models are quantized: starts of others are faster without the import.
+# Few models have these: starts of others are faster without the imports.
+
+
+def _make_frequencies(config: ModelConfig, rope: RopeConfig, options: ForwardOptions) -> "LearnedFrequencies":
+    from jaxllm.models.layers.learned_frequencies import LearnedFrequencies
+
+    plain, _ = frequencies(rope, config.head_size, options.max_model_len)
+    return LearnedFrequencies(len(plain), options)
 
 
 def set_weight_types(module: nnx.Module, types: "tuple[tuple[str, WeightType], ...]") -> None:

@@ -27,8 +27,14 @@ def latent_sizes(model: ModelConfig) -> "LatentSizes | None":
 
     if model.latent is None:
         return LatentSizes(widest_row(model) * model.head_size, 0)
-    index = model.latent.index
-    return LatentSizes(model.latent.rank, model.latent.rope_size, 0 if index is None else index.size)
+    plans = model.latents or (model.latent,)
+    token = max(plan.rank + plan.rope_size + plan.index_size for plan in plans)
+    widest = max(plans, key=lambda plan: plan.rank)
+    if len({plan.rank for plan in plans}) == 1:
+        # Keys are padded to one size, see `LatentAttention`.
+        rope, index = max(plan.rope_size for plan in plans), max(plan.index_size for plan in plans)
+        return LatentSizes(widest.rank, rope, index)
+    return LatentSizes(widest.rank, widest.rope_size, token - widest.rank - widest.rope_size)
 
 
 FEWEST_TOKENS = 4

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan, LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.models.sharding import split_kv_heads
@@ -28,19 +28,22 @@ def looks_of(model: ModelConfig, attention: AnyAttentionPlan, devices: int) -> t
         return _compressed_looks(model, attention, devices)
     latent = latent_sizes(model)
     # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
-    each = 2 * model.head_size_of(attention) if latent is None else latent.key + latent.latent
+    is_latent = isinstance(attention, LatentAttentionPlan)
+    each = 2 * attention.rank + attention.rope_size if is_latent else 2 * model.head_size_of(attention)
     flops = 2 * model.heads_of(attention) * each / devices
     if isinstance(attention, AttentionPlan):
         return _paged_looks(model, attention, devices, flops)
     index = attention.index
-    if index is None or latent is None:
-        return (Look(attention.window, flops, 1.0),)
-    chosen = Look(index.top, flops, latent.key / latent.token)
+    assert latent is not None
+    key = (attention.rank + attention.rope_size) / latent.token
+    if index is None:
+        return (Look(attention.window, flops, key),)
+    chosen = Look(index.most, flops, key)
     if attention.shares_choice:
         return (chosen,)
     return (
         chosen,
-        Look(0, 2.0 * index.heads * index.size, latent.index / latent.token),
+        Look(0, 2.0 * index.heads * index.size / index.pool, index.cached_size / latent.token),
     )
 
 

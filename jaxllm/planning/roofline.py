@@ -243,12 +243,13 @@ def _attention_weights(model: ModelConfig, plan: AnyAttentionPlan) -> int:
         return hidden * (size * (2 * model.heads_of(plan) + own * model.kv_heads_of(plan)) + index)
     if isinstance(plan, CompressedAttentionPlan):
         return _compressed_weights(model, plan)
-    down = hidden * (plan.rank + plan.rope_size + (plan.query_rank or 0))
+    own = plan.rank + plan.rope_size if plan.source is None else 0
+    down = hidden * (own + (plan.query_rank or 0))
     of_head = (plan.query_rank or hidden) * plan.query_size + (plan.rank * (plan.plain_size + plan.value_size))
     index = 0
     if plan.index is not None and not plan.shares_choice:
-        index = plan.index.heads * (plan.index.size * (plan.query_rank or 0) + hidden) + plan.index.size * hidden
-    return down + index + model.num_heads * (of_head + plan.value_size * hidden)
+        index = plan.index.heads * (plan.index.size * (plan.query_rank or hidden) + hidden) + plan.index.size * hidden
+    return down + index + model.heads_of(plan) * (of_head + plan.value_size * hidden)
 
 
 def _compressed_weights(model: ModelConfig, plan: CompressedAttentionPlan) -> int:

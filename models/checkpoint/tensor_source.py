@@ -336,13 +336,14 @@ class Source:
     module's.
 
     What follows the name is a dot and the parameter's own, unless `endings` has something else for that. Layer i has
-    number `layers[i]` there, which may be more of a name, or i.
+    number `layers[i]` there, which may be more of a name, or i; where layers differ, `takes[i]` is its own `take`.
     """
 
     name: str
     take: TensorTransform = Whole()
     endings: Mapping[str, str] = field(default_factory=dict)
     layers: Sequence[int | str] | None = None
+    takes: Sequence[TensorTransform] = ()
 
     def tensor(self, parameter: str, layer: int, expert: int | None = None) -> str:
         """Name of the tensor of a parameter."""
@@ -350,11 +351,10 @@ class Source:
         number = layer if self.layers is None else self.layers[layer]
         return f"{self.name}{ending}".replace("*", str(number)).replace("{expert}", str(expert))
 
-    def take_of(self, expert: int | None) -> TensorTransform:
-        """How the tensor of an expert is taken, if it is one's."""
-        return (
-            replace(self.take, expert=expert) if isinstance(self.take, OfExpert) and expert is not None else self.take
-        )
+    def take_of(self, layer: int, expert: int | None) -> TensorTransform:
+        """How the tensor of a layer, or of an expert if it is one's, is taken."""
+        take = self.takes[layer] if self.takes else self.take
+        return replace(take, expert=expert) if isinstance(take, OfExpert) and expert is not None else take
 
 
 def source_of(name: str | Source) -> Source:

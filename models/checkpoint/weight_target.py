@@ -59,10 +59,11 @@ def checkpoint_slots(specs: Specs, names: Mapping[str, str | Source], first_laye
                 raise ModelError(f"the family's weight names lack module {plain!r}")
             source = source_of(names[plain])
             expert = None if slot.part is None else slot.part.expert
-            found = replace(slot, shape=(slot.rows.of_tensor(size), *others), take=source.take_of(expert))
+            found = replace(slot, shape=(slot.rows.of_tensor(size), *others))
             for index, layer in enumerate(layers):
                 name = source.tensor(parameter, first_layer + layer, expert)
-                slots.setdefault(name, []).append(replace(found, layer=index if is_stacked else None))
+                take = source.take_of(first_layer + layer, expert)
+                slots.setdefault(name, []).append(replace(found, layer=index if is_stacked else None, take=take))
     return slots
 
 

@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from jaxllm.models.attention_plan import LatentAttentionPlan, RopeConfig
+from jaxllm.models.attention_plan import AnyAttentionPlan, LatentAttentionPlan, RopeConfig
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.tensor_source import fused
+from jaxllm.models.checkpoint.tensor_source import Fused, Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_layers, read_sizes
 from jaxllm.models.families.family import LLAMA_NAMES, Names
@@ -49,18 +49,30 @@ def _temper(rope: RopeConfig) -> float:
 
 
 def latent_names(config: ModelConfig) -> Names:
-    """Names of a model with latent attention, and Llama's for what is not that."""
+    """Names of a model with latent attention, and Llama's for what is not that. Sizes may differ between layers."""
     plan = config.latent
     assert plan is not None
     block = "model.layers.*.self_attn"
-    up = fused(f"{block}.kv_b_proj", {"key_up": plan.plain_size, "value_up": plan.value_size}, config.num_heads)
+    takes = [_halves(config, layer.attention) for layer in config.layers]
+    up = {
+        module: Source(f"{block}.kv_b_proj", takes=tuple(take[index] for take in takes))
+        for index, module in enumerate(("key_up", "value_up"))
+    }
     inside: Names = {
         "query_down": f"{block}.q_a_proj",
         "query_norm": f"{block}.q_a_layernorm",
         "query": f"{block}.{'q_b_proj' if plan.query_rank else 'q_proj'}",
         "latent_down": f"{block}.kv_a_proj_with_mqa",
         "latent_norm": f"{block}.kv_a_layernorm",
+        "rope_norm": f"{block}.k_rope_only_layernorm",
         "output": f"{block}.o_proj",
         **up,
     }
     return {**LLAMA_NAMES, **{f"layers.*.attention.{module}": name for module, name in inside.items()}}
+
+
+def _halves(config: ModelConfig, plan: AnyAttentionPlan) -> tuple[Fused, Fused]:
+    """What makes keys, and values, of latents: of every head some rows of one tensor."""
+    assert isinstance(plan, LatentAttentionPlan)
+    sizes = plan.plain_size, plan.value_size
+    return Fused(sizes, 0, config.heads_of(plan)), Fused(sizes, 1, config.heads_of(plan))

@@ -17,6 +17,7 @@ from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.cache import ChosenPages
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
+from jaxllm.models.layers.head_growth import HeadGrowth
 from jaxllm.models.layers.head_projection import HeadProjection
 from jaxllm.models.layers.key_index import KeyIndexer
 from jaxllm.models.layers.linear import Linear
@@ -45,15 +46,23 @@ class LatentAttention(nnx.Module):
     ) -> None:
         self.plan, self.mesh = plan, options.mesh
         self.implementation, self.checks = options.attention, options.attention_checks
-        self.one_layer_cache, self.is_alone = options.one_layer_cache, not config.shared_choice
-        linear, norm = partial(Linear, dtype=dtype, options=options), partial(make_norm, plan.norm)
-        heads, hidden = config.num_heads, config.hidden_size
-        latent = (plan.rank + plan.rope_size, _rotated_last(plan, plan.rank))
-        down = {"query_down": (plan.query_rank, AS_THEY_ARE)} if plan.query_rank else {}
-        self.parts = merged(1, {**down, "latent_down": latent})
-        self.down = linear(hidden, self.parts.size, bias=plan.bias, axes=(None, "hidden"), rows=self.parts)
-        self.query_norm = norm(plan.query_rank, dtype=dtype, options=options) if plan.query_rank else None
-        self.latent_norm = norm(plan.rank, dtype=dtype, options=options)
+        self.one_layer_cache = options.one_layer_cache and not config.shares_keys
+        self.is_alone, self.rope_padding = not config.shared_choice, _rope_padding(config, plan)
+        linear, make = partial(Linear, dtype=dtype, options=options), partial(make_norm, dtype=dtype, options=options)
+        heads, hidden = config.heads_of(plan), config.hidden_size
+        parts = {"query_down": (plan.query_rank, AS_THEY_ARE)} if plan.query_rank else {}
+        if plan.source is None:
+            parts["latent_down"] = (plan.rank + plan.rope_size, _rotated_last(plan, plan.rank))
+        self.parts = merged(1, parts) if parts else None
+        size = 0 if self.parts is None else self.parts.size
+        down = partial(linear, hidden, size, bias=plan.bias, axes=(None, "hidden"))
+        self.down = None if self.parts is None else down(rows=self.parts)
+        self.query_norm = make(plan.norm, plan.query_rank) if plan.query_rank else None
+        self.latent_norm = make(plan.norm if plan.source is None else None, plan.rank)
+        self.rope_norm = make(
+            plan.rope_norm if plan.source is None else None, plan.rope_size, rows=_rotated_last(plan, 0)
+        )
+        self.growth = HeadGrowth(heads, options) if plan.grows else None
         into = (1 + plan.takes_both) * (plan.query_rank or hidden)
         self.query = linear(
             into,
@@ -79,27 +88,26 @@ class LatentAttention(nnx.Module):
         Where layers share choices of keys, it has the last choice, which a layer with an index replaces.
         """
         plan, forward = self.plan, context.forward
-        *query_latent, latent = self.parts.split(self.down(x, forward))
-        of = x if self.query_norm is None else self.query_norm(query_latent[0])
-        both = jnp.concatenate([of, query_latent[0]], axis=-1) if plan.takes_both else of
+        down = () if self.parts is None or self.down is None else self.parts.split(self.down(x, forward))
+        of = x if self.query_norm is None else self.query_norm(down[0])
+        both = jnp.concatenate([of, down[0]], axis=-1) if plan.takes_both else of
         query = self.query(both, forward).reshape(len(x), -1, plan.query_size)
         if plan.query_scale is not None:
             growth = query_growth(plan.query_scale, context.ragged.positions)
             query = (query * growth[:, None, None]).astype(query.dtype)
+        if self.growth is not None:
+            query = self.growth(query, context.ragged.positions)
         plain, q_rope = query[..., : plan.plain_size], query[..., plan.plain_size :]
-        latent, k_rope = latent[:, : plan.rank], latent[:, None, plan.rank :]
         if context.rotation is not None:
-            q_rope, k_rope = rotate(q_rope, context.rotation), rotate(k_rope, context.rotation)
-        q_latent = self.key_up.transposed(plain, forward)
+            q_rope = rotate(q_rope, context.rotation)
+        q_latent, q_rope = self.key_up.transposed(plain, forward), _wider(q_rope, self.rope_padding)
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
-        latent = self.latent_norm(latent)
-        if plan.latent_scale != 1.0:
-            latent = latent * jnp.asarray(plan.latent_scale, latent.dtype)
-        new = latent, k_rope[:, 0]
+        new = self._new(down[-1], context) if plan.source is None else self._none(x)
         pages = kv_cache.pages if isinstance(kv_cache, ChosenPages) else kv_cache
         index: KeyIndex | ChosenKeys | None = None if self.indexer is None else self.indexer(x, of, context)
         if isinstance(kv_cache, ChosenPages) and plan.shares_choice:
-            index = ChosenKeys(kv_cache.places)
+            assert plan.index is not None
+            index = ChosenKeys(kv_cache.places, plan.index.pool)
         attended, pages, chosen = self._attend(q_latent, q_rope, *new, pages, layer, index, ragged=context.ragged)
         kv_cache = pages if chosen is None or self.is_alone else ChosenPages(pages, chosen.places)
         values = self.value_up(attended, forward)
@@ -107,6 +115,21 @@ class LatentAttention(nnx.Module):
             gate = self.gate(both if plan.takes_both else x, forward)
             values = values * jax.nn.sigmoid(gate).reshape(*values.shape[:2], -1)
         return self.output(values.reshape(len(x), -1), forward), kv_cache
+
+    def _new(self, down: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
+        """The latents and the rotated parts of tokens, of what the product gives, [T, Z] and [T, Y]."""
+        plan = self.plan
+        latent, rope = self.latent_norm(down[:, : plan.rank]), self.rope_norm(down[:, plan.rank :])
+        if plan.latent_scale != 1.0:
+            latent = latent * jnp.asarray(plan.latent_scale, latent.dtype)
+        if context.rotation is not None:
+            rope = rotate(rope[:, None], context.rotation)[:, 0]
+        return latent, _wider(rope, self.rope_padding)
+
+    def _none(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Zeros in their place, where the cache has them from another layer."""
+        sizes = self.plan.rank, self.plan.rope_size + self.rope_padding
+        return jnp.zeros((len(x), sizes[0]), x.dtype), jnp.zeros((len(x), sizes[1]), x.dtype)
 
     def _attend(
         self, *arrays: jax.Array | KeyIndex | ChosenKeys | None, ragged: RaggedBatch
@@ -122,7 +145,8 @@ class LatentAttention(nnx.Module):
         def attend(
             ragged: RaggedBatch, sinks: jax.Array | None, *arrays: Any
         ) -> tuple[jax.Array, jax.Array, ChosenKeys | None]:
-            options = LatentOptions(scale, checks=self.checks, sinks=sinks)
+            own = {"checks": self.checks, "window": plan.window, "writes": plan.source is None}
+            options = LatentOptions(scale, sinks=sinks, **own)
             q_latent, q_rope, latent, k_rope, kv_cache, layer, index = arrays
             new, implementation = (q_latent, q_rope, latent, k_rope), self.implementation
             if index is None:
@@ -138,6 +162,17 @@ class LatentAttention(nnx.Module):
         in_specs = (whole, partition("heads"), heads, heads, *(whole,) * (len(arrays) - 2))
         sharded = over_model(attend, self.mesh, in_specs, (heads, whole, whole))
         return sharded(ragged, sinks, *arrays)
+
+
+def _rope_padding(config: ModelConfig, plan: LatentAttentionPlan) -> int:
+    """Zeros after what is rotated, so that layers whose latents are of one size have keys of one size, too."""
+    plans = (plan, *config.latents)
+    return max(each.rope_size for each in plans) - plan.rope_size if len({each.rank for each in plans}) == 1 else 0
+
+
+def _wider(x: jax.Array, by: int) -> jax.Array:
+    """`x` with so many zeros after its last axis."""
+    return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, by),)) if by else x
 
 
 def _rotated_last(plan: LatentAttentionPlan, size: int) -> Rows:

@@ -26,12 +26,16 @@ def frequencies(rope: RopeConfig, head_size: int, max_model_len: int) -> tuple[n
     return scaled.astype(np.float32), factor
 
 
-def rotation(rope: RopeConfig, head_size: int, max_model_len: int, positions: jax.Array) -> Rotation:
+def rotation(
+    rope: RopeConfig, head_size: int, max_model_len: int, positions: jax.Array, learned: jax.Array | None = None
+) -> Rotation:
     """Cosine and sine for `positions` int32 [T] or [3, T], computed once per step for all layers.
 
     The angles of pairs that are not rotated are zero. Without sections, pairs turn by the first of three parts.
+    Frequencies are multiplied by what is `learned`, float32 [pairs], if anything is.
     """
-    inverse, factor = frequencies(rope, head_size, max_model_len)
+    plain, factor = frequencies(rope, head_size, max_model_len)
+    inverse = plain if learned is None else plain * learned
     if positions.ndim == 1:
         angles = positions.astype(jnp.float32)[:, None] * inverse
     else:

@@ -6,6 +6,7 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
     ChosenKeys,
     KeyIndex,
     LatentBackend,
+    LatentFeature,
     LatentGeometry,
     LatentOptions,
     get_latent_backend,
@@ -54,7 +55,7 @@ def latent_attention(
 
     Raises:
         KeyError: no implementation of that name.
-        ValueError: the implementation has no attention to chosen keys, or no sinks, and these are asked for.
+        ValueError: the implementation lacks what is asked for, see `LatentFeature`, or attention to chosen keys.
     """
     arrays = (q_latent, q_rope, latent, k_rope, kv_cache)
     if index is not None:
@@ -83,20 +84,31 @@ def indexed_latent_attention(
 
     Raises:
         KeyError: no implementation of that name.
-        ValueError: the implementation has no attention to chosen keys, or no sinks, and these are asked for.
+        ValueError: the implementation lacks what is asked for, see `LatentFeature`, or attention to chosen keys.
     """
     with jax.named_scope("latent_attention"):
-        backend, arrays = _backend(implementation, options), (q_latent, q_rope, latent, k_rope, kv_cache)
+        backend, arrays = _backend(implementation, options, index), (q_latent, q_rope, latent, k_rope, kv_cache)
         if backend.call_indexed is None:
             raise ValueError(f"latent attention {implementation!r} does not support an index of keys")
         return backend.call_indexed(*arrays, layer, batch, options, index)
 
 
-def _backend(implementation: str, options: LatentOptions) -> LatentBackend:
-    backend = get_latent_backend(implementation)
-    if options.sinks is not None and not backend.supports_sinks:
-        raise ValueError(f"latent attention {implementation!r} does not support sinks")
+def _backend(implementation: str, options: LatentOptions, index: KeyIndex | ChosenKeys | None = None) -> LatentBackend:
+    backend, asked = get_latent_backend(implementation), _features(options, index)
+    if asked - backend.supports:
+        raise ValueError(f"latent attention {implementation!r} does not support {', '.join(asked - backend.supports)}")
     return backend
+
+
+def _features(options: LatentOptions, index: KeyIndex | ChosenKeys | None) -> frozenset[LatentFeature]:
+    """What a call needs of an implementation."""
+    asked: dict[LatentFeature, bool] = {
+        "sinks": options.sinks is not None,
+        "windows": bool(options.window),
+        "latents of other layers": not options.writes,
+        "an index of groups of keys": index is not None and index.pool > 1,
+    }
+    return frozenset(name for name, is_asked in asked.items() if is_asked)
 
 
 def latent_cache_shape(implementation: str, geometry: LatentGeometry) -> tuple[int, ...]:

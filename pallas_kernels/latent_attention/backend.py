@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
@@ -20,6 +22,10 @@ class LatentOptions:
     """For debugging: a kernel for TPUs stops where it leaves an array or a semaphore is wrong, and is slower."""
     sinks: jax.Array | None = None
     """float32 [N], a score per head that takes part in the softmax and has no value."""
+    window: int = 0
+    """A token sees itself and so many - 1 keys before it; 0: all of them."""
+    writes: bool = True
+    """Whether the layer has latents of its own; if not, the cache has them, and the new ones mean nothing."""
 
 
 @jax.tree_util.register_dataclass
@@ -29,6 +35,10 @@ class KeyIndex:
 
     With M index heads of size I, the score of a key is the sum over heads of `weights * relu(query . key * I ** -0.5)`.
     A token sees the `top` keys with the best scores; of equal ones those that come first.
+
+    With a `bias` for each place in a group, keys are chosen in groups of so many tokens, and those of the token's own
+    unfinished group are always seen. The key of a group is the mean of its tokens' keys, each element weighted by the
+    softmax of `weight + bias`; the cache has keys and weights side by side.
     """
 
     query: jax.Array
@@ -36,8 +46,20 @@ class KeyIndex:
     weights: jax.Array
     """[T, M] weights of heads, float32."""
     key: jax.Array
-    """[T, I] index keys of the new tokens, rotated; they are cached after the rotary part."""
+    """[T, I] index keys of the new tokens, rotated; they are cached after the rotary part. With a `bias` [T, 2 * I]."""
     top: int = field(metadata={"static": True})
+    bias: jax.Array | None = None
+    """float32 [G, I], for groups of G tokens."""
+
+    @property
+    def pool(self) -> int:
+        """Tokens of a group."""
+        return 1 if self.bias is None else len(self.bias)
+
+    @property
+    def most(self) -> int:
+        """Keys that a token sees at most."""
+        return self.top + self.pool - 1
 
 
 @jax.tree_util.register_dataclass
@@ -46,7 +68,17 @@ class ChosenKeys:
     """The keys that each token sees, as an index of another layer has chosen them."""
 
     places: jax.Array
-    """int32 [T, top]: places [P * C] in the cache, in the order of positions; after those of a token any others."""
+    """int32 [T, most]: places [P * C] in the cache, in the order of positions; after those of a token any others."""
+    pool: int = field(default=1, metadata={"static": True})
+    """Tokens that are chosen together."""
+
+    def count(self, positions: jax.Array) -> jax.Array:
+        """How many keys tokens at `positions` int32 [T] see."""
+        seen, most = positions + 1, self.places.shape[1]
+        if self.pool == 1:
+            return jnp.minimum(seen, most)
+        groups = jnp.minimum(lax.div(seen, self.pool), (most - self.pool + 1) // self.pool)
+        return groups * self.pool + lax.rem(seen, self.pool)
 
 
 @dataclass(frozen=True)
@@ -123,6 +155,12 @@ def canonical_shape(geometry: LatentGeometry) -> tuple[int, ...]:
     return (geometry.layers, geometry.pages, geometry.page_size, geometry.sizes.token)
 
 
+LatentFeature = Literal[
+    "sinks", "windows", "latents of other layers", "latents of several sizes", "an index of groups of keys"
+]
+"""What an implementation may lack: options of `LatentOptions` and `KeyIndex`, and rows that are longer than a key."""
+
+
 @dataclass(frozen=True)
 class LatentBackend:
     """An implementation of latent attention."""
@@ -139,8 +177,7 @@ class LatentBackend:
 
     `prepare(batch, num_heads, most_short)`, for the query heads of one device; see `most_short` of paged attention.
     """
-    supports_sinks: bool = False
-    """Whether `LatentOptions.sinks` is implemented."""
+    supports: frozenset[LatentFeature] = frozenset()
     call_indexed: IndexedLatentAttention | None = None
     """Attention to the keys that an index chooses; None where it is not implemented."""
 

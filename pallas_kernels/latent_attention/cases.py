@@ -39,6 +39,8 @@ class Case:
     top: int = 0
     """Of the index of keys, where there is one."""
     sinks: bool = False
+    window: int = 0
+    """See `LatentOptions`."""
     page_size: int = 16
     padding_tokens: int = 0
     padding_rows: int = 0
@@ -131,7 +133,7 @@ class Inputs:
     def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
         """`latent_attention` on these arrays: [T, N, Z] and the updated cache."""
         arrays = self.q_latent, self.q_rope, self.latent, self.k_rope, self.kv_cache
-        options = LatentOptions(self.case.scale, sinks=self.sinks)
+        options = LatentOptions(self.case.scale, sinks=self.sinks, window=self.case.window)
         batch = self.prepared(implementation)
         return latent_attention(*arrays, layer, batch, options, index=self.index, implementation=implementation)
 

@@ -4,6 +4,7 @@ To the blocks it is attention with one KV head, whose values are the first numbe
 """
 
 from dataclasses import dataclass
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
     ChosenKeys,
     KeyIndex,
     LatentBackend,
+    LatentFeature,
     LatentGeometry,
     LatentOptions,
     LatentSizes,
@@ -64,7 +66,8 @@ def xla_latent_attention(
     options: LatentOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """See `latent_attention`. The cache is [L, P, C, S], see `cache_shape`."""
-    kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
+    if options.writes:
+        kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
     return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache
 
 
@@ -80,11 +83,13 @@ def xla_indexed_latent_attention(
     index: KeyIndex | ChosenKeys,
 ) -> tuple[jax.Array, jax.Array, ChosenKeys]:
     """See `indexed_latent_attention`. Where no request can have more than `top` keys, they are not compared."""
+    assert not options.window, "keys are chosen among all of them"
     own = (index.key,) if isinstance(index, KeyIndex) else ()
-    kv_cache = write_latents(kv_cache, latent, k_rope, *own, layer=layer, batch=batch)
-    top = index.top if isinstance(index, KeyIndex) else index.places.shape[1]
-    if batch.page_table.shape[1] * kv_cache.shape[2] <= top:
-        every = ChosenKeys(jnp.zeros((len(q_latent), top), jnp.int32))
+    if options.writes:
+        kv_cache = write_latents(kv_cache, latent, k_rope, *own, layer=layer, batch=batch)
+    most = index.most if isinstance(index, KeyIndex) else index.places.shape[1]
+    if batch.page_table.shape[1] * kv_cache.shape[2] <= most - index.pool + 1:
+        every = ChosenKeys(jnp.zeros((len(q_latent), most), jnp.int32), index.pool)
         return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache, every
     if isinstance(index, KeyIndex):
         index = choose_keys(kv_cache, layer, batch, index, q_latent.shape[2] + q_rope.shape[2])
@@ -99,11 +104,13 @@ def _attend_to_all(
     batch: RaggedBatch,
     options: LatentOptions,
 ) -> jax.Array:
-    """Attention of every token to all keys up to itself, [T, N, Z]."""
+    """Attention of every token to all keys up to itself, or to those of its window, [T, N, Z]."""
     _, num_heads, size = q_latent.shape
     heads = Heads(num_heads, 1, size, options.scale, None, options.sinks, None, None)
     pages = _Latents(kv_cache, jnp.asarray(layer, jnp.int32), kv_cache.shape[2], batch.page_table, size)
-    queries, starts = joined_queries(q_latent, q_rope, kv_cache.shape[3]), jnp.zeros_like(batch.positions)
+    queries = joined_queries(q_latent, q_rope, kv_cache.shape[3])
+    is_whole = not options.window
+    starts = jnp.zeros_like(batch.positions) if is_whole else jnp.maximum(batch.positions - options.window + 1, 0)
     small = Blocks(decode_rows=4, decode_keys=128, prefill_queries=max(SMALL_ROWS // num_heads, 1), prefill_keys=128)
     large = Blocks(decode_rows=64, decode_keys=512, prefill_queries=max(LARGE_ROWS // num_heads, 1), prefill_keys=1024)
     return attend_by_platform(queries, pages, batch, starts, heads, small=small, large=large)
@@ -118,6 +125,6 @@ BACKEND = LatentBackend(
     cache_shape,
     to_canonical=_without_padding,
     prepare=lambda batch, num_heads, most_short: with_short(batch, most_short),
-    supports_sinks=True,
+    supports=frozenset(get_args(LatentFeature)),
     call_indexed=xla_indexed_latent_attention,
 )

@@ -7,6 +7,7 @@ Its cost is bounded by `top`, whatever the context; that of scores grows with th
 Nothing of a token depends on others: each is scored alone, and chosen keys are visited in the order of their positions.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -61,7 +62,7 @@ def attend_to_chosen(
         positions=batch.positions,
         token_rows=order[:tokens],
         query_start=order,
-        kv_lens=jnp.minimum(batch.positions + 1, chosen.places.shape[1]),
+        kv_lens=chosen.count(batch.positions),
         page_table=chosen.places,
         num_tokens=batch.num_tokens,
         num_decodes=batch.num_tokens,
@@ -91,7 +92,7 @@ def choose_keys(
 
     gpu = choose(LARGE)
     places: jax.Array = lax.platform_dependent(index, cuda=gpu, rocm=gpu, default=choose(SMALL))
-    return ChosenKeys(places)
+    return ChosenKeys(places, index.pool)
 
 
 @dataclass(frozen=True)
@@ -112,47 +113,81 @@ class _Indexed:
 
 
 def _choose(indexed: _Indexed, batch: RaggedBatch, blocks: Blocks) -> jax.Array:
-    """Where the keys are that each token sees, places in [P * C] in the order of their positions: int32 [T, top].
+    """Where the keys are that each token sees, places in [P * C] in the order of their positions: int32 [T, most].
 
     After the keys of a token with fewer of them come any others.
     """
     index, page_size = indexed.index, indexed.kv_cache.shape[2]
-    tokens = len(batch.positions)
+    tokens, most = len(batch.positions), index.most
     size = min(blocks.prefill_queries, tokens)
+    # A block has whole groups.
+    whole = math.lcm(page_size, index.pool) // page_size
     pages = min(max(blocks.prefill_keys // page_size, 1), batch.page_table.shape[1])
+    pages += -pages % whole
     table = jnp.pad(batch.page_table, ((0, 0), (0, -batch.page_table.shape[1] % pages)))
 
     def block(arrays: tuple[KeyIndex, jax.Array, jax.Array]) -> jax.Array:
         own, of, rows = arrays
         tables = table[rows]
-        every = jnp.broadcast_to(jnp.arange(index.top, dtype=jnp.int32), (size, index.top))
+        every = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32), (size, most))
         # Short contexts cost nothing; their tokens see every key whether these are scored or not.
         chosen = lax.cond(
-            of.max() < index.top, lambda: every, lambda: _best(replace(indexed, index=own), tables, of, pages)
+            of.max() < index.top,
+            lambda: every,
+            lambda: _best(replace(indexed, index=replace(own, bias=index.bias)), tables, of, pages),
         )
         column, offset = lax.div(chosen, jnp.int32(page_size)), lax.rem(chosen, jnp.int32(page_size))
         return jnp.take_along_axis(tables, column, axis=1) * page_size + offset
 
-    out = jnp.zeros((tokens, index.top), jnp.int32)
-    return map_token_blocks(block, (index, batch.positions, batch.token_rows), out, batch.num_tokens, size)
+    out = jnp.zeros((tokens, most), jnp.int32)
+    # What belongs to no token is not cut into blocks.
+    by_token = replace(index, bias=None)
+    return map_token_blocks(block, (by_token, batch.positions, batch.token_rows), out, batch.num_tokens, size)
 
 
 def _best(indexed: _Indexed, tables: jax.Array, positions: jax.Array, block_pages: int) -> jax.Array:
-    """Positions of the best keys of tokens [B] whose pages are in `tables` [B, W], ascending: int32 [B, top]."""
+    """Positions of the best keys of tokens [B] whose pages are in `tables` [B, W], ascending: int32 [B, most]."""
     index, page_size = indexed.index, indexed.kv_cache.shape[2]
-    keys = block_pages * page_size
+    keys, pool = block_pages * page_size, index.pool
+    ends = jnp.arange(pool - 1, keys, pool, dtype=jnp.int32)
 
     def visit(number: jax.Array, out: jax.Array) -> jax.Array:
         part = lax.dynamic_slice_in_dim(tables, number * block_pages, block_pages, axis=1)
-        stored = indexed.keys(part).astype(index.query.dtype)
+        stored = group_keys(indexed.keys(part), index.bias).astype(index.query.dtype)
         products = jnp.einsum("bmi,bki->bmk", index.query, stored, preferred_element_type=jnp.float32)
         scores = jax.nn.relu(products * index.query.shape[2] ** -0.5) * index.weights[:, :, None]
-        visible = number * keys + jnp.arange(keys, dtype=jnp.int32) <= positions[:, None]
+        visible = number * keys + ends <= positions[:, None]
         scored = jnp.where(visible, scores.sum(axis=1), -jnp.inf)
-        return lax.dynamic_update_slice_in_dim(out, scored, number * keys, axis=1)
+        return lax.dynamic_update_slice_in_dim(out, scored, number * len(ends), axis=1)
 
-    scores = jnp.full((len(positions), tables.shape[1] * page_size), -jnp.inf, jnp.float32)
+    scores = jnp.full((len(positions), tables.shape[1] * page_size // pool), -jnp.inf, jnp.float32)
     scores = lax.fori_loop(0, lax.div(positions.max() + keys, jnp.int32(keys)), visit, scores)
     # Of equal ones the first: XLA promises it.
-    _, best = lax.top_k(scores, index.top)
-    return jnp.sort(best, axis=-1).astype(jnp.int32)
+    found, best = lax.top_k(scores, index.top // pool)
+    if pool == 1:
+        return jnp.sort(best, axis=-1).astype(jnp.int32)
+    return _with_unfinished(jnp.where(jnp.isneginf(found), _NONE, best), positions, pool)
+
+
+_NONE = jnp.iinfo(jnp.int32).max
+"""In place of a group or a position that there is not."""
+
+
+def _with_unfinished(groups: jax.Array, positions: jax.Array, pool: int) -> jax.Array:
+    """Positions of the tokens in `groups` [B, top / pool], and of the unfinished ones of tokens at `positions` [B]."""
+    places = jnp.arange(pool, dtype=jnp.int32)
+    chosen = jnp.where(groups[..., None] == _NONE, _NONE, groups[..., None] * pool + places)
+    count = lax.rem(positions + 1, jnp.int32(pool))[:, None]
+    rest = jnp.where(places[:-1] < count, positions[:, None] + 1 - count + places[:-1], _NONE)
+    every = jnp.sort(jnp.concatenate([chosen.reshape(len(groups), -1), rest], axis=1), axis=-1)
+    return jnp.where(every == _NONE, 0, every).astype(jnp.int32)
+
+
+def group_keys(stored: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Keys [B, K / G, I] of groups of G tokens, from what the cache has of these [B, K, 2 * I]; see `KeyIndex`."""
+    if bias is None:
+        return stored
+    pool, size = bias.shape
+    groups = stored.reshape(len(stored), -1, pool, 2 * size).astype(jnp.promote_types(stored.dtype, jnp.float32))
+    weights = jax.nn.softmax(groups[..., size:] + bias, axis=2)
+    return (weights * groups[..., :size]).sum(axis=2)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.operation import Kernel, OperationKernels, Workload
+from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.pallas_kernels.paged_attention import get_backend
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
 
 if TYPE_CHECKING:
-    from jaxllm.pallas_kernels.latent_attention import LatentSizes
+    from jaxllm.pallas_kernels.latent_attention import LatentFeature, LatentSizes
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,29 @@ class AttentionShape:
     """Whether entries that stand for groups of tokens are seen in place of far keys."""
     index: bool = False
     """Whether an index chooses the keys that tokens see."""
-    latent_sinks: bool = False
-    """Whether latent attention has sinks."""
+    latent_features: "frozenset[LatentFeature]" = frozenset()
+    """What latent attention has that a kernel may lack."""
 
 
 def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
-    has_sinks = model.latent is not None and model.latent.sinks
-    seen = workload.sees_spans, bool(model.compressed), model.index_heads > 0, has_sinks
+    seen = workload.sees_spans, bool(model.compressed), model.index_heads > 0, _latent_features(model)
     rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, *seen
     return tuple(AttentionShape(heads // kv_heads, size, *rest) for heads, kv_heads, size in model.attention_heads)
+
+
+def _latent_features(model: ModelConfig) -> "frozenset[LatentFeature]":
+    """What layers with latent attention need of a kernel."""
+    plans = model.latents
+    found: dict[LatentFeature, bool] = {
+        "sinks": any(plan.sinks for plan in plans),
+        "windows": any(plan.window for plan in plans),
+        "latents of other layers": any(plan.source is not None for plan in plans),
+        "latents of several sizes": len({plan.rank for plan in plans}) > 1,
+        "an index of groups of keys": any(plan.index is not None and plan.index.pool > 1 for plan in plans),
+    }
+    return frozenset(name for name, is_there in found.items() if is_there)
 
 
 def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
@@ -78,8 +91,9 @@ def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     assert shape.latent is not None
     if shape.latent.index and get_latent_backend(name).call_indexed is None:
         return _NO_INDEX
-    if shape.latent_sinks and not get_latent_backend(name).supports_sinks:
-        return "does not support sinks in latent attention"
+    lacks = sorted(shape.latent_features - get_latent_backend(name).supports)
+    if lacks:
+        return f"does not support {' and '.join(lacks)} in latent attention"
     if name == "cpu":
         return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
     return refused_by_tpu(shape.page_size, shape.dtype)

@@ -51,7 +51,9 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
         cache[table[row, positions // case.page_size], positions % case.page_size] = new[tokens]
         keys = cache[table[row]].reshape(-1, cache.shape[-1])[: computed + count]
         scores = np.einsum("tns,ks->ntk", queries[tokens], keys, optimize=True) * case.scale
-        weights = np.exp(np.where(np.arange(len(keys)) <= positions[:, None], scores, -np.inf))
+        places, window = np.arange(len(keys)), case.window or len(keys)
+        is_seen = (places <= positions[:, None]) & (places > positions[:, None] - window)
+        weights = np.exp(np.where(is_seen, scores, -np.inf))
         weighted = np.einsum("ntk,kz->tnz", weights, keys[:, : case.latent_size], optimize=True)
         out[tokens] = weighted / weights.sum(axis=-1).T[..., None]
         token += count

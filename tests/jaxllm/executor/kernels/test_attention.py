@@ -65,7 +65,7 @@ CPU, V6E = Device("cpu", "cpu"), Device("tpu", "TPU v6 lite")
         (CPU, replace(DEEPSEEK, latent=LatentSizes(512, 40)), "xla"),
         (CPU, replace(DEEPSEEK, latent=LatentSizes(512, 64, 128)), "xla"),
         *((device, replace(LLAMA, index=True), "xla") for device in (CPU, H100, V6E)),
-        *((device, replace(DEEPSEEK, latent_sinks=True), "xla") for device in (CPU, V6E)),
+        *((device, replace(DEEPSEEK, latent_features=frozenset({"sinks"})), "xla") for device in (CPU, V6E)),
         (H100, DEEPSEEK, "xla"),
         (V6E, DEEPSEEK, "tpu"),
         (V6E, replace(DEEPSEEK, dtype="float8_e4m3fn"), "xla"),
