@@ -81,7 +81,7 @@ def with_index(
     """
     file.expect(scoring_func="sigmoid", topk_method="noaux_tc", mlp_bias=False)
     file.expect(rope_interleave=attention_interleaved)
-    _expect_all(file, "layer_types", "indexed_attention")
+    expect_all(file, "layer_types", "indexed_attention")
     router = sigmoid_router(file, groups=None, scale=2.5)
     dense = deepseek.dense_layers(file, 3)
     config = deepseek.with_latent_experts(file, architecture, router, dense, interleaved=attention_interleaved)
@@ -100,7 +100,7 @@ def with_index(
     return replace(config, layers=tuple(layer.attending(index=index) for layer in config.layers))
 
 
-def _expect_all(file: ConfigFile, key: str, kind: str) -> None:
+def expect_all(file: ConfigFile, key: str, kind: str) -> None:
     """Raise `ModelError` where a list with the kind of each layer has another one."""
     if file.has(key) and set(file.texts(key)) != {kind}:
         raise file.wrong(key, f"{kind!r} for every layer")

@@ -314,6 +314,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "MiniCPMV4_6ForConditionalGeneration": _Known("minicpmv"),
     "MiniMaxM3SparseForConditionalGeneration": _Known("minimax_m3.SEEING"),
     "Mistral3ForConditionalGeneration": _Known("mistral3"),
+    "MistralLarge4ForConditionalGeneration": _Known("mistral_large4"),
     "ModernBertForTokenClassification": _Known("modernbert", "token_classify"),
     "PaddleOCRVLForConditionalGeneration": _Known("paddleocr_vl"),
     "PaliGemmaForConditionalGeneration": _Known("gemma_images.PALIGEMMA"),

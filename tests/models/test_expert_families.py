@@ -412,6 +412,21 @@ CASES = {
             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
         },
     ),
+    "mistral_large4": Case(
+        "MistralLarge4",
+        # As with GLM-5.
+        {**LATENT, **INDEX, "index_n_heads": 16, "num_hidden_layers": 6, "attention_bias": True}
+        | {
+            "no_rope_layers": [1, 1, 0, 1, 1, 0],
+            "first_k_dense_replace": 1,
+            "indexer_types": ["full", "full", "full", "shared", "full", "shared"],
+            "kv_source_layers": [0, 1, 2, 1, 4, 2],
+            "final_logit_softcapping": 5.0,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**YARN, "attention_factor": 1.0},
+        },
+    ),
     "minimax_m2": Case("MiniMaxM2", {**EIGHT_LOCAL, "head_dim": 16, "rotary_dim": 8}),
     "minimax_m3": Case(
         "MiniMaxM3VLText",

@@ -253,8 +253,24 @@ def randomise(model: torch.nn.Module, rescaled: float = 1.0) -> None:
 
 UNLISTED: dict[type[transformers.PreTrainedConfig], type[transformers.PreTrainedModel]] = {
     transformers.Emu3TextConfig: transformers.Emu3ForCausalLM,
+    transformers.Glm5NextConfig: transformers.Glm5NextForConditionalGeneration,
     transformers.Mistral4Config: transformers.Mistral4ForCausalLM,
+    transformers.MistralLarge4Config: transformers.MistralLarge4ForConditionalGeneration,
 }
+
+NESTED = {
+    "Glm5Next": {"depth": 1, "num_heads": 2, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 64},
+    "MistralLarge4": {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+}
+"""Configurations whose language model has a section, and is not there without a tower; and the tower's options."""
 
 
 def class_of(config: type[transformers.PreTrainedConfig]) -> type[transformers.PreTrainedModel]:
@@ -267,7 +283,11 @@ def class_of(config: type[transformers.PreTrainedConfig]) -> type[transformers.P
 
 def save(folder: Path, case: Case) -> torch.nn.Module:
     """A random model in `folder`."""
-    config = getattr(transformers, f"{case.name}Config")(**{**SMALL, **case.options}, attn_implementation="eager")
+    options = {**SMALL, **case.options}
+    if case.name in NESTED:
+        vision, text = options.pop("vision_config", NESTED[case.name]), options.pop("text_config", {})
+        options = {"text_config": {**options, **text}, "vision_config": vision}
+    config = getattr(transformers, f"{case.name}Config")(**options, attn_implementation="eager")
     model = class_of(type(config))._from_config(config).eval()
     randomise(model, case.rescaled)
     model.save_pretrained(folder)
