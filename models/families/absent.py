@@ -22,7 +22,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "CpmAntForCausalLM": "biases by buckets of distance, and segments that see each other both ways",
     "DogeForCausalLM": "masks that are made of values, and experts that are looked up by product keys",
     "DoryForCausalLM": "layers that run several times with caches of their own",
-    "Dots3NoteForCausalLM": "latent attention with a window, whose latents have another size, alongside GLM-5's index",
     "FuyuForCausalLM": "patches that are projected without a tower, into Persimmon",
     "Gemma4AssistantForCausalLM": "a drafter: it reads another model's keys and values",
     "Gemma4UnifiedAssistantForCausalLM": "a drafter: it reads another model's keys and values",

@@ -16,6 +16,17 @@ EIGHT = {"num_experts": 8, "num_experts_per_tok": 3}
 EIGHT_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 INDEX = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 12}
+INDEXED = "indexed_attention"
+WINDOWED = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 40,
+    "head_dim": 24,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+}
 COMPRESSED = {
     "head_dim": 16,
     "qk_rope_head_dim": 8,
@@ -197,6 +208,24 @@ CASES = {
         },
     ),
     "flex_olmo": Case("FlexOlmo", {**EIGHT, "norm_topk_prob": True}),
+    "dots3_note": Case(
+        "Dots3NoteText",
+        # As with GLM-5.
+        {**LATENT, **INDEX, "index_n_heads": 16, "q_lora_rank": 16, "num_hidden_layers": 5, "sliding_window": 5}
+        | {
+            "layer_types": [INDEXED, *("sliding_attention", INDEXED) * 2],
+            "first_k_dense_replace": 1,
+            "shared_experts_intermediate_size": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "head_dim": 16,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            **{f"swa_{name}": size for name, size in WINDOWED.items()},
+        },
+    ),
     "ernie4_5_moe": Case(
         "Ernie4_5_Moe",
         {

@@ -429,6 +429,21 @@ SEEING = {
         transformers.Apertus1p5ForConditionalGeneration,
         {**SMALL, "output_vocab_size": 90},
     ),
+    "dots3_note": (
+        transformers.Dots3NoteConfig,
+        transformers.Dots3NoteForConditionalGeneration,
+        {
+            **SMALL,
+            **LATENT,
+            "q_lora_rank": 16,
+            "index_head_dim": 12,
+            "pad_token_id": 0,
+            "shared_experts_intermediate_size": 24,
+            "layer_types": ["indexed_attention", "full_attention"],
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
     "gemma3": (
         transformers.Gemma3Config,
         transformers.Gemma3ForConditionalGeneration,
@@ -651,7 +666,7 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 SIZES = {"image_size": 28, "patch_size": 14}
 QWEN_VISION = {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 GLM_VISION = {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "image_size": 28}
-OTHER_VISION = {
+OTHER_VISION: dict[str, dict[str, Any]] = {
     "apertus1p5": {
         "codebook_size": 8,
         "embed_dim": 8,
@@ -661,6 +676,7 @@ OTHER_VISION = {
         "channel_multiplier": [1, 1],
         "attn_resolutions": [],
     },
+    "dots3_note": {**VISION, "mlp_layer_types": ["dense"], "adapter_in_dim": 16, "adapter_out_dim": 64},
     # They take the states before the last layer.
     "llava": {**VISION, **SIZES, "num_hidden_layers": 2},
     "llava_next": {**VISION, **SIZES, "num_hidden_layers": 2},
@@ -687,6 +703,15 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "image_token_offset": 96,
         "audio_token_offset": 104,
         "audio_config": {"model_type": "wavtokenizer_encoder", "codebook_size": 8},
+    },
+    "dots3_note": {
+        "audio_config": {
+            **VISION,
+            "feature_size": 8,
+            "downsample_hidden_size": 4,
+            "adapter_input_size": 16,
+            "adapter_out_dim": 64,
+        },
     },
     "gemma3": {"mm_tokens_per_image": 4},
     "kimi_k25": {"projection_hidden_size": 16},

@@ -37,12 +37,12 @@ def test_options_that_a_family_which_is_here_does_not_read(tmp_path: Path) -> No
 
 
 def test_a_family_of_the_table(tmp_path: Path) -> None:
-    values = {**transformers.Dots3NoteConfig().to_dict(), "architectures": ["Dots3NoteForCausalLM"]}
+    values = {**transformers.BeamConfig().to_dict(), "architectures": ["BeamForCausalLM"]}
     gaps = find_gaps(write(tmp_path, values))
     assert not gaps.is_known
-    assert gaps.reason == ABSENT["Dots3NoteForCausalLM"]
-    assert gaps.nearest == "BailingHybridForCausalLM"
-    assert gaps.unread["attention"]["index_topk"] == 2048
+    assert gaps.reason == ABSENT["BeamForCausalLM"]
+    assert gaps.nearest == "MiMoV2FlashForCausalLM"
+    assert gaps.unread["embedding and output"]["final_logit_softcapping"] == 30.0
 
 
 def test_a_family_that_nobody_knows(tmp_path: Path) -> None:
