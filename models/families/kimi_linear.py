@@ -42,7 +42,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         dense_layers(file, 1),
         interleaved=False,
     )
-    kinds, plan = _kinds(file, config.num_layers), _delta(file)
+    kinds, plan = _kinds(file, config.num_layers), read_delta(file)
 
     def layer(plain: LayerPlan, kind: str) -> LayerPlan:
         plain = plain.attending(rope=None)
@@ -81,7 +81,7 @@ def read_bailing(file: ConfigFile, architecture: str) -> ModelConfig:
     return replace(config, layers=tuple(mixed))
 
 
-def _delta(file: ConfigFile) -> ChannelDeltaPlan:
+def read_delta(file: ConfigFile) -> ChannelDeltaPlan:
     """The recurrence, from a section of published files or from options that transformers makes of it."""
     own = file.section("linear_attn_config") or ConfigFile({}, file.source)
     size = own.integer("head_dim", file.integer("linear_head_dim", 128))
@@ -118,8 +118,8 @@ def _kinds(file: ConfigFile, count: int) -> list[str]:
 BLOCK, MIXER, EXPERTS = "layers.*.recurrence", "model.layers.*.self_attn", "model.layers.*.block_sparse_moe"
 
 
-def weight_names(config: ModelConfig) -> Names:
-    """Weight names. Latent attention and what is in its place elsewhere have some in common."""
+def delta_names() -> dict[str, str | Source]:
+    """Names of the recurrence."""
     a_log = Source(MIXER, OfOneElement(1, before=2), endings={"a_log": ".A_log"})
     own = {
         "query": "q_proj",
@@ -137,15 +137,22 @@ def weight_names(config: ModelConfig) -> Names:
         "output": "o_proj",
     }
     return {
+        **{f"{BLOCK}.{ours}": f"{MIXER}.{theirs}" for ours, theirs in own.items()},
+        f"{BLOCK}.decays": a_log,
+        f"{BLOCK}.steps": Source(MIXER, endings={"dt_bias": ".dt_bias"}),
+    }
+
+
+def weight_names(config: ModelConfig) -> Names:
+    """Weight names. Latent attention and what is in its place elsewhere have some in common."""
+    return {
         **latent_names(config),
+        **delta_names(),
         **expert_names("block_sparse_moe", "w1", "w3", "w2"),
         "layers.*.mlp.router": Source(f"{EXPERTS}.gate", endings={"correction": ".e_score_correction_bias"}),
         "layers.*.mlp.shared.gate": f"{EXPERTS}.shared_experts.gate_proj",
         "layers.*.mlp.shared.up": f"{EXPERTS}.shared_experts.up_proj",
         "layers.*.mlp.shared.down": f"{EXPERTS}.shared_experts.down_proj",
-        **{f"{BLOCK}.{ours}": f"{MIXER}.{theirs}" for ours, theirs in own.items()},
-        f"{BLOCK}.decays": a_log,
-        f"{BLOCK}.steps": Source(MIXER, endings={"dt_bias": ".dt_bias"}),
     }
 
 

@@ -288,6 +288,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "Gemma3TextForSequenceClassification": _Known("gemma.GEMMA3", "classify"),
     "Gemma3TextModel": _Known("gemma.GEMMA3", "embed"),
     "Glm46VForConditionalGeneration": _Known("glm4v"),
+    "Glm5NextForConditionalGeneration": _Known("glm5_next"),
     "GlmOcrForConditionalGeneration": _Known("glm4v.OCR"),
     "Glm4vForConditionalGeneration": _Known("glm4v"),
     "Glm4vMoeForConditionalGeneration": _Known("glm4v.MOE"),

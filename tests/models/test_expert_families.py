@@ -293,6 +293,24 @@ CASES = {
         {**LATENT, **INDEX, "index_n_heads": 16, "q_lora_rank": 16, "num_hidden_layers": 4, "swiglu_limit": 0.5}
         | {"hc_mult": 3, "hc_magnitude": 1.5, "hc_eps": 0.01, "attention_bias": True},
     ),
+    "glm5_next": Case(
+        "Glm5Next",
+        # As with GLM-5.
+        {**LATENT, **INDEX, "index_n_heads": 16, "q_lora_rank": 16, "qk_rope_head_dim": 0, "index_kpool": 3}
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ["linear_attention", INDEXED, INDEXED, "linear_attention", INDEXED],
+            "indexer_types": ["full", "full", "shared", "full", "full"],
+            "mlp_layer_types": ["dense", *("sparse",) * 4],
+            "linear_head_dim": 12,
+            "linear_num_heads": 4,
+            "swiglu_limit": 0.5,
+            "hc_mult": 3,
+            "hc_sinkhorn_iters": 4,
+            "attention_bias": True,
+            "pad_token_id": 0,
+        },
+    ),
     "granitemoe-shared": Case("GraniteMoeShared", {**EIGHT_LOCAL, "shared_intermediate_size": 40}),
     "lfm2_moe": Case(
         "Lfm2Moe",

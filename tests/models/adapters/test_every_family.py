@@ -23,7 +23,11 @@ SOON = ("llama", "phi3", "gpt2", "gpt_neox", "deepseek_v2", "qwen3_next", "qwen2
 SPREAD = {"gemma4-narrow": 0.05, "qwen3_5_moe": 0.05, "qwen3_next": 0.05}
 """Of the adapter's values, where norms make more of the last bits with larger ones than the tolerance."""
 
-NOT_READ = {"phi4_multimodal": "model.embed_tokens_extend."}
+NOT_READ: dict[str, str | tuple[str, ...]] = {
+    "glm5_next": "model.visual.",
+    "mistral_large4": ("model.vision_tower.", "model.multi_modal_projector."),
+    "phi4_multimodal": "model.embed_tokens_extend.",
+}
 """Where weights are that a family does not read, and adapters' neither."""
 
 
