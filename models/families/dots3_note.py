@@ -118,13 +118,14 @@ def _dense_layers(file: ConfigFile, count: int) -> list[int]:
 
 def _of_layer(file: ConfigFile, number: int, kind: str) -> ConfigFile:
     """The file as a layer sees it: sizes of a section by its number, or those of all layers with windows."""
-    sections = file.section("per_layer_config")
-    if sections is not None:
-        section = sections.section(str(number))
-        own = {} if section is None else {key: section.values[key] for key in _OF_LAYER if section.has(key)}
-        if section is not None:
-            section.ignore(*_OF_LAYER)
-        return file.but(**own)
+    file.ignore("swa_*")
+    if file.has("per_layer_config"):
+        sections = file.section("per_layer_config")
+        section = None if sections is None else sections.section(str(number))
+        if section is None:
+            return file
+        section.ignore(*_OF_LAYER)
+        return file.but(**{key: section.values[key] for key in _OF_LAYER if section.has(key)})
     if kind != SLIDING:
         return file
     own = {key: file.integer(f"swa_{key}", default) for key, default in _WINDOWED.items()}

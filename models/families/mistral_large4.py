@@ -11,7 +11,7 @@ from jaxllm.models.checkpoint.tensor_source import Source, source_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import deepseek, deepseek_sparse
 from jaxllm.models.families.common import text_part
-from jaxllm.models.families.family import Family, Names
+from jaxllm.models.families.family import OTHER_PARTS, Family, Names
 from jaxllm.models.mlp_plan import RouterPlan
 from jaxllm.models.norm_plan import NormPlan
 
@@ -167,7 +167,8 @@ def _named(source: Source) -> Source:
     return replace(source, name=f"{before}{dot}{_MODULES.get(module, module)}")
 
 
-OTHER_PARTS = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.", "mtp_dspark.")
+TOWER = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.", "mtp_dspark.")
+"""What else is in checkpoints: what sees, and a layer that predicts further tokens."""
 
 FAMILY = Family(
     read_config,
@@ -180,6 +181,7 @@ FAMILY = Family(
         "embed_tokens": "tok_embeddings",
         **_MODULES,
     },
-    other_parts=OTHER_PARTS,
+    # Adapters have transformers' names.
+    other_parts=(*TOWER, *OTHER_PARTS),
     prefix="",
 )
