@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxllm.models.checkpoint import made_folder
 from jaxllm.models.checkpoint.find_model import find_model
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
-from jaxllm.models.quantization.gguf import folder as gguf_cache
 from jaxllm.models.quantization.gguf.file import MAX_KEYS, MAX_STRINGS, read_gguf
 from tests.models.quantization.gguf_files import add, close
 
@@ -208,11 +208,11 @@ def test_folders_that_were_used_longest_ago_are_deleted(tmp_path: Path, monkeypa
     """Targets of links are neither counted nor removed, nor are files that a process uses for long."""
     files = [save(tmp_path / f"{name}.gguf", names=("token_embd.weight", "output.weight")) for name in "abc"]
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_cache, "hold", lambda folder: None)
+        patch.setattr(made_folder, "hold", lambda folder: None)
         folders = [find_model(str(file)) for file in files[:2]]
     one = sum(file.lstat().st_size for file in folders[0].iterdir())
     assert 2 * one < files[0].stat().st_size
-    monkeypatch.setattr(gguf_cache, "LARGEST_CACHE", 2 * one + one // 2)
+    monkeypatch.setattr(made_folder, "LARGEST_CACHE", 2 * one + one // 2)
     assert find_model(str(files[0])) == folders[0]
     for folder in folders:
         os.utime(folder, (0, 0))
