@@ -1,6 +1,8 @@
 """Stage `layers`: one layer and four of the model, with random weights, compared with float32 on the CPU."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +30,9 @@ OTHER_LIMITS = {"float32": 2e-2, "bfloat16": 5e-2, "float16": 2e-2}
 MOST_TOKENS = 8192
 """Rows of the vocabulary that are checked, which is enough for the output layer."""
 
+Compute = Callable[[CausalLM, str], np.ndarray]
+"""What is computed of a model in a type."""
+
 PROMPTS = (1, 40, 9)
 """Tokens of three prompts, which are then continued by one token. One token is a decode, and decodes come first."""
 
@@ -36,16 +41,16 @@ def run(context: Context) -> Outcome:
     """Compare the logits of prompts and of a decode."""
     resolved = resolve_model(context)
     platform, dtype = resolved.platform, resolved.dtype
-    limit = LIMITS[dtype].get(platform, OTHER_LIMITS[dtype])
+    limit, logits = limit_of(resolved), partial(_logits, page_size=resolved.page_size)
     found: dict[int, float] = {}
     for layers in (1, 4):
-        model = _shortened(resolved.model, layers)
+        model = shortened(resolved.model, layers)
         if model.num_layers not in found:
             context.say(f"{layers} layer(s) in {dtype} on {platform}")
-            logits = _on_device(resolved, model)
+            given = on_device(resolved, model, logits)
             context.say(f"{layers} layer(s) in float32 on the CPU")
-            wanted = _on_cpu(resolved, model)
-            difference = float(np.sqrt(np.mean((logits - wanted) ** 2) / np.mean(wanted**2)))
+            wanted = on_cpu(resolved, model, logits)
+            difference = float(np.sqrt(np.mean((given - wanted) ** 2) / np.mean(wanted**2)))
             found[model.num_layers] = difference if np.isfinite(difference) else float("inf")
     errors = ", ".join(f"{layers} layer{'s' if layers > 1 else ''} {error:.1e}" for layers, error in found.items())
     summary = (
@@ -61,7 +66,7 @@ def run(context: Context) -> Outcome:
     return Outcome(summary, figures)
 
 
-def _shortened(model: ModelConfig, layers: int) -> ModelConfig:
+def shortened(model: ModelConfig, layers: int) -> ModelConfig:
     """The first layers of a model, with fewer tokens."""
     embedding, each = model.embedding, model.embedding.each_layer
     if each is not None:
@@ -70,19 +75,28 @@ def _shortened(model: ModelConfig, layers: int) -> ModelConfig:
     return replace(model, layers=model.layers[:layers], vocab_size=vocab_size, embedding=embedding)
 
 
-def _on_device(resolved: ResolvedConfig, model: ModelConfig) -> np.ndarray:
+def limit_of(resolved: ResolvedConfig) -> float:
+    """See `LIMITS`."""
+    return LIMITS[resolved.dtype].get(resolved.platform, OTHER_LIMITS[resolved.dtype])
+
+
+def on_device(resolved: ResolvedConfig, model: ModelConfig, compute: Compute) -> np.ndarray:
+    """What is computed of a model with random weights, as the engine would here."""
     begin_kernels(resolved, None)()
-    return _logits(_random(model, resolved.forward, resolved.dtype), resolved.dtype, resolved.page_size)
+    return compute(_random(model, resolved.forward, resolved.dtype), resolved.dtype)
 
 
-def _on_cpu(resolved: ResolvedConfig, model: ModelConfig) -> np.ndarray:
-    """The same weights, rounded as on the device."""
-    options = ForwardOptions(platform="cpu", attention="xla", stack="loop", max_model_len=resolved.max_model_len)
+def on_cpu(resolved: ResolvedConfig, model: ModelConfig, compute: Compute, *, sees_images: bool = False) -> np.ndarray:
+    """The same weights, rounded as on the device, in float32."""
+    length = resolved.max_model_len
+    options = ForwardOptions(
+        platform="cpu", attention="xla", stack="loop", max_model_len=length, sees_images=sees_images
+    )
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         made = _random(model, options, "float32")
         graph, state = nnx.split(made)
         rounded = jax.tree.map(lambda leaf: leaf.astype(resolved.dtype).astype(jnp.float32), state)
-        return _logits(nnx.merge(graph, rounded), "float32", resolved.page_size)
+        return compute(nnx.merge(graph, rounded), "float32")
 
 
 def _random(model: ModelConfig, options: ForwardOptions, dtype: str) -> CausalLM:

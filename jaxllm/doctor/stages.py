@@ -41,6 +41,11 @@ STAGES = (
     Stage("attention", "jaxllm.doctor.attention", _KERNEL),
     Stage("attention_checks", "jaxllm.doctor.attention_checks", _KERNEL),
     Stage("layers", "jaxllm.doctor.layers", "send us the report: the model itself does not run here"),
+    Stage(
+        "tower",
+        "jaxllm.doctor.tower",
+        "what sees or hears in the model does not run here: serve with --language-model-only, and send us the report",
+    ),
     Stage("greedy", "jaxllm.doctor.greedy", "send us the report: the engine does not run here"),
     Stage(
         "executables",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import msgspec
 import pytest
 
-from jaxllm.doctor import attention
+from jaxllm.doctor import attention, tower
 from jaxllm.doctor.attention_cases import checks_of, resolve_model, suited_cases
 from jaxllm.doctor.engine_run import Answers
 from jaxllm.doctor.greedy import KERNEL, WITHOUT_KERNEL, comparison_engines
@@ -186,3 +186,16 @@ def test_which_engines_are_compared(
     # The demo model is float32, for which accelerators have no kernel.
     for name in {KERNEL, WITHOUT_KERNEL} & engines.keys():
         assert engines[name].options["dtype"] == "bfloat16"
+
+
+def test_a_tower_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of the demo model for images is right; a model without one has nothing to compare."""
+    context = Context(Settings(model="demo-vision", load_format="dummy"), lambda _: None)
+    found = tower.run(context)
+    assert found.status == "ok", found.summary
+    assert found.summary.startswith("an image of ")
+    rows = tower.on_cpu
+    for by in (1e-2, float("nan")):
+        monkeypatch.setattr(tower, "on_cpu", lambda *args, by=by, **options: rows(*args, **options) + by)
+        assert tower.run(context).status == "failed"
+    assert tower.run(Context(Settings(load_format="dummy"), lambda _: None)).status == "skipped"
