@@ -1,12 +1,14 @@
-"""What images take on a device: the pool of their rows, and the programs that encode them."""
+"""What images and sound take on a device: the pool of their rows, and the programs that encode them."""
 
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.towers.sound import SoundPlan
 from jaxllm.planning.links import network_of
 from jaxllm.planning.memory import CompiledProgram, compile_image
+from jaxllm.planning.memory import compile_sound as compile_window
 from jaxllm.planning.target import TargetDevices
 
 
@@ -22,6 +24,43 @@ class ImageProgram(msgspec.Struct, frozen=True):
     compile_seconds: float | None = None
     temporaries: int | None = None
     seconds: float | None = None
+
+
+class SoundProgram(msgspec.Struct, frozen=True):
+    """The program for windows of so many `frames`, which become up to `rows` tokens, or are heard by cross attention.
+
+    The others are those of `ImageProgram`.
+    """
+
+    frames: int
+    rows: int
+    compile_seconds: float
+    temporaries: int
+    seconds: float | None = None
+
+
+def compile_sound(
+    resolved: ResolvedConfig, target: TargetDevices, say: Callable[[str], None]
+) -> CompiledProgram | None:
+    """The compiled program for sound, where the model hears. Raises `CapacityError` when it does not fit the device."""
+    if sound_of(resolved) is None:
+        return None
+    say("compiling a window of sound")
+    return compile_window(resolved, network_of(target.chip, resolved.mesh))
+
+
+def sound_of(resolved: ResolvedConfig) -> SoundPlan | None:
+    """What hears in the model, if requests may have sound."""
+    return resolved.model.sound if resolved.sees_images or resolved.model.has_cross_attention else None
+
+
+def sound_program(resolved: ResolvedConfig, compiled: CompiledProgram | None) -> SoundProgram | None:
+    """What a report says of it."""
+    plan = sound_of(resolved)
+    if plan is None or compiled is None:
+        return None
+    seconds = None if compiled.cost is None else compiled.cost.seconds
+    return SoundProgram(plan.num_frames, plan.most_rows, compiled.seconds, compiled.temporary_bytes, seconds)
 
 
 def compile_images(

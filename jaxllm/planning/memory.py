@@ -24,7 +24,7 @@ from jaxllm.executor.memory.capacity import (
     with_slots,
 )
 from jaxllm.executor.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
-from jaxllm.executor.program_table import ENCODE
+from jaxllm.executor.program_table import ENCODE, HEAR, HEAR_ROWS
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.planning.hlo import parse
 from jaxllm.planning.links import Network
@@ -159,6 +159,16 @@ def compile_image(resolved: ResolvedConfig, patches: int, network: Network | Non
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
     encode = programs.others[ENCODE.sized_name(patches)]
     return _compile(resolved, programs, encode, f"an image of {patches} patches", network)
+
+
+@without_compilation_cache()
+def compile_sound(resolved: ResolvedConfig, network: Network | None = None) -> CompiledProgram | None:
+    """Compile the program that encodes a window of sound, where the model hears; raises as `compile_step`."""
+    programs = generation_programs(resolved, PROVISIONAL_PAGES)
+    names = [record.name for record in (HEAR, HEAR_ROWS) if record.name in programs.others]
+    if not names:
+        return None
+    return _compile(resolved, programs, programs.others[names[0]], "a window of sound", network)
 
 
 def _compile(

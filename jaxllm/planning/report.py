@@ -12,7 +12,14 @@ from jaxllm.executor.compile.executables import without_compilation_cache
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.planning.advice import advise
-from jaxllm.planning.images import ImageProgram, compile_images, image_programs
+from jaxllm.planning.images import (
+    ImageProgram,
+    SoundProgram,
+    compile_images,
+    compile_sound,
+    image_programs,
+    sound_program,
+)
 from jaxllm.planning.links import network_of
 from jaxllm.planning.memory import CompiledProgram, MemoryUse, compile_step, measure
 from jaxllm.planning.roofline import CONTEXT, DraftsEstimate, StepEstimate, estimate, estimate_drafts
@@ -122,7 +129,9 @@ class Report(msgspec.Struct, frozen=True):
     images: list[ImageProgram] = []
     """The programs that encode images, if the model sees some."""
     media_tokens: int = 0
-    """Tokens of images that the devices hold."""
+    """Tokens of images, or sound, that the devices hold."""
+    sound: SoundProgram | None = None
+    """The program that encodes sound, if the model hears some and it was compiled."""
     tiers: Tiers | None = None
     """None without `kv_offloading_size`."""
 
@@ -141,6 +150,7 @@ def make_report(
     wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
     compiled: list[dict[Bucket, CompiledProgram]] = [{} for _ in memories]
     images: dict[int, CompiledProgram] = {}
+    sound: CompiledProgram | None = None
     reason = None
     try:
         # The compiler would say so too, after a while.
@@ -148,12 +158,13 @@ def make_report(
         for part, found in zip(resolved.stage_configs, compiled, strict=True):
             found.update(_compile(part, target, sorted(set(wanted), reverse=True), say))
         images.update(compile_images(resolved, target, all_sizes=all_buckets, say=say))
-        beside = [_largest(found[buckets.largest], images) for found in compiled]
+        sound = compile_sound(resolved, target, say)
+        beside = [_largest(found[buckets.largest], images, sound) for found in compiled]
         pairs = zip(memories, beside, strict=True)
         resolved, pages = sized(resolved, [max(memory.cache_budget(program), 0) for memory, program in pairs])
     except CapacityError as error:
         pages, reason = 0, str(error)
-    largest = [_largest(found.get(buckets.largest), images) for found in compiled]
+    largest = [_largest(found.get(buckets.largest), images, sound) for found in compiled]
     config, parts = resolved.config, resolved.stage_configs
     memory_parts = [
         _parts(memory, step, pages, part.num_state_slots)
@@ -193,6 +204,7 @@ def make_report(
         drafts=_drafts(resolved, target, memories[full]),
         images=image_programs(resolved, images),
         media_tokens=resolved.media_rows,
+        sound=sound_program(resolved, sound),
         # Latents are whole on each device.
         tiers=_tiers(
             resolved,
@@ -214,9 +226,13 @@ def _tiers(resolved: ResolvedConfig, page_bytes: int, largest: Step) -> Tiers | 
     return Tiers(token_bytes, host, disk, None if guess is None else token_bytes * largest.tokens / guess.seconds)
 
 
-def _largest(step: CompiledProgram | None, images: Mapping[int, CompiledProgram]) -> CompiledProgram | None:
+def _largest(
+    step: CompiledProgram | None, images: Mapping[int, CompiledProgram], sound: CompiledProgram | None
+) -> CompiledProgram | None:
     """What needs the most memory, as an engine takes it: one follows the other."""
-    return step if step is None else max([step, *images.values()], key=lambda program: program.bytes)
+    if step is None:
+        return None
+    return max([step, *images.values(), *([] if sound is None else [sound])], key=lambda program: program.bytes)
 
 
 def _drafts(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse) -> list[DraftsEstimate]:

@@ -88,6 +88,7 @@ def _text(report: "Report") -> Iterator[str]:
     yield from _tiers(report)
     yield from _steps(report)
     yield from _images(report)
+    yield from _sound(report)
 
 
 def _tiers(report: "Report") -> Iterator[str]:
@@ -124,6 +125,20 @@ def _images(report: "Report") -> Iterator[str]:
         time = "" if each.seconds is None else f"{each.seconds * 1000:13.2f} ms"
         yield f"{line} {each.compile_seconds:11.1f} s {each.temporaries / 2**30:9.2f} GiB {time}".rstrip()
     yield "By the compiler: XLA's own estimate of an image, without attention."
+
+
+def _sound(report: "Report") -> Iterator[str]:
+    """The program that encodes sound."""
+    sound = report.sound
+    if sound is None:
+        return
+    yield ""
+    tokens = "has keys and values" if not sound.rows else f"becomes up to {sound.rows:,} tokens"
+    if sound.rows:
+        tokens += f"; the devices hold {report.media_tokens:,}"
+    yield f"sound: a window of {sound.frames:,} frames {tokens}"
+    time = "" if sound.seconds is None else f", {sound.seconds * 1000:.2f} ms by the compiler, without attention"
+    yield f"  compiled in {sound.compile_seconds:.1f} s, {sound.temporaries / 2**30:.2f} GiB of temporaries{time}"
 
 
 def _memory(report: "Report") -> Iterator[str]:

@@ -220,6 +220,26 @@ def test_images_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(re.findall(r"^ +(256|512) +(64|128) +[0-9.]+ s +[0-9.]+ GiB$", text_of, re.MULTILINE)) == 2
 
 
+def test_sound_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of a model that hears is compiled, and its memory counts."""
+    audio = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {
+        "architectures": ["Qwen2AudioForConditionalGeneration"],
+        "audio_token_index": 9,
+        "audio_config": {**audio, "num_mel_bins": 16, "max_source_positions": 400},
+        "text_config": {**text, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 256},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--max-num-batched-tokens", "8", "--max-num-seqs", "2", "--optimization-level", "0"]
+    assert cli.main(["plan", str(tmp_path), "--device", "cpu", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["sound"]["frames"], found["sound"]["rows"], found["images"]) == (800, 200, [])
+    assert 0 < found["sound"]["temporaries"] <= found["memory"]["temporaries"]
+    assert cli.main(["plan", str(tmp_path), "--device", "cpu", *flags]) == 0
+    assert "sound: a window of 800 frames becomes up to 200 tokens; the devices hold " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
