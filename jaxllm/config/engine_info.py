@@ -88,9 +88,9 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a request's window of sound is: log-mel features float32 [num_bins, num_frames].
 
-    Its rows stand in place of `token_id`, one for `frames_per_row`, and a request has at most `most_rows`. `windows`
-    says how longer sound becomes several, see `jaxllm.models.towers.sound`. Without a token, every request has one
-    window.
+    Its rows stand in place of `token_id`, one for `frames_per_row`, and for fewer at its end with `fills_up`; a request
+    has at most `most_rows`. `windows` says how longer sound becomes several, see `jaxllm.models.towers.sound`. Without
+    a token, every request has one window.
     """
 
     num_bins: int
@@ -98,11 +98,17 @@ class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     token_id: int | None = None
     most_rows: int = 0
     frames_per_row: int = 4
-    windows: Literal["one", "apart", "together"] = "one"
+    windows: Literal["one", "apart", "together", "cut"] = "one"
+    fills_up: bool = False
 
     def rows_of(self, num_frames: int) -> int:
         """Rows of a window of which so many frames are sound."""
-        return (num_frames + 1) // self.frames_per_row
+        return (num_frames + (self.frames_per_row - 1 if self.fills_up else 1)) // self.frames_per_row
+
+    @property
+    def least_frames(self) -> int:
+        """Frames of the shortest sound that has a row."""
+        return 1 if self.fills_up else self.frames_per_row - 1
 
 
 class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):

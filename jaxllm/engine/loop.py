@@ -180,7 +180,11 @@ def _sound_info(resolved: ResolvedConfig) -> SoundInfo | None:
     if rows is None:
         return info
     return msgspec.structs.replace(
-        info, token_id=rows.token_id, frames_per_row=2 * rows.positions_per_row, windows=rows.windows
+        info,
+        token_id=rows.token_id,
+        frames_per_row=2 * rows.positions_per_row,
+        windows=rows.windows,
+        fills_up=rows.fills_up,
     )
 
 

@@ -259,7 +259,7 @@ def _check_sound_rows(media: PromptMedia, sound: SoundInfo) -> None:
         rows = sound.rows_of(item.num_frames) if item.num_frames <= sound.num_frames else 0
         if rows < 1 or item.num_kept != rows:
             raise RequestError(
-                f"sound of {item.num_frames} frames: a window has from {sound.frames_per_row - 1} to "
+                f"sound of {item.num_frames} frames: a window has from {sound.least_frames} to "
                 f"{sound.num_frames}, and a row for every {sound.frames_per_row}",
                 MEDIA,
             )

@@ -12,7 +12,7 @@ from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.media_targets import BlendedRows
 from jaxllm.executor.program_table import HEAR, HEAR_ROWS
 from jaxllm.models.towers.plan import TowerPlan
-from jaxllm.models.towers.sound import SoundPlan, positions_of
+from jaxllm.models.towers.sound import SoundPlan
 from jaxllm.requests.media import FIELD, ImageCrop, MediaItem
 
 Int32Array = npt.NDArray[np.int32]
@@ -97,7 +97,7 @@ class SoundRowCalls:
         features, places = item.features, np.full(self._plan.most_rows, -1, np.int32)
         assert features is not None
         places[: len(rows)] = rows
-        count = np.int32(positions_of(item.num_frames))
+        count = np.int32(item.num_frames)
         self._calls.call(HEAR_ROWS, np.ascontiguousarray(features, np.float32), count, places)
         yield int(features.shape[1])
 

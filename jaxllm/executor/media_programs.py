@@ -96,12 +96,12 @@ def hear_rows_body(context: ProgramContext[DeviceState]) -> ProgramBody:
     assert plan is not None
 
     def hear_rows(
-        parameters: Any, pool: jax.Array, features: jax.Array, num_positions: jax.Array, rows: jax.Array
+        parameters: Any, pool: jax.Array, features: jax.Array, num_frames: jax.Array, rows: jax.Array
     ) -> jax.Array:
         """The pool [E, D] with the rows of a window at `rows` int32 [R], but for those at -1; see `SoundRows`."""
         tower = cast("SoundRows", nnx.merge(context.graph, parameters).sound)
         outside = jnp.where(rows < 0, pool.shape[0], rows)
-        return pool.at[outside].set(tower(features, num_positions).astype(pool.dtype), mode="drop")
+        return pool.at[outside].set(tower(features, num_frames).astype(pool.dtype), mode="drop")
 
     window = context.host((plan.num_bins, plan.num_frames), np.float32)
     return ProgramBody(hear_rows, (window, context.host(), context.host((plan.most_rows,))))

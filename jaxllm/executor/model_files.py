@@ -8,7 +8,8 @@ from jaxllm.models.checkpoint.find_model import find_model
 
 def model_folder(options: ModelOptions, *, weights: bool = False) -> Path:
     """The folder of the model, downloaded if need be. Raises `ModelError`."""
-    return find_model(options.model, options.revision, options.download_dir, options.hf_token, weights=weights)
+    where = options.model, options.revision, options.download_dir, options.hf_token
+    return find_model(*where, weights=weights, overrides=options.hf_overrides)
 
 
 def tokenizer_folder(options: ModelOptions, folder: Path | None = None) -> Path:
@@ -16,4 +17,5 @@ def tokenizer_folder(options: ModelOptions, folder: Path | None = None) -> Path:
     if options.tokenizer is None and options.tokenizer_revision is None:
         return model_folder(options) if folder is None else folder
     name = options.tokenizer or options.model
-    return find_model(name, options.tokenizer_revision, options.download_dir, options.hf_token, weights=False)
+    where = name, options.tokenizer_revision, options.download_dir, options.hf_token
+    return find_model(*where, weights=False, overrides=options.hf_overrides)

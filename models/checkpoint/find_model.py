@@ -1,8 +1,12 @@
 """Finding the folder of a model, without JAX: the process of a server does nothing else with a model."""
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jaxllm.models.checkpoint.hub import download_model
+from jaxllm.models.checkpoint.joined_parts import has_parts, joined_folder
 from jaxllm.models.checkpoint.other_formats import is_gguf
 from jaxllm.models.checkpoint.weight_files import gguf_files
 from jaxllm.models.errors import ModelError
@@ -21,14 +25,25 @@ def find_model(
     token: str | None = None,
     *,
     weights: bool = True,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Path:
     """The local folder of a model: one of `SHIPPED`, a folder, a hub id that is downloaded or found in the hub's cache,
-    or a GGUF file, which gets a folder in the user's cache.
+    or a GGUF file, which gets a folder in the user's cache. So does a model whose parts are in other repositories,
+    which are found likewise; `overrides` of its config.json may name others.
 
     Without `weights` only configuration and tokenizer are fetched. `HF_HUB_OFFLINE=1` keeps it from the network. The
     hub's `token` is by default that of its own client.
     Raises `ModelError` saying what was tried.
     """
+    folder = _find(model, revision, download_dir, token, weights=weights)
+    if not has_parts(folder):
+        return folder
+    find = partial(_find, revision=None, download_dir=download_dir, token=token, weights=weights)
+    return joined_folder(folder, overrides, find, weights=weights)
+
+
+def _find(model: str, revision: str | None, download_dir: str | None, token: str | None, *, weights: bool) -> Path:
+    """See `find_model`, of a model that is in one place."""
     if model in SHIPPED:
         return Path(__file__).parent.parent / SHIPPED[model]
     shown = model[:200]

@@ -50,8 +50,12 @@ def _read_whisper(file: ConfigFile) -> SoundPlan:
     audio = file.reading(_AUDIO_NAMES, **_AUDIO_DEFAULTS)
     audio.ignore(
         "model_type", "scale_embedding", "encoder_layerdrop", "layerdrop", "initializer_range", "*dropout",
-        # Of Whisper's decoder, and what follows from others.
-        "vocab_size", "head_dim", "num_key_value_heads",
+        # Of Whisper's decoder and training, and what follows from others.
+        "vocab_size", "head_dim", "num_key_value_heads", "decoder_*", "max_target_positions", "use_weighted_layer_sum",
+        "suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids", "classifier_proj_size", "apply_spec_augment",
+        "mask_*", "median_filter_width", "num_hidden_layers", "tie_word_embeddings",
+        # Sampling, which files of transformers 4 have here.
+        "temperature", "top_*", "typical_p", "num_beam*", "num_return_sequences", "*_penalty",
     )  # fmt: skip
     return read_sound(audio, read_activation(audio, "activation_function", "gelu"))
 
@@ -145,14 +149,19 @@ def _joined(file: ConfigFile, config: ModelConfig) -> int:
     return sound.intermediate_size // sound.hidden_size
 
 
-def _family(
+def hearing_family(
     default: str,
     read_rows: ReadRows,
-    projector: Names,
+    projector: Names | Callable[[ModelConfig], Names],
     text_defaults: Mapping[str, Any] | None = None,
     encoder: _Encoder = _WHISPER,
+    renamed: Mapping[str, str] | None = None,
+    unused: tuple[str, ...] = (),
 ) -> Family:
-    """A family whose language model is of the type `default`, unless its configuration says otherwise."""
+    """A family whose language model is of the type `default`, unless its configuration says otherwise.
+
+    `renamed` are further names of parts in checkpoints, and `unused` beginnings of tensors that may be there.
+    """
 
     def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         """The configuration of the language model in `text_config`, and the encoder's in `audio_config`."""
@@ -163,7 +172,8 @@ def _family(
     def names_of(config: ModelConfig) -> Names:
         """Names in the checkpoint."""
         assert config.sound is not None
-        return {**TEXT_NAMES, **encoder.names(config.sound.hidden_size), **projector}
+        last = projector(config) if callable(projector) else projector
+        return {**TEXT_NAMES, **encoder.names(config.sound.hidden_size), **last}
 
     return Family(
         read_config,
@@ -172,14 +182,15 @@ def _family(
             **TEXT_PARTS,
             "model.audio_tower.": "audio_tower.",
             "model.multi_modal_projector.": "multi_modal_projector.",
+            **(renamed or {}),
         },
-        other_parts=("audio_tower.", "multi_modal_projector."),
+        other_parts=("audio_tower.", "multi_modal_projector.", *unused),
     )
 
 
 _TWO = {"sound.projector": "multi_modal_projector.linear_1", "sound.second": "multi_modal_projector.linear_2"}
 
-FAMILY = _family("qwen2", _qwen, {"sound.projector": "multi_modal_projector.linear"})
-FLAMINGO = _family("qwen2", _flamingo, _TWO)
-VOXTRAL = _family("llama", _voxtral, _TWO, _VOXTRAL_DEFAULTS)
-GLM_ASR = _family("llama", _glm, _TWO, _GLM_DEFAULTS, _GLM)
+FAMILY = hearing_family("qwen2", _qwen, {"sound.projector": "multi_modal_projector.linear"})
+FLAMINGO = hearing_family("qwen2", _flamingo, _TWO)
+VOXTRAL = hearing_family("llama", _voxtral, _TWO, _VOXTRAL_DEFAULTS)
+GLM_ASR = hearing_family("llama", _glm, _TWO, _GLM_DEFAULTS, _GLM)

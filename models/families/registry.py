@@ -336,6 +336,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "Qwen3_5MoeForConditionalGeneration": _Known("qwen3_next.QWEN3_5_MOE"),
     "RWForCausalLM": _Known("falcon"),
     "SmolVLMForConditionalGeneration": _Known("idefics3"),
+    "UltravoxModel": _Known("ultravox"),
     "VoxtralForConditionalGeneration": _Known("hearing.VOXTRAL"),
     "WhisperForConditionalGeneration": _Known("whisper"),
 }

@@ -6,7 +6,7 @@ size of the language model.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import Rotation
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import over_model, partition
 from jaxllm.models.towers.crop import as_one_text
@@ -36,9 +37,10 @@ TAPS = 3
 """Frames that a convolution sees at a time."""
 
 
-Windows = Literal["one", "apart", "together"]
-"""How sound becomes windows: it must fit into one; each has features of its own, and only what is sound has rows; or
-all have features together, and rows to their ends, silence included."""
+Windows = Literal["one", "apart", "together", "cut"]
+"""How sound becomes windows: it must fit into one; each has features of its own, and only what is sound has rows; all
+have features together, and rows to their ends, silence included; or the features of all of it, without silence after
+it, are cut, and a window that is not full ends where its sound does."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,10 @@ class RowsPlan:
     """How positions become rows that stand in place of a token: `positions_per_row` of them, their mean or in a row.
 
     Then come a product, or two with an `activation` between them, and as many elements as the language model has unless
-    `inner_size` says otherwise.
+    `inner_size` says otherwise. With `is_gated`, the activation is of the second half of them, times the first. With a
+    `second_norm`, the positions in a row are normalised by their root mean square before the first product, and what
+    is there before or after the second. A last row that has too few positions is left out, or with `fills_up` others
+    are taken to be zero.
     """
 
     token_id: int
@@ -56,6 +61,13 @@ class RowsPlan:
     activation: str | None = None
     bias: bool = True
     inner_size: int | None = None
+    is_gated: bool = False
+    second_norm: Literal["before", "after"] | None = None
+    fills_up: bool = False
+
+    def rows_of(self, num_positions: int) -> int:
+        """Rows of so many positions."""
+        return (num_positions + (self.positions_per_row - 1 if self.fills_up else 0)) // self.positions_per_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +101,16 @@ class SoundPlan(VisionLayerPlan):
     @property
     def most_rows(self) -> int:
         """Rows of a window that is full of sound."""
-        return 0 if self.rows is None else self.num_keys // self.rows.positions_per_row
+        return 0 if self.rows is None else self.rows.rows_of(self.num_keys)
+
+    @property
+    def ends_with_sound(self) -> bool:
+        """Whether there is nothing after the sound, not even silence."""
+        return self.rows is not None and self.rows.windows == "cut"
 
 
-def positions_of(num_frames: int) -> int:
-    """Positions of so many frames."""
+def positions_of(num_frames: Any) -> Any:
+    """Positions of so many frames, a number or an array."""
     return (num_frames + 1) // 2
 
 
@@ -111,16 +128,17 @@ class SoundEncoder(nnx.Module):
         self.layers = RepeatedLayers(lambda: VisionLayer(plan, options, dtype), plan.num_layers, options)
         self.norm = make_norm(plan.norm, size, dtype=dtype, options=options)
 
-    def __call__(self, features: jax.Array, num_positions: jax.Array | None = None) -> jax.Array:
+    def __call__(self, features: jax.Array, num_frames: jax.Array | None = None) -> jax.Array:
         """Hidden states [P, V] of the log-mel features float32 [B, F] of a window, or means of several.
 
-        Only the first `num_positions` int32 [] see one another, and mean something; by default all.
+        Only positions of the first `num_frames` int32 [] see one another, and mean something; by default all.
         """
         plan = self.plan
-        count = jnp.int32(plan.num_keys) if num_positions is None or plan.sees_all else num_positions
+        count = jnp.int32(plan.num_keys) if num_frames is None or plan.sees_all else positions_of(num_frames)
         activation = ACTIVATIONS[plan.activation]
-        x = activation(self.first(neighbours(features.T.astype(self.dtype), 1), ALL_ROWS))
-        x = activation(self.second(neighbours(x, 2), ALL_ROWS))
+        x = features.T.astype(self.dtype)
+        x = activation(self.first(neighbours(self._ended(x, num_frames), 1), ALL_ROWS))
+        x = activation(self.second(neighbours(self._ended(x, num_frames), 2), ALL_ROWS))
         if self.positions is not None:
             x = x + self.positions(jnp.arange(plan.num_keys, dtype=jnp.int32))
         seen = SeenCrop(as_one_text(count, plan.num_keys), rotation_of(plan))
@@ -129,6 +147,12 @@ class SoundEncoder(nnx.Module):
             several = groups(x, plan.rows.positions_per_row)
             x = several.astype(jnp.float32).mean(axis=1).astype(x.dtype)
         return self.norm(x)
+
+    def _ended(self, x: jax.Array, num_frames: jax.Array | None) -> jax.Array:
+        """Rows of frames [F, C], with zeros after the sound where nothing is to be there."""
+        if num_frames is None or not self.plan.ends_with_sound:
+            return x
+        return jnp.where(jnp.arange(len(x))[:, None] < num_frames, x, 0)
 
 
 class SoundRows(nnx.Module):
@@ -142,23 +166,42 @@ class SoundRows(nnx.Module):
         joined = plan.hidden_size * (1 if plan.rows.is_mean else plan.rows.positions_per_row)
         linear = partial(Linear, bias=plan.rows.bias, dtype=dtype, axes=(None, None), options=options)
         inner = size if plan.rows.inner_size is None else plan.rows.inner_size
+        between = inner // 2 if plan.rows.is_gated else inner
         self.projector = linear(joined, inner)
-        self.second = None if plan.rows.activation is None else linear(inner, size)
+        self.second = None if plan.rows.activation is None else linear(between, size)
+        norm = partial(make_norm, NormPlan(), dtype=dtype, options=options)
+        after = between if plan.rows.second_norm == "before" else size
+        self.first_norm = None if plan.rows.second_norm is None else norm(joined)
+        self.second_norm = None if plan.rows.second_norm is None else norm(after)
 
-    def __call__(self, features: jax.Array, num_positions: jax.Array) -> jax.Array:
+    def __call__(self, features: jax.Array, num_frames: jax.Array) -> jax.Array:
         """Rows [R, D] of the log-mel features float32 [B, F] of a window.
 
-        The first `num_positions` int32 [] are sound.
+        The first `num_frames` int32 [] are sound.
         """
-        x = self.encoder(features, num_positions)
+        x = self.encoder(features, num_frames)
         if not self.rows.is_mean:
+            if self.rows.fills_up:
+                x = jnp.where(jnp.arange(len(x))[:, None] < positions_of(num_frames), x, 0)
+                x = jnp.pad(x, ((0, -len(x) % self.rows.positions_per_row), (0, 0)))
             x = groups(x, self.rows.positions_per_row)
             x = x.reshape(len(x), -1)
+        x = x if self.first_norm is None else self.first_norm(x)
         x = self.projector(x, ALL_ROWS)
-        if self.second is None:
-            return x
+        return x if self.second is None else self._second(x, self.second)
+
+    def _second(self, x: jax.Array, second: Linear) -> jax.Array:
+        """What comes after the first product."""
         assert self.rows.activation is not None
-        return self.second(ACTIVATIONS[self.rows.activation](x), ALL_ROWS)
+        activation, norm = ACTIVATIONS[self.rows.activation], self.second_norm
+        if self.rows.is_gated:
+            up, gate = jnp.split(x, 2, axis=1)
+            x = activation(gate) * up
+        else:
+            x = activation(x)
+        if norm is None:
+            return second(x, ALL_ROWS)
+        return second(norm(x), ALL_ROWS) if self.rows.second_norm == "before" else norm(second(x, ALL_ROWS))
 
 
 class SoundTower(nnx.Module):

@@ -33,6 +33,8 @@ _RANGE: Final = 8.0
 """Of the decimal logarithm of power."""
 _FREQUENCY: Final = 8000.0
 """The highest, in Hz."""
+_LEAST: Final = 2
+"""Frames of the shortest sound: half of one is reflected at each end."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +102,29 @@ class MelFeatures:
 
         They are computed as one sound, with silence after it: the loudest of all is what levels refer to.
         """
-        count, half = max(1, -(-len(samples) // self.num_samples)), self.num_fft // 2
-        sound = np.zeros(count * self.num_samples, np.float32)
+        return self._windows(samples, max(1, -(-len(samples) // self.num_samples)) * self.num_frames)
+
+    def ending(self, samples: Samples) -> tuple[Samples, int]:
+        """The same of a sound that has no silence after it, and its number of frames: of others there are zeros."""
+        count = max(_LEAST, -(-len(samples) // self.hop))
+        return self._windows(samples, count), count
+
+    def _windows(self, samples: Samples, count: int) -> Samples:
+        """Windows of the first `count` frames, with zeros after these."""
+        half, windows = self.num_fft // 2, -(-count // self.num_frames)
+        sound = np.zeros(count * self.hop, np.float32)
         sound[: len(samples)] = samples
         sound = np.pad(sound, half, mode="reflect")
-        frames = np.lib.stride_tricks.sliding_window_view(sound, self.num_fft)[:: self.hop]
-        found = np.empty((count, self.num_bins, self.num_frames), np.float64)
-        for number in range(count):
+        frames = np.lib.stride_tricks.sliding_window_view(sound, self.num_fft)[:: self.hop][:count]
+        found = np.full((windows, self.num_bins, self.num_frames), np.log10(_FLOOR))
+        for number in range(windows):
             # One window at a time: the frames of ten minutes would take 200 MB.
             spectra = np.fft.rfft(frames[number * self.num_frames :][: self.num_frames] * self._window)
             power = spectra.real**2 + spectra.imag**2
-            found[number] = np.log10(np.maximum(power @ self._filters, _FLOOR)).T
-        return ((np.maximum(found, found.max() - _RANGE) + 4.0) / 4.0).astype(np.float32)
+            found[number, :, : len(power)] = np.log10(np.maximum(power @ self._filters, _FLOOR)).T
+        made = ((np.maximum(found, found.max() - _RANGE) + 4.0) / 4.0).astype(np.float32)
+        made[-1, :, count - (windows - 1) * self.num_frames :] = 0.0
+        return made
 
 
 def mel_filters(num_fft: int, num_bins: int) -> FloatArray:

@@ -58,6 +58,11 @@ class SoundWindows:
         if self.info.windows == "together":
             whole = [SoundWindow(each, each.shape[1]) for each in self.features.together(samples)]
             return PreparedSound(tuple(_item(each, self.info) for each in whole))
+        if self.info.windows == "cut":
+            made, count = self.features.ending(samples)
+            left = [min(made.shape[2], count - number * made.shape[2]) for number in range(len(made))]
+            cut = [SoundWindow(each, frames) for each, frames in zip(made, left, strict=True)]
+            return PreparedSound(tuple(_item(each, self.info) for each in cut))
         parts = [samples[first : first + size] for first in range(0, len(samples), size)]
         found = tuple(_item(SoundWindow(self.features(each), -(-len(each) // hop)), self.info) for each in parts)
         # The rest of a long sound may be less than a row, which transformers leaves out as well.

@@ -15,6 +15,7 @@ from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioPro
 
 from jaxllm.serving.media.audio.resample import RATE, Samples
 from jaxllm.serving.options.named_templates import named_template
+from tests.e2e.sound import ultravox
 
 SECONDS, BINS = 2, 16
 """Of a window, which so has 100 positions; and mel bins."""
@@ -47,6 +48,8 @@ class Family:
     token_field: str
     inputs: Callable[[Any, Sequence[Samples]], tuple[dict[str, Any], list[int]]]
     """From the extractor and the sounds: inputs of the model, and how many tokens each sound has."""
+    spare: str | None = None
+    """The token whose number the marker gets, where the embedding has no row for its own."""
 
 
 def _qwen(extract: Any, sounds: Sequence[Samples]) -> tuple[dict[str, Any], list[int]]:
@@ -104,18 +107,31 @@ VOXTRAL = Family(
     _voxtral,
 )  # fmt: skip
 
+ULTRAVOX = Family(
+    "Ultravox", ultravox.MARKER, ("<|user|>",), _PARTS % ("<|user|>", ultravox.MARKER, ""), "llama",
+    {**AUDIO_CONFIG, **WHISPER_SIZES}, "audio_token_index", ultravox.inputs, ultravox.SPARE,
+)  # fmt: skip
+
 
 def save(family: Family, folder: Path, demo: Path) -> None:
     """Write a model with random weights, the tokenizer of the demo model with more tokens, and the extractor."""
     tokenizer = AutoTokenizer.from_pretrained(demo)
-    tokenizer.add_special_tokens({"additional_special_tokens": [family.token, *family.others]})
+    first, last = (family.spare, family.token) if family.spare else (family.token, None)
+    tokenizer.add_special_tokens({"additional_special_tokens": [first, *family.others]})
+    size = len(tokenizer)
+    if last is not None:
+        tokenizer.add_tokens([last], special_tokens=True)
     tokenizer.chat_template = family.template
     tokenizer.save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=BINS, chunk_length=SECONDS).save_pretrained(folder)
+    if family.spare:
+        token = tokenizer.convert_tokens_to_ids(family.token)
+        ultravox.save(folder, family.audio_config, {**TEXT_CONFIG, "vocab_size": size}, token)
+        return
     torch.manual_seed(0)
     config = getattr(transformers, f"{family.name}Config")(
         audio_config=family.audio_config,
-        text_config={**TEXT_CONFIG, "model_type": family.text_type, "vocab_size": len(tokenizer)},
+        text_config={**TEXT_CONFIG, "model_type": family.text_type, "vocab_size": size},
         **{family.token_field: tokenizer.convert_tokens_to_ids(family.token)},
     )
     model = _class(family)(config).eval()
@@ -130,6 +146,8 @@ def reference_in(family: Family, folder: Path) -> Any:
 
 
 def _class(family: Family) -> Any:
+    if family.spare:
+        return ultravox.Ultravox
     return getattr(transformers, f"{family.name}ForConditionalGeneration")
 
 
@@ -140,7 +158,8 @@ class Reference:
         self.family, self.folder = family, folder
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = reference_in(family, folder)
-        self._extract = WhisperFeatureExtractor.from_pretrained(folder)
+        self._extract = WhisperFeatureExtractor.from_pretrained(folder / "whisper" if family.spare else folder)
+        self.token_id: int = self.tokenizer.convert_tokens_to_ids(family.spare or family.token)
 
     def answer(self, messages: Any, sounds: Sequence[Samples], count: int = 8) -> tuple[list[int], list[int]]:
         """Token ids of the prompt of a conversation with parts of type "audio", and of the likeliest answer."""
@@ -155,7 +174,7 @@ class Reference:
                 input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False,
                 eos_token_id=None, **inputs,
             )[0].tolist()  # fmt: skip
-        return ids, found[len(ids) :]
+        return [self.token_id if each == token else each for each in ids], found[len(ids) :]
 
 
 def asking(*parts: str | None) -> list[Any]:

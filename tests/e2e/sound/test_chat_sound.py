@@ -15,14 +15,26 @@ from jaxllm import LLM, SamplingParams
 from jaxllm.errors import RequestError
 from jaxllm.serving.media.audio.resample import RATE
 from tests.conftest import ROOT
-from tests.e2e.sound.chatting import FLAMINGO, GLM, QWEN, SECONDS, VOXTRAL, Reference, asking, filled, noise, save
+from tests.e2e.sound.chatting import (
+    FLAMINGO,
+    GLM,
+    QWEN,
+    SECONDS,
+    ULTRAVOX,
+    VOXTRAL,
+    Reference,
+    asking,
+    filled,
+    noise,
+    save,
+)
 from tests.serving.media.audio.sounds import file_of
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
 # A server has Voxtral in `test_server_sound.py`.
-FAMILIES = [QWEN, FLAMINGO, GLM, pytest.param(VOXTRAL, marks=pytest.mark.exhaustive)]
+FAMILIES = [QWEN, FLAMINGO, GLM, ULTRAVOX, pytest.param(VOXTRAL, marks=pytest.mark.exhaustive)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
@@ -33,13 +45,19 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def llm(reference: Reference) -> Iterator[LLM]:
-    made = LLM(
+def llm(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        made = engine_of(reference)
+    yield made
+    made.close()
+
+
+def engine_of(reference: Reference) -> LLM:
+    return LLM(
         str(reference.folder), max_model_len=256, max_num_seqs=3, max_num_batched_tokens=8, optimization_level=0,
         strict_compilation=True, limit_mm_per_prompt={"audio": 3}, allowed_local_media_path=str(reference.folder),
     )  # fmt: skip
-    yield made
-    made.close()
 
 
 def url_of(sound: Any) -> str:
@@ -97,10 +115,9 @@ def test_a_marker_in_a_text_is_text(llm: LLM, reference: Reference) -> None:
     sound = noise(4, 0.5)
     part = {"type": "audio", "audio": (sound, RATE)}
     (answer,) = llm.chat(filled(asking(None, f"Say {reference.family.token}!"), [part]), PARAMS)
-    token = reference.tokenizer.convert_tokens_to_ids(reference.family.token)
     _, counts = reference.family.inputs(reference._extract, [sound])
     assert answer.prompt_token_ids is not None
-    assert answer.prompt_token_ids.count(token) == counts[0]
+    assert answer.prompt_token_ids.count(reference.token_id) == counts[0]
 
 
 @pytest.mark.parametrize(
@@ -140,14 +157,14 @@ def test_a_template_without_a_place_for_sound(llm: LLM, reference: Reference) ->
     shown = {
         "Qwen2Audio": "Audio {}: <|audio_bos|><|AUDIO|><|audio_eos|>", "AudioFlamingo3": "<sound>",
         "GlmAsr": "<|begin_of_audio|><|pad|><|end_of_audio|>",
-        "Voxtral": "[BEGIN_AUDIO][AUDIO]",
+        "Voxtral": "[BEGIN_AUDIO][AUDIO]", "Ultravox": "<|audio|>",
     }[reference.family.name]  # fmt: skip
     text = "\n".join([shown.format(1), shown.format(2), "Say @ and "])
     _, counts = reference.family.inputs(reference._extract, sounds)
-    marker, wanted = reference.tokenizer.convert_tokens_to_ids(token), []
+    written, wanted = reference.tokenizer.convert_tokens_to_ids(token), []
     for each in reference.tokenizer(text, add_special_tokens=False)["input_ids"]:
-        wanted += [each] * counts.pop(0) if each == marker else [each]
+        wanted += [reference.token_id] * counts.pop(0) if each == written else [each]
     assert answer.prompt_token_ids is not None
     end = len(reference.tokenizer("Say @ and ", add_special_tokens=False)["input_ids"])
     assert answer.prompt_token_ids[: len(wanted) - end] == wanted[:-end]
-    assert answer.prompt_token_ids.count(marker) == wanted.count(marker)
+    assert answer.prompt_token_ids.count(reference.token_id) == wanted.count(reference.token_id)

@@ -14,7 +14,7 @@ from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.towers.sound import SoundRows, positions_of
+from jaxllm.models.towers.sound import SoundRows
 from tests.e2e.sound.chatting import BINS, FLAMINGO, GLM, QWEN, SECONDS, VOXTRAL, Family, reference_in, save
 from tests.e2e.sound.windows import window
 
@@ -46,7 +46,7 @@ def test_rows(family: Family, stack: Literal["loop", "scan"], tmp_path: Path, de
                 wanted = _qwen_rows(model, features, count)
             else:
                 wanted = model.get_audio_features(torch.from_numpy(features)[None], **masks).pooler_output.numpy()
-        rows = np.asarray(tower(jnp.asarray(features), jnp.int32(positions_of(count))))
+        rows = np.asarray(tower(jnp.asarray(features), jnp.int32(count)))
         assert len(wanted) == (count + 1) // (2 * tower.rows.positions_per_row)
         np.testing.assert_allclose(rows[: len(wanted)], wanted, atol=1e-4, rtol=0)
 

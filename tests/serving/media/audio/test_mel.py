@@ -47,6 +47,22 @@ def test_whole_processor_of_transformers_agrees() -> None:
     np.testing.assert_allclose(MelFeatures()(tone(2.0)), wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("length", [100, 3 * RATE + 5, 61 * RATE])
+def test_sound_without_silence_after_it(length: int) -> None:
+    """Of which transformers pads no more than a frame: levels are those of all windows."""
+    sound = np.random.default_rng(length).normal(scale=0.1, size=length).astype(np.float32)
+    sound[: length // 2] *= 1e-4
+    padded = np.pad(sound, (0, max(0, 320 - length)))
+    wanted = WhisperFeatureExtractor()(
+        padded, sampling_rate=RATE, padding="longest", pad_to_multiple_of=160, truncation=False, return_tensors="np"
+    )["input_features"][0]
+    made, count = MelFeatures().ending(sound)
+    joined = np.concatenate(made, axis=1)
+    assert count == wanted.shape[1]
+    np.testing.assert_allclose(joined[:, :count], wanted, atol=1e-4)
+    assert not joined[:, count:].any()
+
+
 def test_filters_are_those_of_transformers() -> None:
     np.testing.assert_allclose(mel_filters(400, 80), WhisperFeatureExtractor().mel_filters, atol=1e-12)
 
