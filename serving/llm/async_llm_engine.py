@@ -162,7 +162,7 @@ class AsyncLLMEngine:
         await (await self._engine()).stop_profile()
 
     async def reset_mm_cache(self) -> None:
-        """Nothing: models read text only."""
+        """Nothing: what is given as pixels or samples is not cached, and servers cache files themselves."""
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """Tasks of the model: generate, or ways of pooling."""

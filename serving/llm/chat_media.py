@@ -94,6 +94,14 @@ class ChatMedia:
         assert self._inputs.sound is not None
         return self._inputs.sound.loader(self._options)
 
+    def forget(self) -> None:
+        """Drop what was processed: files are decoded again."""
+        # Videos are in the cache of images.
+        for name in ("_images", "_sounds"):
+            made = self.__dict__.get(name)
+            if made is not None:
+                made.cache.clear()
+
     def close(self) -> None:
         """End the processes that decode."""
         for name in ("_images", "_videos", "_sounds"):

@@ -56,7 +56,9 @@ class EngineMethods:
             return self._open().engine.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """Nothing: models read text only."""
+        """Forget images and sounds that were processed: files are decoded again."""
+        with self._runs.lock:
+            self._open().reset_mm_cache()
 
     def collective_rpc(
         self,

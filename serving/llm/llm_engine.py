@@ -237,7 +237,9 @@ class LLMEngine(TextEngine[TextRequest]):
         self.engine.stop_profile()
 
     def reset_mm_cache(self) -> None:
-        """Nothing: models read text only."""
+        """Forget images and sounds that were processed: files are decoded again."""
+        if self._chat_media is not None:
+            self._chat_media.forget()
 
     def do_log_stats(self) -> None:
         """Nothing: statistics are for servers, at /metrics, and `get_metrics`."""

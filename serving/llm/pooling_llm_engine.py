@@ -45,6 +45,11 @@ class PoolingLLMEngine(TextEngine[PooledText]):
         if self._chat_media is not None:
             self._chat_media.close()
 
+    def reset_mm_cache(self) -> None:
+        """Forget images that were processed: files are decoded again."""
+        if self._chat_media is not None:
+            self._chat_media.forget()
+
     def step(self) -> list[PoolingRequestOutput]:
         """Run one step; the results that are complete.
 

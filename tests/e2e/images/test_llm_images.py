@@ -152,6 +152,13 @@ def test_where_images_of_conversations_come_from(llm: LLM, reference: Reference,
         (output,) = other.chat(messages, GREEDY, use_tqdm=False)
         token = other.get_tokenizer().convert_tokens_to_ids("<image>")
         assert list(output.prompt_token_ids or ()).count(token) == 4
+        media: Any = other.llm_engine.chat_media
+        cache = media._images.cache
+        other.chat(messages, GREEDY, use_tqdm=False)
+        assert (cache.hits, len(cache)) == (1, 1)
+        other.reset_mm_cache()
+        other.chat(messages, GREEDY, use_tqdm=False)
+        assert (cache.hits, len(cache)) == (1, 1), "decoded again"
         two = {"prompt": "<image><image>", "multi_modal_data": {"image": [picture(1), picture(2)]}}
         with pytest.raises(RequestError, match=r"2 images: a prompt may have at most 1 \(max_images_per_prompt\)"):
             other.generate([two], GREEDY, use_tqdm=False)
