@@ -14,6 +14,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
 from jaxllm.models.kv_shape import CacheLayout
 from jaxllm.models.layers.adapter_slots import add_adapter_slots
+from jaxllm.models.layers.learned_frequencies import LearnedFrequencies
 from jaxllm.models.layers.rope import frequencies, rotation
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
@@ -23,7 +24,6 @@ from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, get_backen
 
 if TYPE_CHECKING:
     from jaxllm.models.families.family import LayerFactory
-    from jaxllm.models.layers.learned_frequencies import LearnedFrequencies
     from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
@@ -122,12 +122,7 @@ class Decoder(nnx.Module):
         )
 
 
-# Few models have these: starts of others are faster without the imports.
-
-
-def _make_frequencies(config: ModelConfig, rope: RopeConfig, options: ForwardOptions) -> "LearnedFrequencies":
-    from jaxllm.models.layers.learned_frequencies import LearnedFrequencies
-
+def _make_frequencies(config: ModelConfig, rope: RopeConfig, options: ForwardOptions) -> LearnedFrequencies:
     plain, _ = frequencies(rope, config.head_size, options.max_model_len)
     return LearnedFrequencies(len(plain), options)
 
@@ -135,6 +130,7 @@ def _make_frequencies(config: ModelConfig, rope: RopeConfig, options: ForwardOpt
 def set_weight_types(module: nnx.Module, types: "tuple[tuple[str, WeightType], ...]") -> None:
     """Give matrices of a module the types that they have in a quantized checkpoint, by their names."""
     if types:
+        # Few models have these: starts of others are faster without the import.
         from jaxllm.models.layers.weight_types import set_weight_types
 
         set_weight_types(module, types)
