@@ -50,8 +50,9 @@ def test_a_large_step_on_eight_devices(step: str) -> None:
     assert found.links < 0.5 * found.milliseconds
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_decode_on_eight_devices() -> None:
+    """`tests/jaxllm/executor/test_tpu_step.py` counts the sums of a decode on four."""
     found = run_child("v6e-8", "llama-3.1-8b", "64x64", timeout=600)
     assert found.fits, found.why
     assert found.temporaries < 64 * MIB

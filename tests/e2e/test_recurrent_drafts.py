@@ -15,8 +15,7 @@ from tests.models.every_family import FAMILIES
 from tests.models.test_recurrent_families import CASES
 
 NAMES = (*CASES, "lfm2", "lfm2_moe")
-FAST, SLOW = ("mamba2", "qwen3_next"), ("lfm2",)
-PREEMPTED = ("mamba2", "lfm2")
+TRIED, PREEMPTED = ("mamba2", "qwen3_next"), ("mamba2",)
 PAGE, NUM_REQUESTS = 4, 6
 SEEDS = (0, 1, 12, 3, 4, 5)
 """With these no draw of the families below falls between two tokens, where the last bits of products decide."""
@@ -46,14 +45,12 @@ def logprobs(answer: Answer) -> list[float]:
     return [each.logprob for each in answer.logprobs]
 
 
-def marked(name: str, tried: tuple[str, ...] = (*FAST, *SLOW)) -> Any:
-    """One family with a state, one with a matrix and one with a window are tried always, or in CI; others by hand.
+def marked(name: str, tried: tuple[str, ...] = TRIED) -> Any:
+    """One family with a state and one with a matrix, both with a window, are tried always; others by hand.
 
     `tests/pallas_kernels/recurrence/test_drafts.py` compares what is kept of drafts in every recurrence.
     """
-    if name not in tried:
-        return pytest.param(name, marks=pytest.mark.exhaustive)
-    return pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
+    return name if name in tried else pytest.param(name, marks=pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="module", params=[marked(name) for name in NAMES])
@@ -122,7 +119,7 @@ def test_all_that_requests_get_is_the_same(
         engine.close()
 
 
-# Pages and snapshots are managed alike for all: one family without attention and one with it.
+# Pages and snapshots are managed alike for all.
 @pytest.mark.parametrize("folder", [marked(name, PREEMPTED) for name in NAMES], indirect=True, scope="module")
 def test_with_preemption_chunks_and_snapshots(
     folder: Path, answers: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
@@ -142,7 +139,7 @@ def test_with_preemption_chunks_and_snapshots(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "mamba2")) for name in (*FAST, *SLOW)],
+    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "mamba2")) for name in (*TRIED, "lfm2")],
 )
 def test_devices_share_what_is_kept_of_drafts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES[name].save(tmp_path, max_position_embeddings=256)

@@ -67,7 +67,7 @@ def test_gptq(tmp_path: Path) -> None:
         make_engine(model=str(tmp_path), dtype="float32", max_model_len=128)
 
 
-@pytest.mark.parametrize("mesh", ["model=2", "data=2"])
+@pytest.mark.parametrize("mesh", ["data=2", pytest.param("model=2", marks=pytest.mark.exhaustive)])
 def test_several_devices(tmp_path: Path, run_python: RunPython, mesh: str) -> None:
     reference = save_model(FAMILIES["qwen3_vl"], tmp_path)
     script = str(Path(__file__).with_name("see_qwen_on_devices.py"))

@@ -34,20 +34,20 @@ CLASSIFIERS: list[Any] = [
     ("BertForSequenceClassification", ["query", "value", "dense"]),
     ("RobertaForSequenceClassification", ["key", "intermediate.dense"]),
     ("Qwen3ForSequenceClassification", ["q_proj", "o_proj", "down_proj"]),
-    pytest.param("DistilBertForSequenceClassification", ["q_lin", "lin2"], marks=pytest.mark.slow),
+    pytest.param("DistilBertForSequenceClassification", ["q_lin", "lin2"], marks=pytest.mark.exhaustive),
     pytest.param("AlbertForSequenceClassification", ["query", "ffn"], marks=pytest.mark.slow),
-    pytest.param("ElectraForSequenceClassification", ["query", "dense"], marks=pytest.mark.slow),
-    pytest.param("DebertaV2ForSequenceClassification", ["value_proj", "dense"], marks=pytest.mark.slow),
+    pytest.param("ElectraForSequenceClassification", ["query", "dense"], marks=pytest.mark.exhaustive),
+    pytest.param("DebertaV2ForSequenceClassification", ["value_proj", "dense"], marks=pytest.mark.exhaustive),
     pytest.param("ModernBertForSequenceClassification", ["Wqkv", "Wo", "Wi"], marks=pytest.mark.slow),
     pytest.param("GPT2ForSequenceClassification", ["c_attn"], marks=pytest.mark.slow),
 ]
 EMBEDDERS: list[Any] = [
     ("ModernBertModel", ["Wqkv", "Wi"]),
     ("Qwen3ForCausalLM", ["k_proj", "up_proj"]),
-    pytest.param("BertModel", ["query", "dense"], marks=pytest.mark.slow),
-    pytest.param("ElectraModel", ["embeddings_project", "value"], marks=pytest.mark.slow),
-    pytest.param("EuroBertModel", ["q_proj", "down_proj"], marks=pytest.mark.slow),
-    pytest.param("Gemma3TextModel", ["v_proj"], marks=pytest.mark.slow),
+    pytest.param("BertModel", ["query", "dense"], marks=pytest.mark.exhaustive),
+    pytest.param("ElectraModel", ["embeddings_project", "value"], marks=pytest.mark.exhaustive),
+    pytest.param("EuroBertModel", ["q_proj", "down_proj"], marks=pytest.mark.exhaustive),
+    pytest.param("Gemma3TextModel", ["v_proj"], marks=pytest.mark.exhaustive),
 ]
 
 

@@ -40,9 +40,12 @@ def test_one_thread_at_a_time_compiles_for_tpus(platform: str, most: int) -> Non
     assert (lowered.most == 1) == (platform == "tpu")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_survives_compiling_for_an_absent_tpu_on_many_threads(run_python: RunPython) -> None:
-    """`scripts/bench tpu_crashes` runs more of them, also without the lock."""
+    """`scripts/bench tpu_crashes` runs more of them, also without the lock.
+
+    In CI, `tests/serving/cli/test_tpu_compile.py` compiles a bundle on as many threads as there are cores.
+    """
     pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
     done = run_python("-m", "benchmarks.tpu_crashes", "--processes", "1", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
