@@ -21,6 +21,8 @@ MEDIA = {
 """Programs for models that see or hear: `tests/e2e/images` and `tests/e2e/sound` run them."""
 WITH_A_HEAD = "offline_inference_mlpspeculator.py"
 """The one whose drafter does not ship with jaxllm: `tests/models/drafters/test_mlp_speculator.py` runs it."""
+WITH_SCORES = "reinforcement_learning.py"
+"""The one that `tests/e2e/text/test_reinforcement_learning.py` runs, and whose scores it looks at."""
 PROGRAMS = sorted({path.name for path in FOLDER.glob("*.py")} - MEDIA - {WITH_A_HEAD})
 CLIENTS = [name for name in PROGRAMS if name in ("api_client.py", "token_ids.py") or name.startswith("openai_")]
 EMBEDDING_CLIENT = "openai_embedding_client.py"
@@ -33,7 +35,7 @@ ALONE = ("data_parallel.py", TRAINS)
 engines have the options of `QUICK`, which change no interface."""
 QUICK = {"optimization_level": 0, "enforce_eager": True}
 """Nearly all the time of an engine's start goes into compiling."""
-TOGETHER = [name for name in OFFLINE if name not in (*ALONE, "beam_search.py")]
+TOGETHER = [name for name in OFFLINE if name not in (*ALONE, "beam_search.py", WITH_SCORES)]
 
 PRINTED = {
     "api_client.py": "Once upon a time",
