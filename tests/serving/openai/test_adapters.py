@@ -169,10 +169,10 @@ def test_modules_of_the_command_line() -> None:
 
 def test_a_module_that_cannot_be_served_ends_the_start(run_python: RunPython, tmp_path: Path) -> None:
     command = ("-m", "jaxllm.serving.cli.main", "serve", *SMALL, "--lora-modules", f"x={tmp_path}")
-    without = run_python(*command, timeout=120)
+    without = run_python(*command)
     assert (without.returncode, without.stderr.count("\n")) == (2, 1), without.stderr
     assert "lora_modules: the engine takes no adapters; give --enable-lora as well" in without.stderr
-    wrong = run_python(*command, "--enable-lora", timeout=120)
+    wrong = run_python(*command, "--enable-lora", "--enforce-eager")
     assert wrong.returncode == 2, wrong.stderr
     assert "lora_modules: adapter 'x'" in wrong.stderr
     assert "adapter_config.json is not there" in wrong.stderr
