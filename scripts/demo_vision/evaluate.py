@@ -22,11 +22,14 @@ HELD_OUT = 10**9
 """The seed of pictures that no training run draws."""
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _likeliest(
-    shape: Shape, vision: VisionShape, first_row: int, params: Params, tokens: Any, pictures: Any
-) -> jax.Array:
-    return jnp.argmax(logits(params, shape, tokens, rows_of(params, vision, pictures), first_row), axis=-1)
+@partial(jax.jit, static_argnums=0)
+def _rows(vision: VisionShape, params: Params, pictures: Any) -> jax.Array:
+    return rows_of(params, vision, pictures)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _likeliest(shape: Shape, first_row: int, params: Params, tokens: Any, rows: Any) -> jax.Array:
+    return jnp.argmax(logits(params, shape, tokens, rows, first_row), axis=-1)
 
 
 def evaluate(
@@ -55,11 +58,11 @@ def _answers(
     tokens = np.zeros((len(turns), LENGTH), np.int32)
     for number, each in enumerate(turns):
         tokens[number, : len(each.prompt)] = each.prompt
-    pictures = np.stack([each.pixels for each in examples])
+    rows = _rows(vision, params, np.stack([each.pixels for each in examples]))
     lengths = np.array([len(each.prompt) for each in turns])
     begins = lengths.copy()
     while lengths.max() < LENGTH:
-        best = np.asarray(_likeliest(shape, vision, first, params, tokens, pictures))
+        best = np.asarray(_likeliest(shape, first, params, tokens, rows))
         tokens[np.arange(len(turns)), lengths] = best[np.arange(len(turns)), lengths - 1]
         lengths += 1
         if all(end in row[begin:length] for row, begin, length in zip(tokens, begins, lengths, strict=True)):
