@@ -11,7 +11,9 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.doctor.attention_cases import resolve_model
+from jaxllm.doctor.greedy import CACHE
 from jaxllm.doctor.result import Context, Outcome
+from jaxllm.executor.compile.executables import ENGINES
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.batch import Batch
@@ -47,7 +49,7 @@ def run(context: Context) -> Outcome:
         model = shortened(resolved.model, layers)
         if model.num_layers not in found:
             context.say(f"{layers} layer(s) in {dtype} on {platform}")
-            given = on_device(resolved, model, logits)
+            given = on_device(resolved, model, logits, context)
             context.say(f"{layers} layer(s) in float32 on the CPU")
             wanted = on_cpu(resolved, model, logits)
             difference = float(np.sqrt(np.mean((given - wanted) ** 2) / np.mean(wanted**2)))
@@ -80,9 +82,10 @@ def limit_of(resolved: ResolvedConfig) -> float:
     return LIMITS[resolved.dtype].get(resolved.platform, OTHER_LIMITS[resolved.dtype])
 
 
-def on_device(resolved: ResolvedConfig, model: ModelConfig, compute: Compute) -> np.ndarray:
+def on_device(resolved: ResolvedConfig, model: ModelConfig, compute: Compute, context: Context) -> np.ndarray:
     """What is computed of a model with random weights, as the engine would here."""
-    begin_kernels(resolved, None)()
+    # The engines of later stages find the kernels there.
+    begin_kernels(resolved, context.scratch / CACHE / ENGINES)()
     return compute(_random(model, resolved.forward, resolved.dtype), resolved.dtype)
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxllm.config import EngineConfig
+from jaxllm.doctor.greedy import CACHE
 from jaxllm.doctor.result import Context, Outcome
 from jaxllm.engine.engine import Engine
 from jaxllm.executor.compile.buckets import Bucket
@@ -101,7 +102,8 @@ def _config(context: Context, load: Load, platform: str) -> tuple[EngineConfig, 
         "enable_prefix_caching": False,
         # Compilers that take several threads have all shapes soon; that for TPUs does not.
         "enforce_eager": platform != "gpu",
-        "compilation_cache_dir": "",
+        # Earlier stages have left kernels for CPUs there.
+        "compilation_cache_dir": str(context.scratch / CACHE),
     }
     return EngineConfig.from_options(options), title
 

@@ -28,7 +28,7 @@ def run(context: Context) -> Outcome:
     context.say(f"{what} in {resolved.dtype} on {resolved.platform}")
     # The tower is in the model: of the language model, a layer is enough.
     model = shortened(resolved.model, 1)
-    found = on_device(resolved, model, rows)
+    found = on_device(resolved, model, rows, context)
     context.say(f"{what} in float32 on the CPU")
     wanted = on_cpu(resolved, model, rows, sees_images=True)
     error, limit = float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2))), limit_of(resolved)
