@@ -42,6 +42,11 @@ class RecurrentPlan:
         """Sizes that devices share among them: their number must divide each of these."""
         raise NotImplementedError
 
+    @property
+    def orders_by_device(self) -> bool:
+        """Whether the order of what `states` holds may depend on the number of devices."""
+        return True
+
     def num_weights(self, hidden_size: int) -> int:
         """Numbers in the matrices that a token is multiplied with."""
         raise NotImplementedError

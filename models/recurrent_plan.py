@@ -32,6 +32,11 @@ class ShortConvolutionPlan(RecurrentPlan):
         """Devices share the channels."""
         return (self.channels,)
 
+    @property
+    def orders_by_device(self) -> bool:
+        """No: channels are in their order."""
+        return False
+
     def num_weights(self, hidden_size: int) -> int:
         """Weights of the two products."""
         return 4 * hidden_size * self.channels

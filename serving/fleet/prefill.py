@@ -127,9 +127,10 @@ class Prefill:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
             asking.cancel()
-            (parameters,) = await asyncio.gather(asking, return_exceptions=True)
-            if isinstance(parameters, Mapping):
-                self.release(call, parameters)
+            await asyncio.wait((asking,))
+            received = None if asking.cancelled() or asking.exception() is not None else asking.result()
+            if received is not None:
+                self.release(call, received)
             raise
         finally:
             asking.cancel()

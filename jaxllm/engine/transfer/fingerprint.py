@@ -45,6 +45,11 @@ def form_problem(one: PageForm, other: PageForm) -> str | None:
     """Why pages of one form cannot become those of another; None if they can."""
     if one == other:
         return None
+    if one.devices != other.devices:
+        return (
+            f"pages or states of this model are laid out for {other.devices or 'any number of'} devices there, and for "
+            f"{one.devices or 'any number'} here; use the same tensor_parallel_size"
+        )
     problem = f"pages of {other.shape} cannot become pages of {one.shape}; use the same tensor_parallel_size"
     for form in (one, other):
         axis = form.heads_axis
@@ -117,8 +122,9 @@ def form_of(resolved: ResolvedConfig, mover: PageMover) -> PageForm:
     (heads, _), *others = dict.fromkeys(resolved.model.kv_heads) or {(1, 1): None}
     name = f"{np.dtype(pages.dtype).name}:{np.dtype(pages.dtype).itemsize}"
     shape = tuple(pages.shape[1:])
-    # Places with heads of several sizes, with those of an index, and states, are laid out for each device.
-    is_laid_out = bool(others or resolved.model.index_heads or mover.state_bytes)
+    # Places with heads of several sizes, with those of an index, and some states, are laid out for each device.
+    orders_states = any(plan.orders_by_device for plan in resolved.model.recurrences)
+    is_laid_out = bool(others or resolved.model.index_heads or orders_states)
     repeats = max(1, devices // heads)
     fits = resolved.model.latent is None and not is_laid_out and len(shape) > 2 and not shape[2] % (heads * repeats)
     return PageForm(

@@ -1,6 +1,6 @@
 """Engines on different numbers of virtual devices exchange pages; prints how many tokens came each way.
 
-Run by a test: across_devices.py SIZES, pairs of tensor-parallel sizes such as 1-2 2-4.
+Run by a test: across_devices.py MODEL SIZES, pairs of tensor-parallel sizes such as 1-2 2-4.
 """
 
 import sys
@@ -18,8 +18,9 @@ def engine(size: int, **options: Any) -> Any:
 
 
 def main() -> None:
-    pairs = [tuple(map(int, each.split("-"))) for each in sys.argv[1:]]
-    engines = {size: engine(size) for size in sorted({size for pair in pairs for size in pair})}
+    model, *given = sys.argv[1:]
+    pairs = [tuple(map(int, each.split("-"))) for each in given]
+    engines = {size: engine(size, model=model) for size in sorted({size for pair in pairs for size in pair})}
     for first, second in ((engines[one], engines[other]) for one, other in pairs):
         given = [request(number, each, temperature=0, max_tokens=8, ignore_eos=True)
                  for number, each in enumerate(PROMPTS)]  # fmt: skip

@@ -37,6 +37,11 @@ def test_forms_that_do_not_fit(other: PageForm) -> None:
     assert form_problem(other, form(1))
 
 
+def test_pages_that_are_laid_out_for_each_device() -> None:
+    problem = str(form_problem(form(1, devices=1), form(1, devices=2)))
+    assert "laid out for 2 devices there, and for 1 here; use the same tensor_parallel_size" in problem
+
+
 def test_who_is_refused() -> None:
     own = Fingerprint(b"one", form(1))
     assert own.problem(own.hello) is None
