@@ -18,8 +18,8 @@ def engine(size: int, **options: Any) -> Any:
 
 
 def main() -> None:
-    model, *given = sys.argv[1:]
-    pairs = [tuple(map(int, each.split("-"))) for each in given]
+    model, *sizes = sys.argv[1:]
+    pairs = [tuple(map(int, each.split("-"))) for each in sizes]
     engines = {size: engine(size, model=model) for size in sorted({size for pair in pairs for size in pair})}
     for first, second in ((engines[one], engines[other]) for one, other in pairs):
         given = [request(number, each, temperature=0, max_tokens=8, ignore_eos=True)

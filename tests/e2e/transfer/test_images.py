@@ -38,7 +38,7 @@ def test_images_go_along(folder: Path) -> None:
         )
         told = drive(first, [with_params(one, FOR_ANOTHER, max_tokens=1)])["told"]["one"]
         answers = drive(second, [with_params(other, told)], beside=first.copy_while_idle)["answers"]
-        prompt: Parts = [*text[:20], pixels(3), *text[20:]]
-        assert answers["other"].token_ids == expected(reference, prompt, 8)
+        changed: Parts = [*text[:20], pixels(3), *text[20:]]
+        assert answers["other"].token_ids == expected(reference, changed, 8)
         assert second.stats().transfer.gone == 1
         nothing_left(first, second)
