@@ -127,6 +127,9 @@ def _make_frequencies(config: ModelConfig, rope: RopeConfig, options: ForwardOpt
     return LearnedFrequencies(len(plain), options)
 
 
+# Few models are quantized: starts of others are faster without the import.
+
+
 def set_weight_types(module: nnx.Module, types: "tuple[tuple[str, WeightType], ...]") -> None:
     """Give matrices of a module the types that they have in a quantized checkpoint, by their names."""
     if types:

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxllm.doctor.timing import best_seconds
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions, get_latent_backend
 from jaxllm.pallas_kernels.latent_attention.cases import CASES, LAYER, Case, Inputs, make_inputs, minimum_bytes
 
@@ -57,13 +58,13 @@ def repeated_decodes(backend: LatentBackend, times: int, inputs: Inputs) -> tupl
 
 
 def _model_case(case: Case, resolved: ResolvedConfig) -> Case:
-    latent = resolved.model.latent
-    assert latent is not None
+    sizes = latent_sizes(resolved.model)
+    assert sizes is not None
     return replace(
         case,
         num_heads=resolved.model.num_heads,
-        latent_size=latent.rank,
-        rope_size=latent.rope_size,
+        latent_size=sizes.latent,
+        rope_size=sizes.rope,
         page_size=resolved.page_size,
         dtype=resolved.dtype,
     )

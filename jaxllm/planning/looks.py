@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan, LatentAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.models.sharding import split_kv_heads
@@ -26,14 +26,12 @@ def looks_of(model: ModelConfig, attention: AnyAttentionPlan, devices: int) -> t
     """
     if isinstance(attention, CompressedAttentionPlan):
         return _compressed_looks(model, attention, devices)
-    latent = latent_sizes(model)
-    # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
-    is_latent = isinstance(attention, LatentAttentionPlan)
-    each = 2 * attention.rank + attention.rope_size if is_latent else 2 * model.head_size_of(attention)
-    flops = 2 * model.heads_of(attention) * each / devices
+    heads = model.heads_of(attention)
     if isinstance(attention, AttentionPlan):
-        return _paged_looks(model, attention, devices, flops)
-    index = attention.index
+        return _paged_looks(model, attention, devices, 4 * heads * model.head_size_of(attention) / devices)
+    # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
+    flops = 2 * heads * (2 * attention.rank + attention.rope_size) / devices
+    index, latent = attention.index, latent_sizes(model)
     assert latent is not None
     key = (attention.rank + attention.rope_size) / latent.token
     if index is None:

@@ -99,7 +99,8 @@ def _plans(file: ConfigFile, plan: LatentAttentionPlan, count: int) -> list[Late
     if len(sources) != count:
         raise file.wrong("kv_source_layers", f"a list of {count} numbers")
     plain = plan.but(rope=None, rope_size=0, plain_size=plan.query_size)
-    plans, last = [], {0: -1, 1: -1}
+    plans: list[LatentAttentionPlan] = []
+    last = {0: -1, 1: -1}
     for layer, source in enumerate(sources):
         own = (plan if turned[layer] else plain).but(shares_choice=shared[layer])
         if source == layer:

@@ -50,7 +50,7 @@ class LatentAttention(nnx.Module):
         self.is_alone, self.rope_padding = not config.shared_choice, _rope_padding(config, plan)
         linear, make = partial(Linear, dtype=dtype, options=options), partial(make_norm, dtype=dtype, options=options)
         heads, hidden = config.heads_of(plan), config.hidden_size
-        parts = {"query_down": (plan.query_rank, AS_THEY_ARE)} if plan.query_rank else {}
+        parts: dict[str, tuple[int, Rows]] = {"query_down": (plan.query_rank, AS_THEY_ARE)} if plan.query_rank else {}
         if plan.source is None:
             parts["latent_down"] = (plan.rank + plan.rope_size, _rotated_last(plan, plan.rank))
         self.parts = merged(1, parts) if parts else None
@@ -145,8 +145,8 @@ class LatentAttention(nnx.Module):
         def attend(
             ragged: RaggedBatch, sinks: jax.Array | None, *arrays: Any
         ) -> tuple[jax.Array, jax.Array, ChosenKeys | None]:
-            own = {"checks": self.checks, "window": plan.window, "writes": plan.source is None}
-            options = LatentOptions(scale, sinks=sinks, **own)
+            writes = plan.source is None
+            options = LatentOptions(scale, checks=self.checks, sinks=sinks, window=plan.window, writes=writes)
             q_latent, q_rope, latent, k_rope, kv_cache, layer, index = arrays
             new, implementation = (q_latent, q_rope, latent, k_rope), self.implementation
             if index is None:

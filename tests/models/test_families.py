@@ -258,7 +258,7 @@ UNLISTED: dict[type[transformers.PreTrainedConfig], type[transformers.PreTrained
     transformers.MistralLarge4Config: transformers.MistralLarge4ForConditionalGeneration,
 }
 
-NESTED = {
+NESTED: dict[str, dict[str, Any]] = {
     "Glm5Next": {"depth": 1, "num_heads": 2, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 64},
     "MistralLarge4": {
         "model_type": "pixtral",

@@ -6,6 +6,7 @@ from functools import partial
 
 from jaxllm.executor.kernels.self_test import SelfTest
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.pallas_kernels.latent_attention import check as latent_check
 from jaxllm.pallas_kernels.latent_attention.cases import Case as LatentCase
 from jaxllm.pallas_kernels.latent_attention.cases import Inputs as LatentInputs
@@ -64,18 +65,19 @@ def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
 
 def latent_case(resolved: ResolvedConfig) -> LatentCase:
     """The batch for latent attention, of which a model has one kind."""
-    latent = resolved.model.latent
+    latent, sizes = resolved.model.latent, latent_sizes(resolved.model)
     assert latent is not None
+    assert sizes is not None
     rows, most_short = _rows(resolved)
     index = latent.index
     return LatentCase(
         "self_test",
         rows,
         num_heads=resolved.model.num_heads // resolved.num_devices,
-        latent_size=latent.rank,
-        rope_size=latent.rope_size,
+        latent_size=sizes.latent,
+        rope_size=sizes.rope,
         index_heads=0 if index is None else index.heads,
-        index_size=0 if index is None else index.size,
+        index_size=sizes.index,
         top=0 if index is None else min(index.top, 128),
         page_size=resolved.page_size,
         padding_tokens=3,
