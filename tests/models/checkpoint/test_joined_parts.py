@@ -63,7 +63,7 @@ def test_an_encoder_that_was_trained_further(tmp_path: Path) -> None:
     (own / "preprocessor_config.json").unlink()
     features = window(1, BINS, SECONDS * 100)
     found = [rows_of(find_model(str(folder)), features, 61)[:4] for folder in (apart, own)]
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     made = json.loads((find_model(str(own)) / "preprocessor_config.json").read_text())
     assert made["feature_size"] == BINS
 
