@@ -6,6 +6,7 @@ process that makes the same calls in the same order has the same state.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -77,13 +78,22 @@ class DeviceCalls:
         """Count in `stage_seconds` from here on: what ran before was to warm up."""
 
     @property
+    def plain_state(self) -> DeviceState:
+        """`state` without what the drafter keeps, which stays as it is when a program replaces the rest."""
+        return self.state.plain
+
+    @plain_state.setter
+    def plain_state(self, new: DeviceState) -> None:
+        self.state = replace(new, drafter_cache=self.state.drafter_cache, drafts=self.state.drafts)
+
+    @property
     def is_alone(self) -> bool:
         """Whether no other process makes the same calls."""
         return self._publish is None
 
-    def prepare(self, bucket: Bucket) -> None:
-        """Make the executable of a step, if it is not made yet."""
-        self.executables.get(bucket.name)
+    def prepare(self, name: str) -> None:
+        """Make the executable of this name, if it is not made yet."""
+        self.executables.get(name)
 
     def step(self, bucket: Bucket, *arrays: Any) -> Any:
         """Start the step of a bucket; see `call`."""

@@ -3,7 +3,7 @@
 Axis letters: T tokens, S slots, G page tables, W page-table width, E rows of images, D hidden size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -51,3 +51,8 @@ class DeviceState(StageState):
     """What the model's drafter keeps of each token, in the pages that the model's first page table names."""
     drafts: DraftState | None = None
     """What that has guessed last, and how much of what it had guessed before was right."""
+
+    @property
+    def plain(self) -> "DeviceState":
+        """What steps need in which the drafter has no part."""
+        return replace(self, drafter_cache=None, drafts=None)

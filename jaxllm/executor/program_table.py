@@ -42,7 +42,7 @@ from jaxllm.executor.state_programs import (
     set_pages_body,
     set_row_body,
 )
-from jaxllm.executor.step_program import stage_step_body, step_body
+from jaxllm.executor.step_program import plain_step_body, stage_step_body, step_body
 from jaxllm.executor.transfer_programs import (
     gather_pages_body,
     gather_state_body,
@@ -54,6 +54,7 @@ from jaxllm.executor.transfer_programs import (
 )
 
 PARAMETERS, ADAPTERS, STATE = "parameters", "adapters", "state"
+PLAIN_STATE = "plain_state"
 HIDDEN, SAMPLING, LAST_TOKENS = "state.hidden", "state.sampling", "state.last_tokens"
 MEDIA = "state.media_pool"
 PAGE_TABLE, PAGES, RECURRENT = "state.page_table", "state.kv_cache.pages", "state.kv_cache.states"
@@ -80,6 +81,11 @@ class Holder(Protocol):
     @property
     def state(self) -> Any:
         """A `DeviceState`, or a `StageState`."""
+        ...
+
+    @property
+    def plain_state(self) -> Any:
+        """A `DeviceState` without what a drafter keeps."""
         ...
 
 
@@ -207,6 +213,17 @@ have one."""
 DRAFTING_STEP: Final = replace(STEP, returns=replace(SAMPLED, drafts=ARRAY))
 """The step of a model with a drafter."""
 
+PLAIN_STEP: Final = replace(
+    STEP,
+    name="plain_step",
+    body=plain_step_body,
+    updates=(PLAIN_STATE,),
+    is_in_every_stage=False,
+    is_present=lambda context: bool(context.plain_steps),
+    sizes=lambda context: tuple(bucket.tokens for bucket in context.plain_steps),
+)
+"""The step of such a model while its drafter rests: it does not even take what that keeps."""
+
 EMPTY_STATE: Final = ProgramRecord(
     "empty_state", empty_state_body, writes=(STATE,), is_per_shard=False, is_in_every_stage=True
 )
@@ -325,6 +342,7 @@ SAMPLE_FROM_HOST: Final = replace(
 
 PROGRAMS: Final = (
     EMPTY_STATE,
+    PLAIN_STEP,
     PROMPT_LOGPROBS,
     LISTED_LOGPROBS,
     SAMPLE_CONSTRAINED,
@@ -350,17 +368,16 @@ PROGRAMS: Final = (
     ROW_LOGITS,
     SAMPLE_FROM_HOST,
 )
-"""All but the steps, in the order in which they are compiled after them."""
+"""All but the steps of all buckets, in the order in which they are compiled after them."""
 
 _BY_NAME: Final = {record.name: record for record in PROGRAMS}
 
 
 def find_record(name: str) -> ProgramRecord:
     """The record of a program that another process calls by its name. Raises `EngineError` for an unknown one."""
-    if name.startswith(f"{STEP.name}_"):
-        return STEP
-    if name.startswith(f"{ENCODE.name}_"):
-        return ENCODE
+    for record in (STEP, PLAIN_STEP, ENCODE):
+        if name.startswith(f"{record.name}_"):
+            return record
     if name not in _BY_NAME:
         raise EngineError(f"program {name!r} is unknown (known: steps and {', '.join(_BY_NAME)})")
     return _BY_NAME[name]

@@ -15,6 +15,7 @@ from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.first_run import first_run
 from jaxllm.executor.constrained_calls import ConstrainedCalls, with_chosen
 from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.plain_steps import PlainSteps
 from jaxllm.executor.program_table import (
     COPY_PAGES,
     COPY_STATES,
@@ -67,6 +68,8 @@ class Dispatched:
     constrained: ConstrainedRows | None = None
     """Rows whose tokens `Runner.choose` chooses."""
     listed: ListedRows | None = None
+    is_plain: bool = False
+    """Whether the drafter had no part in it, see `PlainSteps`."""
 
     @property
     def wanted(self) -> tuple[jax.Array, Logprobs | None, jax.Array | None]:
@@ -131,6 +134,8 @@ class Runner:
             from jaxllm.executor.embedding_calls import EmbeddingCalls
 
             self._embeddings = EmbeddingCalls(calls, self._packer, self._num_slots, buckets.largest.tokens)
+        has_drafter = shape.drafter is not None
+        self._plain = PlainSteps(calls, shape, buckets, sampling, self._num_slots) if has_drafter else None
         self._listed_layout = listed_layout(self._num_slots)
         # Only outputs that follow a grammar get tokens by other ways than one step each.
         self._has_chosen = False
@@ -159,6 +164,9 @@ class Runner:
         for bucket in buckets:
             what = f"the first step of {bucket}"
             first_run(self.calls.executables, what, partial(self._run_empty, bucket), self.calls.renew_state)
+            if self._plain is not None and self._plain.is_made(bucket):
+                run = partial(self._plain.run_empty, bucket)
+                first_run(self.calls.executables, f"{what} without drafts", run, self.calls.renew_state)
 
     def _run_empty(self, bucket: Bucket) -> None:
         packed = self._packer.empty(bucket)
@@ -180,8 +188,11 @@ class Runner:
         dispatched.
         """
         bucket = self._bucket_for(plan.most_tokens)
+        is_complete, plain = self._background is None, self._plain
+        if plain is not None and not plain.takes(plan, bucket, is_complete=is_complete):
+            plain = None
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
-        self.calls.prepare(bucket)
+        self.calls.prepare(bucket.name if plain is None else bucket.plain_name)
         constrained = plan.constrained
         samples = plan.samples if constrained is None else plan.samples & ~constrained
         with self.watch.watching(bucket):
@@ -194,8 +205,10 @@ class Runner:
             self._update_sampling(plan, table)
             if self._embeddings is not None:
                 self._embeddings.send(plan, table)
-            packed = self._packer.pack(plan, table, bucket, samples)
-            sampled = self.calls.step(bucket, packed)
+            if plain is None:
+                sampled = self.calls.step(bucket, self._packer.pack(plan, table, bucket, samples))
+            else:
+                sampled = plain.call(bucket, plain.packer.pack(plan, table, bucket, samples))
             if plan.states_behind:
                 self._copy_states(plan.states_behind)
             prompts = list(self._prompt_logprobs(plan, table))
@@ -204,7 +217,7 @@ class Runner:
         listed = None
         if wants_logprobs or (rest is not None and rest.wants_logprobs):
             listed = self._listed_logprobs(plan)
-        step = Dispatched(plan, bucket, sampled, wants_logprobs, prompts, rest, listed)
+        step = Dispatched(plan, bucket, sampled, wants_logprobs, prompts, rest, listed, is_plain=plain is not None)
         # The way to the host begins when the step ends, not when somebody asks.
         for leaf in jax.tree.leaves(step.wanted):
             leaf.copy_to_host_async()
@@ -244,7 +257,8 @@ class Runner:
 
     def collect(self, step: Dispatched) -> StepResult:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
-        rows = self._packer.result_rows(step.plan, step.bucket)
+        packer = self._plain.packer if self._plain is not None and step.is_plain else self._packer
+        rows = packer.result_rows(step.plan, step.bucket)
         token_ids, logprobs, drafts = self.calls.fetch(step.wanted)
         token_ids, logprobs = jax.tree.map(lambda leaf: leaf[rows], (token_ids, logprobs))
         if drafts is not None:

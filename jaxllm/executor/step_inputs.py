@@ -6,7 +6,7 @@ engine without a field does not have it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -77,6 +77,12 @@ class StepShape:
     """What on the device makes drafts of the tokens after those of a step, if anything does."""
     keeps_states: bool = False
     """Whether there are recurrent layers."""
+
+    @property
+    def plain(self) -> "StepShape":
+        """The shape of steps that neither check nor make drafts, nor begin with any."""
+        # Recurrent layers keep inputs of drafts, and steps of their rows in one way.
+        return replace(self, drafter=None, max_drafts=self.max_drafts if self.keeps_states else 0)
 
     @property
     def replays_drafts(self) -> bool:

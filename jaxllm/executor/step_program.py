@@ -40,6 +40,13 @@ def step_body(context: ProgramContext[DeviceState], bucket: Bucket) -> ProgramBo
     return ProgramBody(make_step(_merge(context), context.shape, bucket), (packed, *context.received(bucket)))
 
 
+def plain_step_body(context: ProgramContext[DeviceState], tokens: int) -> ProgramBody:
+    """The step of a bucket in which the drafter does nothing: what it keeps stays as it is."""
+    bucket = next(bucket for bucket in context.plain_steps if bucket.tokens == tokens)
+    shape = context.shape.plain
+    return ProgramBody(make_step(_merge(context), shape, bucket), (context.of_shards(shape.layout(bucket).size),))
+
+
 def stage_step_body(context: ProgramContext[StageState], bucket: Bucket) -> ProgramBody:
     """The step of a bucket of a stage that is not the last."""
     packed = context.of_shards(context.shape.layout(bucket).size)

@@ -96,6 +96,13 @@ class StepPlan:
             self.num_replayed = self.num_replayed[rows]
 
     @property
+    def has_drafts(self) -> bool:
+        """Whether the step checks drafts, or was scheduled when it was not known how many of the last step's count."""
+        return self.num_drafts is not None or any(
+            part is not None and part.num_unknown is not None for part in self.by_shard
+        )
+
+    @property
     def most_tokens(self) -> int:
         """Tokens of the shard that has most."""
         if not self.parts:

@@ -98,7 +98,7 @@ class DraftAccount:
         own = plan.num_new_tokens if plan.num_drafts is None else plan.num_new_tokens - plan.num_drafts
         if seconds is None or len(own) != int(own.sum()):
             return
-        if self._drafting_costs is None or (not plan.is_followed and plan.num_drafts is None):
+        if self._drafting_costs is None or not (plan.is_followed or plan.has_drafts):
             self._costs.observe(plan.most_tokens, seconds)
         elif plan.draft_steps:
             self._drafting_costs.observe(plan.most_tokens, seconds)

@@ -148,11 +148,14 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
         type(taken).take(taken, table, slots, places, drafts)
 
     followed: list[bool] = []
+    plain: list[bool] = []
     dispatch = drafting.runner.dispatch
 
     def noting(plan: Any, *args: Any, **options: Any) -> Any:
+        step = dispatch(plan, *args, **options)
         followed.append(plan.is_followed)
-        return dispatch(plan, *args, **options)
+        plain.append(step.is_plain)
+        return step
 
     monkeypatch.setattr(drafting.runner, "dispatch", noting)
     rates = drafting._speculation._account.rates
@@ -163,6 +166,7 @@ def test_drafts_that_are_never_right_are_hardly_made_any_more(
         assert len(steps) < 15
         assert 10 < sum(followed) < 50, "it does not even read the text any more"
         assert not any(followed[50:])
+        assert plain == [not each for each in followed], "nor does it cost anything while it rests"
     finally:
         del taken.take
     # After a rest, drafts are tried again with the next request.

@@ -41,16 +41,21 @@ class BackgroundCompilation:
 
     def _run(self) -> None:
         failed = False
-        for bucket in self._buckets:
+        steps = [(bucket.name, f"the step of {bucket}") for bucket in self._buckets]
+        # Until these are made, steps with what makes drafts run in their place.
+        steps += [(bucket.plain_name, f"the step without drafts of {bucket}") for bucket in self._buckets]
+        for name, what in steps:
             # The interpreter waits for this thread when it ends: no longer than it must.
             if self._stopped.is_set() or not threading.main_thread().is_alive():
                 return
+            if not self._executables.has(name):
+                continue
             try:
-                self._executables.get(bucket.name)
+                self._executables.get(name)
             except Exception:
                 # Nobody waits for it: steps go on in larger shapes.
                 failed = True
-                logger.exception("compiling the step of %s failed; larger shapes run in its place", bucket)
+                logger.exception("compiling %s failed; others run in its place", what)
         if not failed:
             self._complete = True
             logger.info("all step shapes are compiled")

@@ -22,6 +22,11 @@ class Bucket:
         """Name of its step among an engine's programs."""
         return f"step_{self.tokens}"
 
+    @cached_property
+    def plain_name(self) -> str:
+        """Name of its step without what makes drafts, where there is one."""
+        return f"plain_step_{self.tokens}"
+
     def __str__(self) -> str:
         return f"{self.tokens} tokens x {self.rows} requests"
 
@@ -51,6 +56,10 @@ class Buckets:
     def largest(self) -> Bucket:
         """The bucket of a step that uses the whole token budget."""
         return self.all[-1]
+
+    def of_decodes(self, num_rows: int) -> tuple[Bucket, ...]:
+        """Those of steps in which up to `num_rows` rows have one token each."""
+        return self.all[: bisect_left(self._sizes, num_rows) + 1]
 
     def fit(self, num_tokens: int) -> Bucket:
         """The smallest bucket of at least `num_tokens` tokens (1 to the token budget)."""

@@ -175,7 +175,7 @@ class Executables:
         not begun. On TPU all of it is done after the block, which may compile as well. With `enforce_eager` nothing is
         compiled yet, see `get`.
         """
-        left_out = {bucket.name for bucket in self._programs.buckets.all} - {bucket.name for bucket in buckets}
+        left_out = {name for bucket in set(self.buckets) - {*buckets} for name in (bucket.name, bucket.plain_name)}
         names = [name for name in self._programs.programs if name not in left_out]
         with self._making([] if self._options.enforce_eager else names, progress):
             yield
@@ -206,7 +206,11 @@ class Executables:
 
     def has_step(self, bucket: Bucket) -> bool:
         """Whether the step of a bucket is made."""
-        return bucket.name in self._ready
+        return self.is_made(bucket.name)
+
+    def is_made(self, name: str) -> bool:
+        """Whether the program of this name is made."""
+        return name in self._ready
 
     def has(self, name: str) -> bool:
         """Whether there is a program of this name, made or not."""

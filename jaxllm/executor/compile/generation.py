@@ -76,6 +76,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         tower=resolved.model.tower if resolved.sees_images else None,
         sound=resolved.model.sound if resolved.sees_images or resolved.model.has_cross_attention else None,
         **_adapters(resolved),
+        plain_steps=() if shape.drafter is None else buckets.of_decodes(resolved.max_num_seqs),
         transfer_sizes=transfer_sizes(resolved),
         processors=processors,
         has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.program import Shapes
-from jaxllm.executor.device_state import StageState
+from jaxllm.executor.device_state import DeviceState, StageState
 from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding, token_axis
@@ -89,10 +89,17 @@ class ProgramContext(Generic[State]):
     """What makes rows of images, where the engine takes some."""
     sound: "SoundPlan | None" = None
     """What hears, if anything does."""
+    plain_steps: tuple[Bucket, ...] = ()
+    """Steps that are also there without the drafter, if there is one."""
     transfer_sizes: tuple[int, ...] = ()
     """Pages of each call that brings pages to the host or back, if there are any."""
     row_squares: tuple[jax.ShapeDtypeStruct, ...] = ()
     """What the program of this name measures, if slots have vectors."""
+
+    @property
+    def plain_state(self) -> DeviceState:
+        """See `DeviceCalls.plain_state`."""
+        return cast(DeviceState, self.state).plain
 
     @property
     def is_last(self) -> bool:

@@ -58,6 +58,10 @@ class StagedExecutables(Executables):
         """See `Executables.has`."""
         return self._last.has(name)
 
+    def is_made(self, name: str) -> bool:
+        """See `Executables.is_made`; of the last stage."""
+        return self._last.is_made(name)
+
     def get(self, name: str) -> Executable:
         """The last stage's executable, once all stages have theirs."""
         if find_record(name).is_in_every_stage:

@@ -72,6 +72,19 @@ def test_a_step_without_slots_has_nothing_of_adapters(
     assert [name for name in plain.programs if "step" in name] == [name for name in programs.programs if "step" in name]
 
 
+def test_steps_while_a_drafter_rests_are_those_of_an_engine_without_one() -> None:
+    options = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "max_model_len": 64}
+    head = {"speculative_config": {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 4}}
+    without, drafting = (
+        generation_programs(resolve_config(EngineConfig.from_options({**options, **each})), 8) for each in ({}, head)
+    )
+    assert [name for name in drafting.programs if "plain" in name] == ["plain_step_1", "plain_step_8"], "of decodes"
+    for tokens in (1, 8):
+        plain = drafting.programs[f"plain_step_{tokens}"].lower().as_text()
+        wanted = without.programs[f"step_{tokens}"].lower().as_text()
+        assert plain.replace(f"jit_plain_step_{tokens}", f"jit_step_{tokens}_tokens") == wanted
+
+
 def test_a_program_of_an_unknown_name_is_an_error() -> None:
     with pytest.raises(EngineError, match=r"program 'set_paegs' is unknown \(known: steps and empty_state"):
         find_record("set_paegs")
