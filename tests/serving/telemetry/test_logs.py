@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.engine.stats import StepStats
-from jaxllm.serving.telemetry.logs import ThroughputLog, banner
+from jaxllm.serving.telemetry.logs import ThroughputLog, _throughput_line, banner
 from jaxllm.serving.text.measurements import FinishedRequest, Measurements
+from jaxllm.speculation.statistics import DraftCounts
 from tests.conftest import RunPython
 
 STEP = StepStats(
@@ -203,6 +204,20 @@ def test_what_was_refused_counts() -> None:
         assert report is not None
         found.append(report["refused"])
     assert found == [3, 2, 0]
+
+
+def test_drafts_that_were_right_are_those_of_the_interval() -> None:
+    log, counts = ThroughputLog(Clock()), DraftCounts()
+    found, lines = [], []
+    for new in (DraftCounts(10, 30, 15, (10, 5)), DraftCounts(4, 12, 3, (3,))):
+        counts = counts.plus(new)
+        log.observe(replace(STEP, drafts=counts), None)
+        report = log.report()
+        assert report is not None
+        found.append((report["draft_acceptance_rate"], report["mean_acceptance_length"]))
+        lines.append(_throughput_line(report))
+    assert found == [(0.5, 2.5), (0.25, 1.75)]
+    assert "drafts accepted 25.0%, 1.75 tokens per step" in lines[1]
 
 
 def test_one_last_line_and_then_silence() -> None:
