@@ -1,6 +1,7 @@
 """uvicorn's server with limits on connections; signals are left to the caller."""
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Iterator
@@ -35,13 +36,19 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take connections of `sockets`. A TLS handshake has as long as headers have."""
+        """Take connections of `sockets`. A TLS handshake has as long as headers have.
+
+        Raises `OSError` for an address where another server began to listen since the socket was bound.
+        """
         loop, config = asyncio.get_running_loop(), self.config
         seconds = None if config.ssl is None else self._connections.limits.headers_seconds or None
 
         def connected() -> asyncio.Protocol:
             return LimitedProtocol(config, self.server_state, loop, self._connections)
 
+        for each in sockets or ():
+            # uvloop closes a socket that cannot listen and raises nothing.
+            each.listen(config.backlog)
         self.servers = [
             await loop.create_server(
                 connected, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
@@ -57,7 +64,9 @@ class HttpServer(uvicorn.Server):
                 try:
                     await serving
                 except OSError as error:
-                    raise ConfigError(f"cannot listen: {error.strerror or error}") from None
+                    in_use = "another process listens at this address; choose another --port"
+                    reason = in_use if error.errno == errno.EADDRINUSE else error.strerror or error
+                    raise ConfigError(f"cannot listen: {reason}") from None
             await asyncio.sleep(0.01)
 
     async def leave(self) -> None:
