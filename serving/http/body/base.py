@@ -14,7 +14,12 @@ TEMPLATE_FIELDS = "*"
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a request."""
+    """A part of a request.
+
+    `elsewhere` has fields that clients of other interfaces put here, with where they belong, for the error.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
 
 class TemplateBody(Body, kw_only=True):

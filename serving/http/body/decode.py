@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -29,6 +29,7 @@ _WORDS = {
     "array": "a list",
     "object": "an object",
 }
+_NO_CHOICE = "Invalid enum value"
 _UNKNOWN = "Object contains unknown field"
 _EXPLAINED_BYTES = 2**16
 """Larger malformed bodies are not looked at a second time for a better message."""
@@ -117,8 +118,25 @@ def _explain_mismatch(message: str, kind: type[Body], root: str = "") -> BodyErr
         expected = " or ".join(_WORDS.get(word, word) for word in mismatch[1].split(" | ") if word != "null")
         rest = re.sub("`(.*?)`", lambda match: _WORDS.get(match[1], match[1]), mismatch[2])
         what = f"expected {expected}{rest}"
+    choices = _choices(kind, path) if what.startswith(_NO_CHOICE) else ""
     place = _join(root, path)
-    return BodyError(f"{shortened(place) or 'the body'}: {shortened(what)}", place or None, "invalid_type")
+    return BodyError(f"{shortened(place) or 'the body'}: {shortened(what)}{choices}", place or None, "invalid_type")
+
+
+def _choices(kind: type[Body], path: str) -> str:
+    """The values that a field may have which takes only some, for an error message."""
+    parent, _, name = path.rpartition(".")
+    hints = [get_type_hints(each).get(name.partition("[")[0]) for each in _kinds_at(kind, parent)]
+    values = dict.fromkeys(value for hint in hints for value in _literals_in(hint))
+    return f"; choose one of {', '.join(map(repr, values))}" if values else ""
+
+
+def _literals_in(hint: Any) -> Iterator[Any]:
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    else:
+        for part in get_args(hint):
+            yield from _literals_in(part)
 
 
 def _join(*parts: str) -> str:
@@ -136,10 +154,15 @@ def _wrong_field(path: str, name: str, kind: type[Body], root: str, *, unknown: 
 
 def _fields_at(kind: type[Body], path: str) -> set[str]:
     """The fields that may be given at a place such as `messages[0].content[1]`."""
+    return {field for each in _kinds_at(kind, path) for field in field_names(each)}
+
+
+def _kinds_at(kind: type[Body], path: str) -> list[type[Body]]:
+    """The bodies that may stand at a place."""
     kinds = [kind]
     for name in re.findall(r"[^.\[\]]+(?=[.\[]|$)", re.sub(r"\[[^]]*]", "", path)):
         kinds = [inner for each in kinds for inner in _bodies_in(get_type_hints(each).get(name))]
-    return {field for each in kinds for field in field_names(each)}
+    return kinds
 
 
 def _bodies_in(hint: Any) -> Iterator[type[Body]]:

@@ -115,6 +115,9 @@ class IgnoredFields:
         is_inside = place != _shown(name)
         if hint or is_inside:
             self._policy.log_refused(_without_places(place))
+            advice = kind.elsewhere.get(name)
+            if advice is not None:
+                raise BodyError(f"unknown field {quoted(place)}: {advice}", place, "unknown_parameter")
             hint = hint or nearest(name, field_names(kind))
             way_out = f"{' A' if hint else '; a'} server with --ignore-unknown-fields ignores it"
             raise BodyError(f"unknown field {quoted(place)}{hint}{way_out}", place, "unknown_parameter")

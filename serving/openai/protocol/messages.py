@@ -1,5 +1,6 @@
 """The messages and tools of a chat request."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from jaxllm.serving.http.body.base import Body, Refused, TemplateBody
@@ -98,8 +99,16 @@ class Function(TemplateBody, kw_only=True):
     strict: bool | None = None
 
 
+_NESTED = 'a tool of a chat is {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}'
+
+
 class Tool(Body, kw_only=True):
     """A tool that the model may call."""
+
+    # Where tools of responses and of Anthropic's API have them.
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("name", "description", "parameters", "input_schema"), _NESTED
+    )
 
     type: str = "function"
     function: Function | None = None

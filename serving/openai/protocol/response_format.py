@@ -1,13 +1,21 @@
 """The form of an output, as requests describe it."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from jaxllm.serving.http.body.base import Body
 from jaxllm.serving.http.body.bounds import NonEmpty, Text
 
+_FORM = 'the form is {"type": "json_schema", "json_schema": {"name": ..., "schema": SCHEMA}}'
+
 
 class JsonSchemaFormat(Body, kw_only=True):
     """A JSON schema and its name."""
+
+    # The schema itself in place of its wrapper.
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("type", "title", "properties", "required", "additionalProperties", "items", "enum", "$defs"), _FORM
+    )
 
     name: NonEmpty
     """A name for the schema; without effect."""
@@ -21,6 +29,8 @@ class JsonSchemaFormat(Body, kw_only=True):
 
 class ResponseFormat(Body, kw_only=True):
     """OpenAI's `response_format`."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {"schema": _FORM}
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     """Free text; any JSON object; JSON that follows a schema; text with parts that do."""

@@ -4,7 +4,7 @@ The specification: https://platform.openai.com/docs/api-reference/responses, and
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from jaxllm.serving.http.body.base import Body, Ignored, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import MOST_PARTS, NonEmpty, at_most
@@ -171,6 +171,11 @@ def kind_of_untyped(item: Mapping[str, Any]) -> str:
 
 class ResponseTool(Body, kw_only=True):
     """A function that the model may call."""
+
+    # Where tools of chats have it.
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "function": 'a tool of a response is {"type": "function", "name": ..., "description": ..., "parameters": ...}'
+    }
 
     type: Literal["function"]
     name: NonEmpty

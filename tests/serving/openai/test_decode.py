@@ -36,6 +36,8 @@ CHAT = b'{"messages":[{"role":"user","content":"hello"}]'
         (b', "user": "\\ud800"}', "user", "invalid_json", "lone surrogate"),
         (b', "user": "\xff"}', None, "invalid_json", "not UTF-8"),
         (b', "metadata": ' + b'{"a":' * 100_000, None, "invalid_json", "nested too deeply"),
+        (b', "response_format": {"type": "json"}}', "response_format.type", "invalid_type",
+         "'json'; choose one of 'text', 'json_object', 'json_schema', 'structural_tag'"),
         (b"} and more", None, "invalid_json", "trailing characters"),
     ],
 )  # fmt: skip

@@ -100,6 +100,14 @@ def test_unknown_fields_are_ignored_and_named() -> None:
             "tools[0].xyz",
             "unknown field 'tools[0].xyz'; a server with --ignore-unknown-fields ignores it",
         ),
+        # The tools of other interfaces, and a schema without its wrapper.
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools[0].name", '{"type": "function", "function": {"name"'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"type": "object", "properties": {}}}},
+            "response_format.json_schema.type",
+            'the form is {"type": "json_schema", "json_schema": {"name": ..., "schema": SCHEMA}}',
+        ),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema", "the form is {"),
         # The first of several, whatever the order of a set.
         ({f"{name}max_tokens": 1 for name in "qwertyuiop"}, "qmax_tokens", "unknown field 'qmax_tokens'"),
     ],
