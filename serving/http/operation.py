@@ -220,6 +220,8 @@ def _right_path(path: str, known: Sequence[str]) -> str:
     for each in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removeprefix("/api")):
         # A path with a part of any kind is no hint: too much is like it.
         if each != path and each in known:
+            if each.startswith("/v1/messages"):
+                return f"; did you mean {each!r}? The base URL of Anthropic's clients ends without /v1"
             return f"; did you mean {each!r}? A client's base URL ends with /v1"
     return nearest(plain, [each for each in known if len(each) > 1], alike=0.8)
 

@@ -39,6 +39,7 @@ def test_the_root_says_what_the_server_is(server: ServerProcess) -> None:
     [
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/v1/v1/models", "/v1/models"),
+        ("/v1/v1/messages", "/v1/messages"),
         ("/v1/chat/completions/", "/v1/chat/completions"),
         ("/v1/models/", "/v1/models"),
         ("/chat/completions", "/v1/chat/completions"),
@@ -60,6 +61,9 @@ def test_a_wrong_path_is_told_the_right_one(http: httpx.Client, method: str, pat
     error = answer.json()["error"]
     assert error["code"] == "unknown_url"
     assert f"did you mean {right!r}" in error["message"]
+    if "base URL" in error["message"]:
+        # Anthropic's clients add /v1 themselves.
+        assert error["message"].endswith("without /v1" if right == "/v1/messages" else "ends with /v1")
 
 
 def test_other_paths_get_no_hint(http: httpx.Client) -> None:
