@@ -17,7 +17,14 @@ from jaxllm.errors import EngineError, JaxLLMError, fresh
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.engine_requests import EngineRequests
-from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch
+from jaxllm.serving.ipc.client.health import (
+    RESTART_WAIT_SECONDS,
+    RETRY_AFTER,
+    EngineHealth,
+    Heartbeat,
+    come_back,
+    watch,
+)
 from jaxllm.serving.ipc.client.in_flight import Reconciliation
 from jaxllm.serving.ipc.client.placement import of_rank
 from jaxllm.serving.ipc.client.queues import EventQueue
@@ -277,7 +284,7 @@ class AsyncEngine:
     def _stop_waiting(self, error: EngineError) -> None:
         """The next engine takes its time: who has nothing yet may try elsewhere, and the others are served."""
         if self.health.down is error:
-            self._requests.stop_waiting(error)
+            self._requests.stop_waiting(come_back(error))
 
     def hear_end(self, generation: int, error: EngineError) -> None:
         """In the listening thread."""

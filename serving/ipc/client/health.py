@@ -66,6 +66,11 @@ class Heartbeat:
         return self._silence > self.limit
 
 
+def come_back(down: EngineError) -> EngineError:
+    """What a request is told that cannot wait for the next engine."""
+    return EngineError(f"{down}; another one is starting: try again", down.retry_after)
+
+
 class EngineHealth:
     """Whether requests find an engine: now, soon, or never again. Belongs to an event loop."""
 
@@ -106,7 +111,7 @@ class EngineHealth:
         if self.error is not None:
             raise fresh(self.error)
         if self.down is not None and self._loop.time() > self._down_until:
-            raise fresh(self.down)
+            raise come_back(self.down)
 
     async def wait(self) -> None:
         """Wait while there is no engine. Raises `EngineError` when there will be none."""

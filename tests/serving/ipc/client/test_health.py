@@ -4,7 +4,7 @@ import weakref
 from contextlib import suppress
 
 from jaxllm.errors import EngineError
-from jaxllm.serving.ipc.client.health import EngineHealth, Heartbeat
+from jaxllm.serving.ipc.client.health import EngineHealth, Heartbeat, come_back
 
 
 def test_silence_counts_from_the_first_question() -> None:
@@ -54,6 +54,12 @@ def test_who_is_owed_nothing_any_more_counts_nothing() -> None:
 
 class Body:
     """What a request has sent."""
+
+
+def test_a_request_is_told_to_come_back() -> None:
+    told = come_back(EngineError("the engine process died", 1.0))
+    assert str(told) == "the engine process died; another one is starting: try again"
+    assert told.retry_after == 1.0
 
 
 async def test_an_error_that_many_requests_get_keeps_none_of_them() -> None:
