@@ -50,11 +50,20 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+def _structured(form: str) -> str:
+    return f"use structured_outputs=StructuredOutputsParams({form}=...)"
+
+
 class _Names(CheckedNames):
     noun: ClassVar[str] = "sampling parameter"
     synonyms: ClassVar[dict[str, str]] = {"guided_decoding": "structured_outputs"}
     reasons: ClassVar[dict[str, str]] = {
         "logits_processors": "give classes to LLM(logits_processors=[...]), and extra_args to requests",
+        **{f"guided_{form}": _structured(form) for form in ("json", "regex", "choice", "grammar")},
+        "response_format": _structured("json"),
+        "do_sample": "temperature=0 takes the most likely token, a higher temperature samples",
+        "max_new_tokens": "use max_tokens",
+        "num_return_sequences": "use n",
         "flat_logprobs": "logprobs are always a dictionary per token",
     }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {

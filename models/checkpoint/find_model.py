@@ -9,7 +9,7 @@ from jaxllm.models.checkpoint.hub import download_model
 from jaxllm.models.checkpoint.joined_parts import has_parts, joined_folder
 from jaxllm.models.checkpoint.other_formats import is_gguf
 from jaxllm.models.checkpoint.weight_files import gguf_files
-from jaxllm.models.errors import ModelError
+from jaxllm.models.errors import ModelError, nearest
 
 DEMO = "demo"
 
@@ -61,7 +61,10 @@ def _find(model: str, revision: str | None, download_dir: str | None, token: str
         raise ModelError(f"model {shown!r} is a file; give the folder that contains config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
         raise ModelError(f"model {shown!r}: no such folder")
-    return download_model(model, revision, download_dir, token, weights)
+    try:
+        return download_model(model, revision, download_dir, token, weights)
+    except ModelError as error:
+        raise ModelError(f"{error}{nearest(model, SHIPPED) if '/' not in model else ''}") from None
 
 
 def _with_config(folder: Path) -> Path:

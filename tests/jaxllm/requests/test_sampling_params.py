@@ -114,6 +114,10 @@ def test_unknown_names() -> None:
     assert caught.value.parameter == "temprature"
     with pytest.raises(RequestError, match="did you mean 'top_p'"):
         SamplingParams.from_dict({"topp": 1})
+    with pytest.raises(RequestError, match=r"^guided_json: use .*StructuredOutputsParams\(json=\.\.\.\)$"):
+        SamplingParams(guided_json={})  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match=r"^max_new_tokens: use max_tokens$"):
+        SamplingParams.from_dict({"max_new_tokens": 5})
     with pytest.raises(RequestError, match="and extra_args to requests"):
         SamplingParams.from_dict({"logits_processors": [print]})
 

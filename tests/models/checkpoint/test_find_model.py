@@ -36,6 +36,8 @@ def test_hub_id_that_is_nowhere(tmp_path: Path) -> None:
         "model 'some-org/some-model': no such local folder, and it is not in the local Hub cache, and HF_HUB_OFFLINE "
         "is set"
     )
+    with pytest.raises(ModelError, match="is set; did you mean 'demo' or 'demo-vision'"):
+        find_model("demos", download_dir=str(tmp_path))
     with pytest.raises(ModelError, match="not a valid Hub ID"):
         find_model("some org/model?", download_dir=str(tmp_path))
 
