@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from html import escape
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -137,10 +138,18 @@ class _Short(reprlib.Repr):
         self.maxstring, self.maxother, self.maxdict = 400, 10_000, 8
 
     def repr_list(self, value: Sequence[Any], level: int) -> str:
-        most = 6 if value and isinstance(value[0], (int, float)) else MOST_SHOWN
+        # The first prompt token has no log-probabilities; those of one token fill a line.
+        first = next((item for item in value if item is not None), None)
+        most = 2 if isinstance(first, dict) else 6 if isinstance(first, (int, float)) else MOST_SHOWN
         shown = [self.repr1(item, level - 1) for item in value[:most]]
         rest = [f"... {len(value)} in total"] if len(value) > most else []
         return f"[{', '.join([*shown, *rest])}]"
+
+    def repr_dict(self, value: Mapping[Any, Any], level: int) -> str:
+        # In its own order: the chosen token comes first.
+        shown = [f"{key!r}: {self.repr1(item, level - 1)}" for key, item in islice(value.items(), self.maxdict)]
+        rest = [f"... {len(value)} in total"] if len(value) > self.maxdict else []
+        return f"{{{', '.join([*shown, *rest])}}}"
 
     def repr_float(self, value: float, _level: int) -> str:
         return f"{value:.6g}"

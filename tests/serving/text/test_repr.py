@@ -49,6 +49,13 @@ def test_long_lists_are_cut_and_defaults_left_out() -> None:
         "outputs=[CompletionOutput(index=0, text='a <b>', token_ids=[0, 1, 2, 3, 4, 5, ... 500 in total], "
         "finish_reason='length')], finished=True)"
     )
+    # The chosen token first, as in the dictionary itself, and few of many places.
+    place = {7: Logprob(-0.5, 1, "b"), 3: Logprob(-1.5, 2, "a")}
+    shown = "{7: Logprob(logprob=-0.5, rank=1, decoded_token='b'), 3: Logprob(logprob=-1.5, rank=2, decoded_token='a')}"
+    chosen = CompletionOutput(0, "b" * 30, [7] * 30, logprobs=[place] * 30)
+    assert f"logprobs=[{shown}, {shown}, ... 30 in total]" in repr(chosen)
+    read = RequestOutput("0", "b", [7] * 30, [], prompt_logprobs=[None, *[place] * 29], finished=True)
+    assert f"prompt_logprobs=[None, {shown}, ... 30 in total]" in repr(read)
     embedding = EmbeddingRequestOutput("1", EmbeddingOutput([0.123456789] * 1000), [1, 2])
     assert len(repr(embedding)) < 250
     pooled = PoolingRequestOutput("1", PoolingOutput(np.ones((7, 128), np.float32)), [1, 2])
