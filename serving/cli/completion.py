@@ -32,7 +32,7 @@ _LONGEST: Final = 70
 def add_arguments(parser: FlagParser) -> None:
     """Declare the shell."""
     parser.epilog = EXAMPLES
-    parser.add_argument("shell", choices=SHELLS, help="The shell to write for.")
+    parser.add_argument("shell", metavar=f"{{{','.join(SHELLS)}}}", choices=SHELLS, help="The shell to write for.")
 
 
 def run(args: argparse.Namespace) -> int:
