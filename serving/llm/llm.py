@@ -39,7 +39,7 @@ class LLM(PoolingMethods):
 
         llm = LLM("demo")
         for output in llm.generate(["Once upon a time", "1 + 2 ="], SamplingParams(temperature=0, max_tokens=32)):
-            print(output.prompt, output.outputs[0].text)
+            print(output.prompt + output.outputs[0].text)
 
     `options` are the engine's (`docs/flags.md` lists them), under vLLM's names: `max_model_len`, `dtype`, ... Others of
     vLLM's are accepted, with a line in the log, where they change nothing. Device
