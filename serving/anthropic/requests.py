@@ -191,7 +191,12 @@ class OutputSettings(Body, kw_only=True):
 
 _Messages = Annotated[list[MessagesMessage], at_most(MOST_MESSAGES, minItems=1)]
 _System = str | Annotated[list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]], at_most(MOST_PARTS)]
-_TOOL_KIND = OneOf({"custom": MessagesTool}, default=lambda _: "custom", drop_others=True)
+_TOOL_KIND = OneOf(
+    {"custom": MessagesTool},
+    default=lambda _: "custom",
+    drop_others=True,
+    elsewhere={"function": 'a tool of messages is {"name": ..., "description": ..., "input_schema": ...}'},
+)
 _Tools = Annotated[
     list[Annotated[dict[str, Any], documented(**any_of_or_ignored("MessagesTool", "custom")), _TOOL_KIND]],
     at_most(MOST_TOOLS),

@@ -1,7 +1,7 @@
 """The base class of all bodies, and marks for fields that are not served, or hold one of several bodies."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
@@ -73,12 +73,14 @@ class OneOf:
     """Marks an object, in `Annotated`, that is one of several bodies, by its `type`.
 
     `default` tells the type of an object that has none; `drop_others`: objects of other types are left out of their
-    list, and named in the response, instead of being rejected.
+    list, and named in the response, instead of being rejected. `elsewhere` has types of other interfaces that are
+    rejected all the same, with what to send.
     """
 
     kinds: Mapping[str, type[Body]]
     default: Callable[[Mapping[str, Any]], str | None] = lambda _: None
     drop_others: bool = False
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def kind_of(self, value: Mapping[str, Any]) -> type[Body] | None:
         """The kind of the object; None if it is none of them."""

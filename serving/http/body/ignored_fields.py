@@ -137,10 +137,17 @@ class IgnoredFields:
                     raise BodyError(f"unknown value {quoted(place)}{hint}", place, "unknown_parameter")
             self.add(f"{path}={shown}")
 
-    def add_types(self, types: Collection[str], path: str) -> None:
-        """Ignore objects of these types in the list at `path`. Raises `BodyError` for too many."""
+    def add_types(self, types: Collection[str], path: str, elsewhere: Mapping[str, str]) -> None:
+        """Ignore objects of these types in the list at `path`.
+
+        Raises `BodyError` for too many, and for one of `elsewhere`, with what that says, unless what is unknown is
+        ignored.
+        """
         _check_number(types, f"{path}.type")
         for name in types:
+            if name in elsewhere and not self._policy.ignore_unknown:
+                place = f"{path}.type"
+                raise BodyError(f"{place}={name!r}: {elsewhere[name]}", place, "invalid_value")
             self.add(f"{path}.type={_shown(name)}")
 
     def header(self) -> str | None:

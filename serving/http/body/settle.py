@@ -150,7 +150,7 @@ def _leave_out(items: list[Any], inside: Inside, path: str, ignored: IgnoredFiel
     elif inside.items is not None and inside.items.one_of is not None and inside.items.one_of.drop_others:
         dropped = filter(inside.items.drops, items)
         types = dict.fromkeys(item.type if isinstance(item, Body) else item["type"] for item in dropped)  # type: ignore[attr-defined]
-        ignored.add_types(types, path)
+        ignored.add_types(types, path, inside.items.one_of.elsewhere)
         items[:] = [item for item in items if not inside.items.drops(item)]
 
 

@@ -563,3 +563,10 @@ def test_enable_thinking_is_an_argument_of_the_template(http: httpx.Client) -> N
     assert tokens(enable_thinking=False) == tokens(chat_template_kwargs={"enable_thinking": False})
     both = tokens(enable_thinking=True, chat_template_kwargs={"enable_thinking": False})
     assert both == tokens(enable_thinking=False)
+
+
+def test_tools_of_chats_are_refused_in_messages() -> None:
+    body = {"max_tokens": 9, **CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    with pytest.raises(BodyError, match=r"^tools\.type='function': a tool of messages is \{\"name\""):
+        read(body, MessagesRequest)
+    assert read(body, MessagesRequest, fresh(ignore_unknown=True)).tools == []
