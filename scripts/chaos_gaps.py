@@ -25,7 +25,8 @@ class Start:
 
 def starts_in(log: str) -> list[Start]:
     """What the server's log says of starts of its only engine. Several processes may say it, within a moment."""
-    found, begun = [], 0.0
+    found: list[Start] = []
+    begun = 0.0
     for line in log.splitlines():
         if end := _END.match(line):
             begun = _seconds(line) + float(end[1] or 0)

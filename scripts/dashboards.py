@@ -139,7 +139,10 @@ ENGINE: Rows = {
         ),
         Panel(
             "Memory traffic", "Bps",
-            (_rate("estimated_read_bytes_per_gpu", "read " + _EACH), _rate("estimated_write_bytes_per_gpu", "written " + _EACH)),
+            (
+                _rate("estimated_read_bytes_per_gpu", "read " + _EACH),
+                _rate("estimated_write_bytes_per_gpu", "written " + _EACH),
+            ),
             "Of each device; an estimate.",
         ),
         Panel(

@@ -124,6 +124,7 @@ def run(programs: Path, model: Path, workload: Workload) -> Measurement:
     command = [str(programs / "llama-batched-bench"), "-m", str(model), "-t", cores, "-tb", cores]
     command += [str(part) for flag in sizes.items() for part in flag] + ["--output-format", "jsonl"]
     # Its log is written by a thread for which it does not wait at the end: now and then the figures are missing.
+    said = None
     for _ in range(TRIES):
         said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
         for line in said.stdout.splitlines():
@@ -132,4 +133,4 @@ def run(programs: Path, model: Path, workload: Workload) -> Measurement:
                 output = workload.requests * workload.output_tokens
                 gap = row["t_tg"] / workload.output_tokens
                 return Measurement(output, output / row["t"], row["t_pp"] * 1e3, gap * 1e3)
-    raise SystemExit(f"{' '.join(command)} gave no figures; its last words: {said.stderr[-500:]}")
+    raise SystemExit(f"{' '.join(command)} gave no figures; its last words: {said.stderr[-500:] if said else None}")

@@ -120,7 +120,7 @@ class HeadSlots(nnx.Module):
 
     def __init__(self, projection: HeadProjection, shape: AdapterShape) -> None:
         heads, out_size, in_size = projection.shape
-        slots, rank, dtype, mesh = shape.num_slots, shape.rank, jnp.dtype(shape.dtype), projection.mesh
+        slots, rank, dtype, mesh = shape.num_slots, shape.rank, jnp.dtype(shape.dtype), projection.options.mesh
         about: dict[str, Any] = {"layout": WHOLE}
         self.heads, self.num_slots = heads, slots
         self.down = AdapterArray(placeholder((slots, rank, in_size), dtype, sharding(mesh, None, None, None)), **about)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,8 @@ def test_training_computes_what_transformers_does() -> None:
 
 def test_answers_about_held_out_pictures_are_mostly_right(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every token of an answer has all tokens of 64 texts computed.
-    likeliest = jax.jit(evaluate._likeliest.__wrapped__, static_argnums=(0, 1), compiler_options=FAST)
+    plain: Any = evaluate._likeliest
+    likeliest = jax.jit(plain.__wrapped__, static_argnums=(0, 1), compiler_options=FAST)
     monkeypatch.setattr(evaluate, "_likeliest", likeliest)
     params, shape, vision, tokenizer, _ = export.load(FOLDER)
     figures = evaluate.evaluate(params, shape, vision, tokenizer, 64)

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxllm.doctor.engine_run import Answers
 from jaxllm.doctor.greedy import KERNEL, WITHOUT_KERNEL, comparison_engines
 from jaxllm.doctor.greedy import compare as compare_answers
 from jaxllm.doctor.latent_cases import suited_latent_cases
+from jaxllm.doctor.layers import on_cpu
 from jaxllm.doctor.result import Context, Settings
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.attention_plan import LatentAttentionPlan
@@ -188,13 +190,13 @@ def test_which_engines_are_compared(
         assert engines[name].options["dtype"] == "bfloat16"
 
 
-def test_a_tower_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tower_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The one of the demo model for images is right; a model without one has nothing to compare."""
-    context = Context(Settings(model="demo-vision", load_format="dummy"), lambda _: None)
+    context = Context(Settings(model="demo-vision", load_format="dummy", scratch=str(tmp_path)), lambda _: None)
     found = tower.run(context)
     assert found.status == "ok", found.summary
     assert found.summary.startswith("an image of ")
-    rows = tower.on_cpu
+    rows = on_cpu
     for by in (1e-2, float("nan")):
         monkeypatch.setattr(tower, "on_cpu", lambda *args, by=by, **options: rows(*args, **options) + by)
         assert tower.run(context).status == "failed"
