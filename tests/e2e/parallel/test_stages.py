@@ -15,7 +15,8 @@ from jaxllm.serving.llm.async_llm import AsyncLLM
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 OPTIONS: dict[str, Any] = {
-    "optimization_level": 0, "max_num_seqs": 4, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 300,
+    "optimization_level": 0, "layer_stack": "scan", "max_num_seqs": 4, "max_num_batched_tokens": 16,
+    "num_gpu_blocks_override": 300,
 }  # fmt: skip
 GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
