@@ -22,11 +22,11 @@ def test_each_setting_is_in_the_row_of_the_strongest_place(tmp_path: Path, monke
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "debug")
     rows = dict(read("demo", "--config", str(file), "--port", "0", "--log-level", "info").rows(COMPUTED))
     assert rows == {
-        "preset throughput": "max-num-batched-tokens 8192, stream-interval 8",
+        "preset throughput": "stream-interval 8",
         "environment": "timeout-keep-alive 7",
         "server.yaml": "preset throughput, max-num-seqs 100",
         "flags": "port 0, log-level info, model demo",
-        "computed": "max-model-len 2048, block-size 16",
+        "computed": "max-model-len 2048, max-num-batched-tokens 512, block-size 16",
     }
 
 
