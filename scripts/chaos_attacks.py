@@ -113,6 +113,14 @@ def alive_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def command_of(process: psutil.Process) -> str:
+    """What it runs, for people."""
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return f"{process.pid}: gone by now"
+
+
 def named_memory(pid: int) -> set[Path]:
     """Files of shared memory that processes of a server have open or mapped, and that have a name."""
     found: set[str] = set()

@@ -124,7 +124,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_connections=1)
-        self._http = httpx.AsyncClient(base_url=url, timeout=300, limits=limits)
+        self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=limits)
         self.port = 0
         """The port of this end of the connection."""
 
