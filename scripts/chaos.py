@@ -6,6 +6,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -164,6 +165,8 @@ def attack_parts(given: argparse.Namespace) -> int:
         f"{resumed:.0f} requests resumed"
     )
     print(*told(run.calm, tally.gaps, text), *growth(*run.rest), *slopes(run.course), sep="\n")
+    for kind, count in Counter(each.partition(": ")[2][:80] for each in tally.errors).most_common(10):
+        print(f"{count} errors: {kind}")
     for each in (tally.wrong + tally.errors)[:10]:
         print(each[:2000])
     return 1 if tally.wrong or tally.errors else 0
