@@ -202,3 +202,15 @@ def text_part(file: ConfigFile) -> ConfigFile:
     file.ignore("*")
     shared = {key: file.values[key] for key in ("bos_token_id", "eos_token_id", "tie_word_embeddings") if file.has(key)}
     return text.reading(**shared)
+
+
+def layer_section(file: ConfigFile, number: int) -> ConfigFile | None:
+    """What `per_layer_config` has of a layer, if it has something.
+
+    transformers writes the numbers with as many digits as the last layer's has.
+    """
+    sections = file.section("per_layer_config")
+    if sections is None:
+        return None
+    keys = [key for key in sections.values if key.isdecimal() and int(key) == number]
+    return sections.section(keys[0]) if keys else None

@@ -10,7 +10,7 @@ from jaxllm.models.attention_plan import KeyIndexPlan, LatentAttentionPlan, Rope
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import deepseek, deepseek_sparse
-from jaxllm.models.families.common import FULL, SLIDING, text_part
+from jaxllm.models.families.common import FULL, SLIDING, layer_section, text_part
 from jaxllm.models.families.expert_groups import sigmoid_router
 from jaxllm.models.families.family import TEXT_PARTS, Family, Names
 from jaxllm.models.families.rotary import read_rope
@@ -120,8 +120,7 @@ def _of_layer(file: ConfigFile, number: int, kind: str) -> ConfigFile:
     """The file as a layer sees it: sizes of a section by its number, or those of all layers with windows."""
     file.ignore("swa_*")
     if file.has("per_layer_config"):
-        sections = file.section("per_layer_config")
-        section = None if sections is None else sections.section(str(number))
+        section = layer_section(file, number)
         if section is None:
             return file
         section.ignore(*_OF_LAYER)

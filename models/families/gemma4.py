@@ -12,6 +12,7 @@ from jaxllm.models.families.common import (
     FULL,
     SLIDING,
     every_nth_full,
+    layer_section,
     layer_types,
     read_llama,
     read_ropes,
@@ -110,7 +111,6 @@ def _with_heads(
     """The layers with their own heads, which are alike in all of a type. Raises `ModelError` where they are not."""
     heads = [options["num_kv_heads"], options["head_size"]]
     whole = list(heads)
-    each = file.section("per_layer_config")
     if not file.has("per_layer_config"):
         whole[1] = file.integer("global_head_dim", 512)
         given = file.optional_integer("num_global_key_value_heads")
@@ -120,8 +120,7 @@ def _with_heads(
     else:
         # As transformers 5 writes it: layers that are as the file says of all are not in it.
         file.ignore("global_head_dim", "num_global_key_value_heads")
-        each = each or ConfigFile({}, file.source)
-        sections = [each.section(str(number)) or ConfigFile({}) for number in range(len(layers))]
+        sections = [layer_section(file, number) or ConfigFile({}) for number in range(len(layers))]
         own = [
             [section.integer("num_key_value_heads", heads[0]), section.integer("head_dim", heads[1])]
             for section in sections

@@ -82,6 +82,13 @@ def test_windows_of_published_files(tmp_path: Path) -> None:
     ]
 
 
+def test_numbers_of_layers_may_have_zeros_before_them(tmp_path: Path) -> None:
+    """As transformers writes them where there are ten layers or more."""
+    own = {f"{layer:02d}": {"num_attention_heads": 2, "num_key_value_heads": 2} for layer in (1, 3)}
+    config = read(tmp_path, "dots3_note", {"per_layer_config": own})
+    assert [layer.attention.num_heads for layer in config.layers] == [4, 2, 4, 2, 4]
+
+
 @pytest.mark.parametrize(
     ("section", "lowest"), [({"gate_lower_bound": -2.0}, -2.0), ({}, None), ({"safe_gate": True}, -5.0)]
 )
