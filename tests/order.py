@@ -28,6 +28,7 @@ LONG_SLOW = (
 LONG = (
     "docs/test_commands.py",
     "e2e/images/test_spans.py",
+    "e2e/images/test_families_on_devices.py",
     "e2e/sound/test_engine_sound.py",
     "e2e/sound/test_sound_options.py",
     "models/towers/test_sound.py",
