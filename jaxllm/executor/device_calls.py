@@ -6,7 +6,6 @@ process that makes the same calls in the same order has the same state.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -84,7 +83,7 @@ class DeviceCalls:
 
     @plain_state.setter
     def plain_state(self, new: DeviceState) -> None:
-        self.state = replace(new, drafter_cache=self.state.drafter_cache, drafts=self.state.drafts)
+        self.state = new.with_drafts_of(self.state)
 
     @property
     def is_alone(self) -> bool:

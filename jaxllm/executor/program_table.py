@@ -171,7 +171,7 @@ class ProgramRecord:
         result = None if self.returns is None else next(each)
         for path in self._replaced:
             root, *names = path.split(".")
-            setattr(holder, root, _with(getattr(holder, root, None), names, next(each)))
+            setattr(holder, root, _with(getattr(holder, root), names, next(each)) if names else next(each))
         return result
 
     @cached_property

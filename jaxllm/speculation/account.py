@@ -12,6 +12,9 @@ from jaxllm.speculation.step_costs import StepCosts
 
 Int32Array = npt.NDArray[np.int32]
 
+MOST_UNHEARD = 4
+"""Steps after a guess until its token is there: those under way, and one that its request may have to leave out."""
+
 
 class DraftAccount:
     """Learns from each step that is collected, with drafts or without.
@@ -31,6 +34,8 @@ class DraftAccount:
         self._costs, self._drafting_costs = costs, drafting_costs
         self._guesses = np.zeros(num_slots, np.int32)
         self._guessed_at = np.full(num_slots, -1, np.int32)  # the places in the requests that these are for
+        self._unheard = 0
+        """Steps that may still show whether a guess was right."""
         self._clock = StepClock()
         self.rates = AcceptanceRates(num_slots)
         """How likely guesses for each slot are right."""
@@ -52,6 +57,7 @@ class DraftAccount:
     def expect(self, slots: Int32Array, guesses: Int32Array, places: Int32Array) -> None:
         """Compare these guesses at what comes in `places` of the requests in `slots`, int32 [n] each."""
         self._guesses[slots], self._guessed_at[slots] = guesses, places
+        self._unheard = MOST_UNHEARD
 
     def expect_first(self, slots: Int32Array, counts: Int32Array, ids: Int32Array) -> None:
         """The same of the first of `counts` guesses for what follows the known tokens of each of `slots`, int32 [n].
@@ -65,6 +71,14 @@ class DraftAccount:
         guessed = slots[has_any]
         self.expect(guessed, ids[(np.cumsum(counts) - counts)[has_any]], self._table.num_tokens[guessed])
 
+    def learns_only_time(self, plan: StepPlan) -> bool:
+        """Whether a step without drafts has nothing to tell of guesses, as while nobody makes any; see `pass_by`."""
+        return plan.num_drafts is None and not self._unheard
+
+    def pass_by(self, plan: StepPlan) -> None:
+        """`end` of such a step."""
+        self._observe_time(plan)
+
     def end(
         self, plan: StepPlan, live: npt.NDArray[np.bool_], token_ids: Int32Array, counts: Int32Array | None
     ) -> npt.NDArray[np.intp]:
@@ -74,6 +88,7 @@ class DraftAccount:
         """
         num_drafts = plan.num_drafts
         self._observe_time(plan)
+        self._unheard = max(0, self._unheard - 1)
         firsts = np.arange(plan.num_rows) if counts is None else np.cumsum(counts) - counts
         told = np.flatnonzero(live & (self._guessed_at[plan.slots] == known_ends(plan)))
         if num_drafts is not None:

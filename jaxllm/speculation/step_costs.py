@@ -49,7 +49,10 @@ class StepCosts:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Take the time of a step."""
         place = self._place(num_tokens)
-        if self._weights.any():
+        if self._weights[place]:
+            # Often: what is expected of all sizes would have to be computed again in every step.
+            seconds = min(seconds, OUTLIER * self._known[place])
+        elif self._weights.any():
             seconds = min(seconds, OUTLIER * self._seconds[place])
         before = self._known[place] if self._weights[place] else seconds
         # The first few count alike: one that something held up is soon outweighed.

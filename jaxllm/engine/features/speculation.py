@@ -254,6 +254,9 @@ class Speculation(StepFeature):
         plan, counts = step.plan, result.counts
         if self._under_way is plan:
             self._under_way = None
+        if result.drafts is None and self._account.learns_only_time(plan):
+            self._account.pass_by(plan)
+            return
         live = plan.samples & (self._scheduler.table.generation[plan.slots] == plan.generations)
         drafted = self._account.end(plan, live, result.token_ids, counts)
         if self._on_device is not None and result.drafts is not None:
