@@ -81,8 +81,15 @@ def test_wrong_questions_about_tokens(http: httpx.Client, path: str, body: objec
     assert response.json()["error"]["param"] == param
 
 
+def wait_until_idle(http: httpx.Client) -> None:
+    """Streams of earlier tests are counted until the server has noticed that their clients left."""
+    deadline = time.monotonic() + 30
+    while http.get("/load").json()["server_load"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def test_load_counts_requests(http: httpx.Client) -> None:
-    before = http.get("/load").json()["server_load"]
+    wait_until_idle(http)
     body = {"prompt": "hello", "n": 24, "max_tokens": 250, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
@@ -92,10 +99,7 @@ def test_load_counts_requests(http: httpx.Client) -> None:
 
 
 def test_load_counts_requests_and_not_their_prompts(http: httpx.Client) -> None:
-    # Streams of earlier tests are counted until the server has noticed that their clients left.
-    deadline = time.monotonic() + 30
-    while http.get("/load").json()["server_load"] and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until_idle(http)
     body = {"prompt": ["hello", "you"], "n": 12, "max_tokens": 250, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200
