@@ -16,6 +16,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.recurrent_plan import ShortConvolutionPlan
 from jaxllm.models.sharding import model_parallel, sharding
 from jaxllm.pallas_kernels.causal_convolution import causal_convolution
+from jaxllm.pallas_kernels.recurrence.loops import apart
 
 
 class Convolution(nnx.Module):
@@ -43,8 +44,14 @@ class Convolution(nnx.Module):
         bias, rows = None if self.bias is None else self.bias[...], context.states
         states, inputs = take_in_drafts(states, x, inputs, context, self.platform)
         num_drafts = None if rows is None or rows.drafts is None else rows.drafts.num_drafts
-        starts = context.ragged.query_start
-        out, after = causal_convolution(x, states, self.weight[...][:, 0], bias, starts, num_drafts)
+        ragged, weight = context.ragged, self.weight[...][:, 0]
+        convolve = partial(causal_convolution, query_start=ragged.query_start, num_drafts=num_drafts)
+        if len(states) > 1 or rows is None:
+            out, after = convolve(x, states, weight, bias)
+        else:
+            # Of one row the slot is read and written where it lies.
+            operands = (x, states, weight, bias)
+            out, after = apart(convolve, *operands, is_any=ragged.num_requests > 0, platform=self.platform)
         return out, after, inputs
 
 
