@@ -27,6 +27,14 @@ def few_sizes() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def copies_at_full_speed() -> Iterator[None]:
+    """Tests count what copies of pages bring, which would depend on how busy the machine is if copies rested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxllm.engine.offloading.pace.SHARE", 1e6)
+        yield
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
     """The demo model with the default options but for room for 64 requests at once."""

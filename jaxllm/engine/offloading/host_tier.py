@@ -30,8 +30,6 @@ IDLE_SECONDS = 0.05
 COPY_SECONDS, URGENT_SECONDS = 0.05, 0.002
 """How often an engine without requests looks whether more of its copies are made: where nobody waits for them, or
 another engine does."""
-BEHIND = 2
-"""Calls that it takes to copy what waits, beyond which copies are made at full speed."""
 CLOSE_SECONDS = 3.0
 """Copies for files that an engine has not made when it ends are made for so long."""
 
@@ -140,7 +138,7 @@ class HostTier:
             # What another engine waits for is not held up.
             is_urgent = self.exchange is not None and self.exchange.is_copying
             self._pace.is_computing = not is_idle and not is_urgent
-            self._pace.is_behind = len(self._tier.stores) > BEHIND * self._mover.most
+            self._pace.is_behind = len(self._tier.stores) > self._pace.most_waiting
         self._copy_ahead()
         if is_idle and self._tier.is_waiting:
             self._transfers.wait(IDLE_SECONDS)

@@ -17,7 +17,9 @@ SHORTEST_LOOK = 0.001
 class Pace:
     """Threads that copy rest for a while after each piece, as long as anything is computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_waiting: int) -> None:
+        """With more than `most_waiting` pages to be copied, copies are made at full speed."""
+        self.most_waiting = most_waiting
         self.byte_seconds: float | None = None
         """Seconds for which the tokens that a byte holds are computed, where that is known."""
         self.is_behind = False

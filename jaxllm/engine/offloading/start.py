@@ -35,6 +35,8 @@ MEASURED_TOKENS = 512
 """Tokens of the step that is measured, at most."""
 READY_SECONDS = 2.0
 """How long a start waits for the folder of files: then the first request finds prefixes there."""
+BEHIND, PART = 2, 8
+"""Copies do not rest where more waits than so many calls copy, or than this part of the pages: those may be evicted."""
 REPEATS = 3
 """The best of so many counts."""
 
@@ -85,7 +87,7 @@ def start_host_tier(
         host = _make_buffer(settings, pages, mover)
     token_seconds = None
     # Elsewhere, devices compute, and their memory is copied by engines of its own.
-    pace = Pace() if resolved.platform == "cpu" else None
+    pace = Pace(min(BEHIND * mover.most, pages.num_pages // PART)) if resolved.platform == "cpu" else None
     if options.kv_offloading == "auto" and settings is None:
         speeds = measure(resolved, runner, mover, fresh)
         if not speeds.pays:

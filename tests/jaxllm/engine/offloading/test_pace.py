@@ -39,7 +39,7 @@ def computing(pace: Pace) -> Iterator[None]:
 
 
 def test_copies_take_a_share_of_the_processor_time_while_anything_is_computed() -> None:
-    pace = Pace()
+    pace = Pace(128)
     assert rested(pace, LONG) < LONGEST
     with computing(pace):
         begin = time.process_time()
@@ -56,7 +56,7 @@ def test_copies_take_a_share_of_the_processor_time_while_anything_is_computed() 
 
 
 def test_a_rest_ends_when_nothing_is_computed_any_more_and_at_last() -> None:
-    pace = Pace()
+    pace = Pace(128)
     pace.is_computing = True
     timer = threading.Timer(0.05, setattr, (pace, "is_computing", False))
     timer.start()
@@ -68,7 +68,7 @@ def test_a_rest_ends_when_nothing_is_computed_any_more_and_at_last() -> None:
 
 @pytest.mark.parametrize("others", [False, True])
 def test_who_waits_for_pages_waits_for_a_part_of_what_computing_them_takes(*, others: bool) -> None:
-    pace = Pace()
+    pace = Pace(128)
     pace.byte_seconds, pace.is_computing = 1e-6, True
     thread = threading.Thread(target=pace.rest, args=(LONG,))
     if others:
@@ -81,7 +81,7 @@ def test_who_waits_for_pages_waits_for_a_part_of_what_computing_them_takes(*, ot
 
 
 def test_copies_that_are_behind_do_not_rest() -> None:
-    pace = Pace()
+    pace = Pace(128)
     pace.is_computing = pace.is_behind = True
     assert rested(pace, LONG) < LONGEST
     pace.byte_seconds = 1e-6
