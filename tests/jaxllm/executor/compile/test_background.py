@@ -63,6 +63,9 @@ def test_until_a_shape_is_there_its_steps_run_in_a_larger_one() -> None:
     assert startup_buckets(Buckets(1, 1)) == (Bucket(1, 1),)
 
 
+BUCKETS = (Bucket(8, 8), Bucket(16, 8), Bucket(32, 8))
+
+
 class Shapes:
     """Executables of which one cannot be made, and which are made only when told to."""
 
@@ -71,8 +74,11 @@ class Shapes:
         self.made: list[Bucket] = []
         self._broken = broken
 
+    def has(self, name: str) -> bool:
+        return any(each.name == name for each in BUCKETS)
+
     def get(self, name: str) -> None:
-        bucket = next(each for each in (Bucket(8, 8), Bucket(16, 8), Bucket(32, 8)) if each.name == name)
+        bucket = next(each for each in BUCKETS if each.name == name)
         assert self.go_on.wait(10)
         if bucket == self._broken:
             raise RuntimeError("does not fit")
