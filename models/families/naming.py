@@ -63,7 +63,7 @@ def _of_type(file: ConfigFile) -> str:
     if wanted in _TYPES:
         return _TYPES[wanted]
     # Of a few, the language model has a name of its own.
-    uses = _uses(wanted) or _uses(_plain(kind))
+    uses = {**_uses(wanted), **_uses(_plain(kind))}
     order = ("ForConditionalGeneration", *_USES) if file.values.get("text_config") else _USES
     if "ForMaskedLM" in uses and not file.values.get("is_decoder"):
         # An encoder, which generates only where it is said to.
