@@ -83,7 +83,7 @@ def drawn(width: int, height: int) -> Image.Image:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line for each family and size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=9, help="times that count, of which the least is printed")
+    parser.add_argument("--repeat", type=int, default=9, help="times that count; the least is printed")
     parser.add_argument("--sizes", nargs="+", default=["1920x1080", "3840x2160"], help="widths and heights in pixels")
     options = parser.parse_args(arguments)
     print("| family | pixels | ours | Pillow | torchvision |\n|---|---|---|---|---|")

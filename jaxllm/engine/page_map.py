@@ -30,7 +30,7 @@ def _map(manager: KVManager) -> PageMap:
     states = manager.page_states()
     size = -(-len(states) // MOST_CELLS)
     num_cells, kinds = -(-len(states) // size), len(PAGE_STATES)
-    # One number for each cell and state, of which one pass over the pages counts how often it comes.
+    # A number for each cell and state: one pass over the pages counts how often it comes.
     places = np.repeat(np.arange(0, num_cells * kinds, kinds), size)[: len(states)] + states
     each = np.bincount(places, minlength=num_cells * kinds).reshape(num_cells, kinds)
     cells = (each.argmax(axis=1) + ord("0")).astype(np.uint8).tobytes().decode()

@@ -1,5 +1,5 @@
-"""GLM-5 next (GLM-5.3-Flash): Kimi's delta attention and, in every fourth layer, latents of which an index chooses
-groups, within hyper-connections.
+"""GLM-5 next (GLM-5.3-Flash): Kimi's delta attention and, in every fourth layer, attention to groups of latents
+that an index chooses, within hyper-connections.
 
 Images are not seen, and layers that predict further tokens not used.
 """

@@ -17,7 +17,7 @@ _ADAPTERS = ("text_model_lora_config", "audio_model_lora_config")
 
 
 def _rows(file: ConfigFile, config: ModelConfig) -> RowsPlan:
-    """Positions in a row, two products, and two norms, of which the second was after both up to version 0.4.1."""
+    """Positions in a row, two products, and two norms; up to version 0.4.1 the second norm was after both."""
     file.expect(audio_latency_block_size=None, num_projector_layers=0)
     for name in _ADAPTERS:
         section = file.section(name)

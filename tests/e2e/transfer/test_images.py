@@ -1,4 +1,4 @@
-"""Prompts with images, of which one engine computes the prompt and another one goes on: the tokens of transformers."""
+"""One engine computes a prompt with images and another one goes on: the tokens are those of transformers."""
 
 from pathlib import Path
 
