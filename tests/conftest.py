@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.order import place_of
+from tests.order import is_slow, place_of
 from tests.thinned import EVERY_CASE
 
 # Before any test module imports jax or transformers, and inherited by every subprocess a test starts. Tests marked
@@ -62,8 +62,12 @@ WITHOUT_TORCH = ROOT / "tests" / "without_torch"
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take long first; tests of a file stay as they are."""
+    """Mark the tests of slow files before any are chosen, and put the files that take long first."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: place_of(item.nodeid))
 
 

@@ -1,4 +1,84 @@
-"""Which files of tests come first: those that take long, so that no process is left alone with one at the end."""
+"""Which files of tests are slow as a whole; and which come first, so that no process is left alone with a long one."""
+
+SLOW = (
+    # Plans of published models, and whole steps for absent TPUs.
+    "benchmarks/test_models.py",
+    "jaxllm/executor/test_tpu_groups.py",
+    "jaxllm/executor/test_tpu_narrow_heads.py",
+    "jaxllm/executor/test_tpu_step.py",
+    "serving/cli/test_tpu_compile.py",
+    # Several devices, hosts and servers, and what kills, drains, adds and replaces them.
+    "e2e/images/test_families_on_devices.py",
+    "e2e/parallel/",
+    "e2e/serving/test_api_servers.py",
+    "e2e/serving/test_data_parallel.py",
+    "e2e/serving/test_disaggregation.py",
+    "e2e/serving/test_fleet.py",
+    "e2e/serving/test_observability.py",
+    "e2e/serving/test_processes.py",
+    "e2e/serving/test_remote_engines.py",
+    "e2e/serving/test_restarts.py",
+    "e2e/serving/test_scaling.py",
+    "e2e/test_resumption.py",
+    "e2e/transfer/",
+    "serving/ipc/client/test_survival.py",
+    "serving/llm/test_data_parallel.py",
+    "serving/server/",
+    # Drafts of every drafter and family: `e2e/test_speculation.py` has those of the host.
+    "e2e/images/test_qwen_drafts.py",
+    "e2e/structured/test_drafts.py",
+    "e2e/test_demo_head.py",
+    "e2e/test_device_drafts.py",
+    "e2e/test_drawn_drafts.py",
+    "e2e/test_recurrent_drafts.py",
+    "models/drafters/test_eagle3.py",
+    "models/drafters/test_mlp_speculator.py",
+    "models/drafters/test_mtp.py",
+    # Adapters of many kinds, and their routes: `e2e/test_adapters.py` has the ordinary ones.
+    "e2e/test_activated_adapters.py",
+    "e2e/test_adapter_churn.py",
+    "e2e/test_adapters_asleep.py",
+    "e2e/test_expert_adapters.py",
+    "e2e/test_merged_adapters.py",
+    "jaxllm/pooling/test_adapters.py",
+    "models/adapters/test_experts.py",
+    "models/adapters/test_slots.py",
+    "serving/openai/test_adapter_churn.py",
+    "serving/openai/test_adapters.py",
+    # Families that see and hear: `test_engine_images.py` and `test_engine_sound.py` have an engine of each kind.
+    "e2e/images/test_demo_vision.py",
+    "e2e/images/test_families.py",
+    "e2e/images/test_qwen_images.py",
+    "e2e/images/test_qwen_variants.py",
+    "e2e/images/test_spans.py",
+    "e2e/sound/test_chat_sound.py",
+    "e2e/sound/test_sound_options.py",
+    "e2e/sound/test_transcriptions.py",
+    "e2e/videos/",
+    "scripts/test_demo_vision.py",
+    # Long runs, drawn ones, and processes that are started again and again.
+    "e2e/test_cache_groups.py",
+    "e2e/test_disk_tier.py",
+    "e2e/test_drawn_requests.py",
+    "e2e/test_host_tier.py",
+    "e2e/text/test_generate_command.py",
+    "jaxllm/executor/test_backend.py",
+    "jaxllm/structured/grammar_sandbox/test_client.py",
+    "models/checkpoint/test_load_memory.py",
+    "models/families/test_package.py",
+    "serving/bench/test_client.py",
+    "serving/bench/test_load.py",
+    "serving/cli/bench/",
+    "serving/cli/test_clients.py",
+    "serving/cli/test_compile.py",
+    "pallas_kernels/paged_attention/test_cpu_pairs.py",
+    "serving/llm/test_prefix_routing.py",
+    "serving/openai/files/",
+    "serving/openai/responses/test_restart.py",
+    "serving/openai/test_openapi.py",
+    "serving/pooling/test_tenants.py",
+)
+"""Files, and folders with all of theirs, whose tests are slow: `scripts/test` leaves them to `scripts/test --slow`."""
 
 LONG_SLOW = (
     "benchmarks/test_tpu_steps.py",
@@ -23,7 +103,7 @@ LONG_SLOW = (
     "e2e/parallel/test_stages.py",
     "e2e/test_families.py",
 )
-"""Of `scripts/test --slow`."""
+"""Those that take longest, most of them in `scripts/test --slow`."""
 
 LONG = (
     "docs/test_commands.py",
@@ -96,11 +176,17 @@ LONG = (
     "serving/pooling/test_http.py",
     "serving/telemetry/test_http.py",
 )
-"""Of `scripts/test`: each takes more than a hundredth of a process's time."""
+"""Others that take more than ten seconds."""
 
+_SLOW = tuple(f"tests/{name}" for name in SLOW)
 _PLACES = {f"tests/{name}": place for place, name in enumerate((*LONG_SLOW, *LONG))}
 
 
 def place_of(nodeid: str) -> int:
     """The place of a test's file, by the test's id; the same for all that take little time."""
     return _PLACES.get(nodeid.partition("::")[0], len(_PLACES))
+
+
+def is_slow(nodeid: str) -> bool:
+    """Whether a test is slow because its file is, by the test's id."""
+    return nodeid.startswith(_SLOW)

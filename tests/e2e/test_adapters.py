@@ -91,6 +91,7 @@ def test_grammars_hold_with_adapters(engine: Engine, folders: list[Path], tokeni
         assert run(engine, [again])["0"].token_ids == found[index]
 
 
+@pytest.mark.slow
 def test_preemption_keeps_the_adapter(folders: list[Path]) -> None:
     options = {**OPTIONS, "num_gpu_blocks_override": 24, "max_num_seqs": 4}
     engine = make_engine(enable_lora=True, max_loras=2, max_lora_rank=8, **options)
@@ -169,6 +170,7 @@ def test_an_adapter_that_cannot_be_read_ends_its_request_alone(
     assert len(run(engine, [with_adapter("0", given[0], tmp_path / "nothing")])["0"].token_ids) == 6
 
 
+@pytest.mark.slow
 def test_loading_and_removing_under_traffic(engine: Engine, folders: list[Path]) -> None:
     given = prompts(40, seed=5)
     wanted = [
@@ -190,6 +192,7 @@ def test_loading_and_removing_under_traffic(engine: Engine, folders: list[Path])
     engine.scheduler.check_integrity()
 
 
+@pytest.mark.slow
 def test_adapters_with_magnitudes(folders: list[Path], tmp_path: Path) -> None:
     """In a mixed batch as alone; the others' results are what they are without vectors, and none outlives weights."""
     scaled = [write_adapter(tmp_path / f"scaled-{seed}", seed, scale=0.2, use_dora=True) for seed in range(2)]
@@ -322,6 +325,7 @@ def test_an_engine_without_slots_says_so() -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_target_modules_have_slots_and_others_are_refused(folders: list[Path], tmp_path: Path) -> None:
     """Fewer slots take less memory, and the tokens of adapters that fit are the same."""
     given = prompts(3, seed=8)

@@ -47,6 +47,7 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
+@pytest.mark.slow
 def test_300_requests(engine: Engine, prompts: list[list[int]]) -> None:
     for part in range(10, 15):  # until what is taken once is taken
         run(engine, mixed_requests(prompts, 100, seed=part))

@@ -123,6 +123,7 @@ def test_all_that_requests_get_is_the_same(
         assert said(run(drafting, requests(prompts, [index]))) == said({str(index): answers[str(index)]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"num_speculative_tokens": 1}, {"num_speculative_tokens": 8, "block_size": 4}])
 def test_with_preemption_small_chunks_and_pages_that_drafts_go_beyond(
     answers: dict[str, Answer], prompts: list[list[int]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -215,6 +216,7 @@ def test_a_text_that_repeats_takes_fewer_steps(
     assert few < 0.8 * many
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "method"),
     [("cpu", "ngram"), ("xla", "ngram"), pytest.param("cpu", "draft_model", marks=pytest.mark.exhaustive)],

@@ -11,7 +11,6 @@ from tests.e2e.driving import Answer, make_engine, run
 from tests.e2e.test_speculation import KINDS, all_of_them, requests, script, tokens
 from tests.models.drafters.checkpoints import save_eagle3, save_mlp_speculator
 
-pytestmark = pytest.mark.slow
 WAYS: dict[str, dict[str, Any]] = {"model": {"tensor_parallel_size": 2}, "data": {"mesh": "data=2"}}
 FEW: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
 """Steps of few sizes to compile."""

@@ -190,6 +190,7 @@ def test_which_engines_are_compared(
         assert engines[name].options["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_a_tower_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The one of the demo model for images is right; a model without one has nothing to compare."""
     context = Context(Settings(model="demo-vision", load_format="dummy", scratch=str(tmp_path)), lambda _: None)

@@ -10,7 +10,6 @@ from tests.conftest import RunPython
 from tests.thinned import thinned
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
-pytestmark = pytest.mark.slow
 
 MODELS: dict[str, dict[str, Any]] = {
     # Gemma 3 4B, two rounds of its pattern.

@@ -10,7 +10,6 @@ from tests.jaxllm.planning.llama import write_model
 from tests.thinned import thinned
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
-pytestmark = pytest.mark.slow
 
 MODEL = {
     "hidden_size": 2048,

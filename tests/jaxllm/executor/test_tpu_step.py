@@ -10,7 +10,6 @@ from tests.conftest import RunPython
 from tests.thinned import thinned
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
-pytestmark = pytest.mark.slow
 
 STEPS = thinned(("1/32/64", "4/80/64", "4/32/512"), ("8/32/64",))
 """Devices, layers, tokens. `tests/benchmarks/test_tpu_steps.py` has a step of eight devices."""

@@ -77,6 +77,7 @@ NASTY: list[Any] = [
 FEW = ("EXAONE-4.0-32B", "gemma-2-9b-it", "granite-3.1-3b-a800m", "Hunyuan-7B-Instruct", "MiniMax-M2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(FEW, [name for name in PUBLISHED if name not in FEW]))
 def test_no_value_is_another_error(tmp_path: Path, name: str) -> None:
     """Each option with each of these, or some of them, one at a time: read, or refused by the file's own error."""

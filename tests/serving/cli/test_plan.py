@@ -193,6 +193,7 @@ def test_this_machine_for_real(demo_folder: Path, capsys: pytest.CaptureFixture[
     assert [step["estimate"] for step in found["steps"]] == [None, None]
 
 
+@pytest.mark.slow
 def test_images_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tower for images of any size: the largest program is compiled, or all."""
     vision = {"embed_dim": 32, "hidden_size": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
@@ -220,6 +221,7 @@ def test_images_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(re.findall(r"^ +(256|512) +(64|128) +[0-9.]+ s +[0-9.]+ GiB$", text_of, re.MULTILINE)) == 2
 
 
+@pytest.mark.slow
 def test_sound_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The program of a model that hears is compiled, and its memory counts."""
     audio = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}

@@ -13,8 +13,6 @@ from jaxllm.serving.cli import main as cli
 from tests.conftest import RunPython
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 
-pytestmark = pytest.mark.slow
-
 # Small buckets: the large ones take most of the time, and show nothing more here.
 SMALL = ["--max-num-batched-tokens", "8"]
 

@@ -94,6 +94,7 @@ try {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     # Importing LangChain takes most of the time of both of its interfaces.

@@ -168,6 +168,7 @@ def test_texts_lose_either_end(embedder: ServerProcess) -> None:
             np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_langchain(embedder: ServerProcess, run_python: RunPython) -> None:
     code = """
 import sys
