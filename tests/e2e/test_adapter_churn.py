@@ -81,7 +81,7 @@ class Traffic:
             self.step()
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_loading_and_unloading_under_traffic(engine: Engine, tmp_path: Path, count: int) -> None:
     """Adapters with names that come back and names that do not; some are unloaded while requests run with them."""
     folders = [write_adapter(tmp_path / str(seed), seed + 1, scale=0.3) for seed in range(FOLDERS)]

@@ -351,6 +351,8 @@ def test_target_modules_have_slots_and_others_are_refused(folders: list[Path], t
         make_engine(enable_lora=True, lora_target_modules=("q_proj", "x_proj"))
 
 
+# `test_adapters_asleep.py` has adapters in stages.
+@pytest.mark.exhaustive
 def test_target_modules_of_stages(tmp_path: Path) -> None:
     """Each stage has the slots of its own layers."""
     attention = write_adapter(tmp_path / "attention", 3, 8, 0.3, modules=("q_proj", "v_proj"))

@@ -126,7 +126,7 @@ def small_llama(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "caching"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("devices", "caching"), [pytest.param(1, False, marks=pytest.mark.exhaustive), (2, True)])
 def test_a_random_llama_has_the_beams_of_transformers(tmp_path: Path, devices: int, caching: bool) -> None:
     """Also on two devices, without prefix caching, and with so few pages that groups are preempted."""
     model = small_llama(tmp_path)

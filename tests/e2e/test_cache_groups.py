@@ -112,7 +112,7 @@ def test_tokens_are_those_without_groups(
 
 @pytest.mark.parametrize(
     ("ahead", "attention", "size", "pages"),
-    [(True, "cpu", 16, 30), (False, "cpu", 16, 30), pytest.param(True, "xla", 4, 90, marks=pytest.mark.slow)],
+    [(True, "cpu", 16, 30), (False, "cpu", 16, 30), pytest.param(True, "xla", 4, 90, marks=pytest.mark.exhaustive)],
 )
 def test_preempted(
     mixed_folder: Path, expected: dict[str, list[int]], ahead: bool, attention: str, size: int, pages: int

@@ -31,7 +31,9 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "drafting" in metafunc.fixturenames:
-        metafunc.parametrize("drafting", ["draft_model", *HEADS], indirect=True)
+        # `tests/e2e/parallel/test_drafts.py` has the other one.
+        others = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "eagle3")) for name in HEADS]
+        metafunc.parametrize("drafting", ["draft_model", *others], indirect=True)
 
 
 @pytest.fixture(scope="module")

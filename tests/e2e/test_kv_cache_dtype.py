@@ -17,7 +17,7 @@ def tokens(engine: Engine, prompts: list[list[int]], indices: Iterable[int]) -> 
     return {name: answer.token_ids for name, answer in run(engine, requests).items()}
 
 
-@pytest.fixture(scope="module", params=["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["fp8", pytest.param("int8", marks=pytest.mark.exhaustive)])
 def narrow(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = make_engine(kv_cache_dtype=request.param, **OPTIONS, enforce_eager=False)
     yield engine

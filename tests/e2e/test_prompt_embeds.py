@@ -182,7 +182,9 @@ def test_engines_that_cannot_have_them() -> None:
 
 # Scales in the table and after it, and learned positions.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "minicpm3", "granite", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "gpt2", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("minicpm3", "granite"))]
+)
 def test_what_is_behind_the_rows(tmp_path: Path, name: str) -> None:
     model = FAMILIES[name].save(tmp_path).eval()
     embed: Any = model.get_input_embeddings()

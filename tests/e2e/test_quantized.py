@@ -52,7 +52,12 @@ def perplexity(engine: Engine, texts: Sequence[Sequence[int]]) -> float:
 
 @pytest.fixture(
     scope="module",
-    params=["int8", "int8_w8a8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int4", "int8_w4a8"))],
+    # Each width of weights, and each kind of products; `tests/models/test_quantized.py` has logits of every method.
+    params=[
+        "int8_w8a8",
+        pytest.param("int4", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("int8", "int8_w4a8")),
+    ],
 )
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)

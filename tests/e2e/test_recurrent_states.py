@@ -142,7 +142,7 @@ def test_salts_share_nothing(shared: Engine, expected: dict[str, list[int]]) -> 
 
 @pytest.mark.parametrize(
     "options",
-    [{"layer_stack": "scan"}, pytest.param({"async_scheduling": False}, marks=pytest.mark.slow)],
+    [{"layer_stack": "scan"}, pytest.param({"async_scheduling": False}, marks=pytest.mark.exhaustive)],
     ids=["scan", "sync"],
 )
 def test_preemption(folder: Path, expected: dict[str, list[int]], options: dict[str, Any]) -> None:

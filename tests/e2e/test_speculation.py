@@ -124,7 +124,13 @@ def test_all_that_requests_get_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_speculative_tokens": 1}, {"num_speculative_tokens": 8, "block_size": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"num_speculative_tokens": 1}, marks=pytest.mark.exhaustive, id="one"),
+        pytest.param({"num_speculative_tokens": 8, "block_size": 4}, id="beyond a page"),
+    ],
+)
 def test_with_preemption_small_chunks_and_pages_that_drafts_go_beyond(
     answers: dict[str, Answer], prompts: list[list[int]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +225,10 @@ def test_a_text_that_repeats_takes_fewer_steps(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "method"),
-    [("cpu", "ngram"), ("xla", "ngram"), pytest.param("cpu", "draft_model", marks=pytest.mark.exhaustive)],
+    [
+        ("cpu", "ngram"),
+        *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("xla", "ngram"), ("cpu", "draft_model"))),
+    ],
 )
 def test_windows_whose_pages_are_given_back(
     tmp_path_factory: pytest.TempPathFactory, attention: str, method: str, monkeypatch: pytest.MonkeyPatch

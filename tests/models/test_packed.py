@@ -50,11 +50,11 @@ def test_a_checkpoint_is_packed(tmp_path: Path, kind: Kind, tied: bool) -> None:
 
 
 GATES = {"silu": EVEN, "gelu": small.alike(EVEN, activation="gelu")}
-# The fast part has every two values of the three together.
+# CI has every two values of the three together.
 EVERY_GATE = [
     pytest.param(
         GATES[gate], kind, dtype, id=f"{gate}-{kind}-{dtype}",
-        marks=[pytest.mark.slow] * ((gate == "gelu") ^ (kind == "scan") ^ (dtype == "bfloat16")),
+        marks=[pytest.mark.exhaustive] * ((gate == "gelu") ^ (kind == "scan") ^ (dtype == "bfloat16")),
     )
     for gate in GATES for kind in ("loop", "scan") for dtype in ("float32", "bfloat16")
 ]  # fmt: skip

@@ -45,6 +45,8 @@ def test_training_computes_what_transformers_does() -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-3, rtol=1e-4)
 
 
+# `tests/e2e/images/test_demo_vision.py` has an engine say what is in a picture.
+@pytest.mark.exhaustive
 def test_answers_about_held_out_pictures_are_mostly_right(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every token of an answer has all tokens of 64 texts computed.
     plain: Any = evaluate._likeliest

@@ -9,15 +9,11 @@ from tests.conftest import RunPython
 from tests.e2e.images.answer_on_devices import TEXT
 from tests.e2e.images.test_families import CASES, Saved
 
-DRAWN = ("gemma4",)
-"""Of the newer ones; `test_engine_images.py` and `test_qwen_variants.py` have Idefics 3 and Qwen3-VL."""
-NAMES = [
-    name if name in DRAWN else pytest.param(name, marks=pytest.mark.exhaustive)
-    for name, case in CASES.items()
-    if case.has_answers
-]
+NAMES = [name for name, case in CASES.items() if case.has_answers]
 
 
+# CI has Idefics 3 and Qwen3-VL in `test_engine_images.py` and `test_qwen_variants.py`.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_two_devices(name: str, tmp_path: Path, demo_folder: Path, run_python: RunPython) -> None:
     """Tensor parallel and data parallel; of 100 images ten are distinct."""

@@ -26,7 +26,7 @@ PROMPTS: list[Parts] = [
 SMALL = {"max_model_len": 192, "max_num_seqs": 4, "max_num_batched_tokens": 32}
 
 
-@pytest.fixture(scope="module", params=["qwen2_vl", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["qwen3_5", pytest.param("qwen2_vl", marks=pytest.mark.exhaustive)])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The folder of a model, with a layer for further tokens if there may be one, and transformers' model."""
     folder = tmp_path_factory.mktemp("seeing")

@@ -94,6 +94,8 @@ def test_an_image_in_parts_is_refused(engine: Engine) -> None:
         engine.add_request(seeing("large", [1, pixels(0, 8, 9), 3]))
 
 
+# `test_qwen_drafts.py` has Qwen3.5.
+@pytest.mark.parametrize("family", thinned(("qwen3_vl",), ("qwen3_5", *OTHERS)), indirect=True, scope="module")
 def test_drafts_change_nothing(family: tuple[Path, Any]) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     engine = make_engine(

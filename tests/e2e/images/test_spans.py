@@ -92,7 +92,7 @@ def test_each_alone(saved: Saved, engine: Engine) -> None:
     [
         pytest.param(MODELS[0], "xla", id="xla"),
         pytest.param(MODELS[1], "reference", id="reference", marks=pytest.mark.exhaustive),
-        pytest.param(CAUSAL, "cpu", id="cpu", marks=pytest.mark.slow),
+        pytest.param(CAUSAL, "cpu", id="cpu", marks=pytest.mark.exhaustive),
     ],
 )
 def test_other_attention(model: Spanning, backend: str, tmp_path: Path) -> None:
@@ -187,10 +187,7 @@ def test_several_sequences(saved: Saved, engine: Engine) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "saved",
-    [
-        pytest.param(model, id=model.name, marks=[pytest.mark.exhaustive] * (model.name not in ("gemma3", "paligemma")))
-        for model in MODELS
-    ],
+    [pytest.param(model, id=model.name, marks=[pytest.mark.exhaustive] * (model.name != "gemma3")) for model in MODELS],
     indirect=True,
     scope="module",
 )

@@ -12,6 +12,7 @@ from tests.e2e.driving import make_engine, run
 from tests.e2e.parallel.test_hosts import process
 from tests.e2e.test_adapters import OPTIONS, prompts, with_adapter
 from tests.ports import free_ports
+from tests.thinned import thinned
 
 HOSTS = """
 import json, sys
@@ -38,10 +39,10 @@ else:
         print(json.dumps(found), flush=True)
 """
 
-WAYS = (
-    {"tensor_parallel_size": 2, "layer_stack": "scan"},
-    {"pipeline_parallel_size": 2},
-    {"mesh": "data=2"},
+WAYS: tuple[dict[str, object], ...] = thinned(
+    ({"tensor_parallel_size": 2, "layer_stack": "scan"}, {"mesh": "data=2"}),
+    # `tests/e2e/test_adapters_asleep.py` has two stages.
+    ({"pipeline_parallel_size": 2},),
 )
 
 

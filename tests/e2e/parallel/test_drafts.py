@@ -27,18 +27,18 @@ def wanted(request: pytest.FixtureRequest, prompts: list[list[int]]) -> Iterator
     engine.close()
 
 
-# CI has each way, and each drafter.
+# CI has each way. `tests/e2e/test_device_drafts.py` and `test_speculation.py` have the other drafters.
 @pytest.mark.parametrize(
     ("wanted", "method"),
     [
         ("model", "draft_model"),
         pytest.param("model", "eagle3", marks=exhaustive),
         pytest.param("model", "ngram", marks=exhaustive),
-        ("model", "mlp_speculator"),
+        pytest.param("model", "mlp_speculator", marks=exhaustive),
         ("data", "eagle3"),
         pytest.param("data", "mlp_speculator", marks=exhaustive),
         pytest.param("data", "draft_model", marks=exhaustive),
-        ("data", "ngram"),
+        pytest.param("data", "ngram", marks=exhaustive),
     ],
     indirect=["wanted"],
 )

@@ -38,6 +38,8 @@ OPTIONS: dict[str, Any] = {
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=20, temperature=1, seed=7, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.5, seed=1)
+IN_TWO = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.5, seed=1)
+"""As long where two processes compute each token together."""
 PROMPTS = [f"Tell me about the number {number}." for number in range(6)]
 
 
@@ -190,7 +192,7 @@ async def test_one_engine_in_two_processes(
     llm = await AsyncLLM.start(config, log_level="warning", max_restarts=10)
     try:
         assert await asyncio.gather(*(text_of(llm, prompt, GREEDY) for prompt in PROMPTS)) == greedy
-        lost = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG))
+        lost = asyncio.ensure_future(text_of(llm, "Once upon a time", IN_TWO))
         await until(lambda: llm.num_unfinished == 1)
         handle: Any = llm.engines.engines[0]._supervisor.connection._process
         handle._ray.kill(handle._actors.actors[1])
@@ -272,7 +274,7 @@ def test_the_application_connects_by_itself(cluster: str) -> None:
     assert made.returncode == 0, made.stderr
 
 
-ROWS, BLOCK = 800, 80
+ROWS, BLOCK = 480, 48
 """Rows in all, and those that are answered together: the engine has few sizes of steps to compile."""
 
 

@@ -43,7 +43,9 @@ async def test_each_engine_has_its_stages(llm: AsyncLLM) -> None:
     assert found == [expected, expected]
 
 
-@pytest.mark.parametrize(("how", "reason"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "hang")])
+@pytest.mark.parametrize(
+    ("how", "reason"), [(signal.SIGKILL, "SIGKILL"), pytest.param(signal.SIGSTOP, "hang", marks=pytest.mark.exhaustive)]
+)
 async def test_an_engine_in_stages_that_dies_or_hangs(llm: AsyncLLM, how: signal.Signals, reason: str) -> None:
     """Its requests go on in the next one, and those of the other one do not notice."""
     async with asyncio.timeout(300):

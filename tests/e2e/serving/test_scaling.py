@@ -32,7 +32,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Load:
-    """Clients that each ask again as soon as they have an answer, until they are told to stop."""
+    """Clients that each ask again soon after an answer, until they are told to stop."""
 
     def __init__(self, server: ServerProcess, clients: int) -> None:
         self.texts: list[str] = []
@@ -48,6 +48,7 @@ class Load:
                 stream = await client.completions.create(model="demo", max_tokens=20, stream=True, **BODY)
                 parts = [event.choices[0].text async for event in stream if event.choices]
                 self.texts.append("".join(parts))
+                await asyncio.sleep(0.05)  # so that the next engine starts sooner
 
     async def end(self) -> None:
         """Let everybody finish; raises what one met."""
@@ -93,11 +94,11 @@ async def test_scaling_under_load_loses_nothing(tmp_path: Path) -> None:
 
 async def takes_too_long(client: httpx.AsyncClient) -> None:
     """A request that outlives the time to drain: nothing changes, and it ends well."""
-    rank, long = {"X-data-parallel-rank": "2"}, {**LONG, "n": 48}
+    rank, long = {"X-data-parallel-rank": "2"}, {**LONG, "n": 24}
     async with client.stream("POST", "/v1/completions", json=long, headers=rank, timeout=SECONDS) as answer:
         lines = answer.aiter_lines()
         await anext(lines)  # It runs there.
-        draining = asyncio.create_task(scale(client, 2, drain_timeout=2))
+        draining = asyncio.create_task(scale(client, 2, drain_timeout=1))
         while not (await client.get("/is_scaling_elastic_ep")).json()["is_scaling_elastic_ep"]:
             assert not draining.done(), draining.result().text
         assert (await client.get("/scale")).json()["target"] == 2

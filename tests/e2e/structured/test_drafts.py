@@ -40,7 +40,7 @@ def answers(engine: Engine, prompts: list[list[int]]) -> dict[str, Answer]:
     return run(engine, requests(prompts))
 
 
-@pytest.fixture(scope="module", params=[1, 6])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.exhaustive), 6])
 def drafting(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made = make_engine(max_num_seqs=64, spec_method="ngram", num_speculative_tokens=request.param, block_size=16)
     yield made

@@ -68,9 +68,13 @@ CASES = {
     "onevision": with_videos(llava_next.CASES["llava onevision"]),
     "next video": llava_next.CASES["llava next video"],
 }
+FEW = ("smolvlm", "internvl")
+"""Those that CI has."""
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in FEW)) for name in CASES]
+)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Saved:
     found = Saved(CASES[request.param], tmp_path_factory.mktemp("video"), demo_folder)
     sizes: dict[str, Any] = {"size": {"height": 56, "width": 56}, "do_sample_frames": False, "num_frames": 8}

@@ -7,7 +7,6 @@ import pytest
 
 from tests.conftest import RunPython
 from tests.jaxllm.planning.llama import write_model
-from tests.thinned import thinned
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
 
@@ -56,12 +55,14 @@ for step in json.loads(steps):
 """
 
 
-STEPS: tuple[tuple[str, int, int, str], ...] = thinned(
-    [("v6e:2x2", 1, 64, "xla")],
-    [("v6e:2x2", 4, 64, "auto"), ("v5e:2x2", 1, 512, "auto"), ("v6e:2x2", 1, 64, "auto")],
+STEPS: tuple[tuple[str, int, int, str], ...] = (
+    ("v6e:2x2", 1, 64, "xla"),
+    ("v6e:2x2", 4, 64, "auto"),
+    ("v5e:2x2", 1, 512, "auto"),
+    ("v6e:2x2", 1, 64, "auto"),
 )
-"""Topologies, devices, tokens and the attention that is asked for. `test_tpu_groups.py` has such heads on four devices
-with the kernel."""
+"""Topologies, devices, tokens and the attention that is asked for. CI has such heads in `test_tpu_groups.py`, a whole
+step with the kernel, and in `tests/pallas_kernels/paged_attention/tpu/test_compile.py`, with XLA's attention."""
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,7 @@ def measured(run_python: RunPython, tmp_path_factory: pytest.TempPathFactory) ->
     return [json.loads(line) for line in done.stdout.splitlines()[-len(STEPS) :]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("index", range(len(STEPS)), ids=[str(step) for step in STEPS])
 def test_the_cache_is_neither_padded_nor_copied(measured: list[Any], index: int) -> None:
     _, count, _, asked = STEPS[index]

@@ -32,14 +32,14 @@ RAW = PoolingParams(use_activation=False)
 
 CLASSIFIERS: list[Any] = [
     ("BertForSequenceClassification", ["query", "value", "dense"]),
-    ("RobertaForSequenceClassification", ["key", "intermediate.dense"]),
+    pytest.param("RobertaForSequenceClassification", ["key", "intermediate.dense"], marks=pytest.mark.exhaustive),
     ("Qwen3ForSequenceClassification", ["q_proj", "o_proj", "down_proj"]),
     pytest.param("DistilBertForSequenceClassification", ["q_lin", "lin2"], marks=pytest.mark.exhaustive),
-    pytest.param("AlbertForSequenceClassification", ["query", "ffn"], marks=pytest.mark.slow),
+    pytest.param("AlbertForSequenceClassification", ["query", "ffn"], marks=pytest.mark.exhaustive),
     pytest.param("ElectraForSequenceClassification", ["query", "dense"], marks=pytest.mark.exhaustive),
     pytest.param("DebertaV2ForSequenceClassification", ["value_proj", "dense"], marks=pytest.mark.exhaustive),
-    pytest.param("ModernBertForSequenceClassification", ["Wqkv", "Wo", "Wi"], marks=pytest.mark.slow),
-    pytest.param("GPT2ForSequenceClassification", ["c_attn"], marks=pytest.mark.slow),
+    pytest.param("ModernBertForSequenceClassification", ["Wqkv", "Wo", "Wi"], marks=pytest.mark.exhaustive),
+    pytest.param("GPT2ForSequenceClassification", ["c_attn"]),
 ]
 EMBEDDERS: list[Any] = [
     ("ModernBertModel", ["Wqkv", "Wi"]),
@@ -124,7 +124,10 @@ def test_embeddings(tmp_path: Path, architecture: str, modules: list[str]) -> No
 
 @pytest.mark.parametrize(
     ("architecture", "target", "other"),
-    [("BertForSequenceClassification", "query", "value"), ("Qwen3ForSequenceClassification", "o_proj", "down_proj")],
+    [
+        ("BertForSequenceClassification", "query", "value"),
+        pytest.param("Qwen3ForSequenceClassification", "o_proj", "down_proj", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_target_modules(tmp_path: Path, architecture: str, target: str, other: str) -> None:
     model = save(tmp_path, architecture, num_labels=3)
@@ -156,7 +159,10 @@ def test_zeros_are_the_base_bit_by_bit(tmp_path: Path) -> None:
             assert all((one == other).all() for one, other in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("options", [{"use_dora": True}, {"bias": "lora_only"}, {"lora_bias": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"use_dora": True}, pytest.param({"bias": "lora_only"}, marks=pytest.mark.exhaustive), {"lora_bias": True}],
+)
 def test_magnitudes_and_biases(tmp_path: Path, options: dict[str, Any]) -> None:
     model = save(tmp_path, "BertForSequenceClassification", num_labels=2)
     modules = ["query", "intermediate.dense"]

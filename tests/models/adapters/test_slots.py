@@ -103,7 +103,10 @@ VECTORS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), VECTORS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(*each, marks=[pytest.mark.exhaustive] * (each[0] == "llama")) for each in VECTORS],
+)
 def test_magnitudes_and_biases(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     model = FAMILIES[name].save(tmp_path)
     base = expected_logits(model, PROMPTS[:1])[0]

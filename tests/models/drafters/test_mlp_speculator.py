@@ -64,7 +64,7 @@ class Reference:
     [
         ({"stages": 4}, 4),
         ({"stages": 5, "inner": 256, "is_tied": True, "scales": True}, 5),
-        ({"stages": 3, "inner": 0, "scales": True}, 2),
+        pytest.param({"stages": 3, "inner": 0, "scales": True}, 2, marks=pytest.mark.exhaustive),
     ],
     ids=["own", "tied", "fewer"],
 )

@@ -77,7 +77,7 @@ exhaustive = pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "further", "count", "tokens"),
     [
-        ("glm4_moe", 1, 3, 512),
+        pytest.param("glm4_moe", 1, 3, 512, marks=exhaustive),
         ("deepseek_v3", 3, 3, 8),
         pytest.param("deepseek_v3", 1, 1, 16, marks=exhaustive),
         pytest.param("deepseek_v3", 3, 5, 512, marks=exhaustive),

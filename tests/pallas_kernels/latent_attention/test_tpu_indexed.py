@@ -40,7 +40,8 @@ def no_races() -> bool:
     return not interpret_pallas_call.races.races_found
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)])
 def test_matches_numpy(dtype: str) -> None:
     inputs = make_inputs(replace(CASE, dtype=dtype))
     index = inputs.index

@@ -16,11 +16,19 @@ from tests.thinned import thinned
 
 PAGES = 270_000
 """2 layers of them at 4096 bytes are 2.2 GB."""
+FEW = {"128k": "cpu", "128k_window": "xla"}
+"""The implementation that CI has for each long case."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["xla", "cpu"])
-@pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "implementation"),
+    [
+        pytest.param(case, name, id=f"{case.name}-{name}", marks=[pytest.mark.exhaustive] * (name != FEW[case.name]))
+        for case in LONG_CASES
+        for name in ("xla", "cpu")
+    ],
+)
 def test_long_contexts(case: Case, implementation: str) -> None:
     check(case, *run_function(implementation, is_long=True)(cached_inputs(case)))
 

@@ -96,8 +96,15 @@ def test_other_logits_and_padding() -> None:
     ("devices", "is_changed", "rows"),
     # As many rows as there are cases; and fewer than devices, a number that they do not divide.
     thinned(
-        [(2, False, len(CASES)), (2, True, 5), (8, True, len(CASES)), (8, False, 5)],
-        [(2, True, len(CASES)), (2, False, 5), (8, False, len(CASES)), (8, True, 5)],
+        [(2, True, 5), (8, False, len(CASES))],
+        [
+            (2, True, len(CASES)),
+            (2, False, 5),
+            (2, False, len(CASES)),
+            (8, True, len(CASES)),
+            (8, False, 5),
+            (8, True, 5),
+        ],
     ),
 )
 def test_devices_share_the_rows(devices: int, is_changed: bool, rows: int) -> None:

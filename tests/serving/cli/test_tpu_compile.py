@@ -23,17 +23,23 @@ def plan(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     return found
 
 
+def check_memory(found: dict[str, Any], gib: int, parts: int) -> None:
+    """What a plan says of devices of so much memory that each have a part of the model."""
+    memory = found["memory"]
+    assert memory["weights"] == pytest.approx(LLAMA_3_8B_WEIGHTS / parts, rel=0.001)
+    assert memory["temporaries"] < 0.05 * memory["weights"]
+    assert sum(size for name, size in memory.items() if name != "total") == memory["total"] == gib * 2**30
+    assert memory["free"] == pytest.approx(0.1 * memory["total"], rel=0.01)
+    # 128 KiB for each token: key and value, 8 heads of 128, 32 layers, bfloat16.
+    assert memory["kv_cache"] == (found["kv_tokens"] + 64) * 131072 // parts
+    assert all(step["compile_seconds"] > 0 for step in found["steps"])
+
+
+@pytest.mark.exhaustive
 def test_llama_on_one_v6e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, write_model(tmp_path / "llama"), "--device", "v6e", *SMALL)
     assert (found["fits"], found["device"], found["dtype"]) == (True, "v6e:1x1", "bfloat16")
-    memory = found["memory"]
-    assert memory["weights"] == pytest.approx(LLAMA_3_8B_WEIGHTS, rel=0.001)
-    assert memory["temporaries"] < 0.05 * memory["weights"]
-    assert sum(size for name, size in memory.items() if name != "total") == memory["total"] == 32 * 2**30
-    assert memory["free"] == pytest.approx(0.1 * memory["total"], rel=0.01)
-    # 128 KiB for each token: key and value, 8 heads of 128, 32 layers, bfloat16.
-    assert memory["kv_cache"] == (found["kv_tokens"] + 64) * 131072
-    assert all(step["compile_seconds"] > 0 for step in found["steps"])
+    check_memory(found, 32, 1)
 
 
 def test_llama_needs_two_v5e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +49,7 @@ def test_llama_needs_two_v5e(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert alone["advice"] == ["--quantization int8", "--tensor-parallel-size 2 --topology 2x2"]
     together = plan(capsys, model, "--device", "v5e", *SMALL, "--tp", "2", "--topology", "2x2")
     assert (together["fits"], together["num_devices"]) == (True, 2)
-    assert together["memory"]["weights"] == pytest.approx(LLAMA_3_8B_WEIGHTS / 2, rel=0.001)
+    check_memory(together, 16, 2)
 
 
 def test_weights_that_the_compiler_itself_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -339,7 +339,7 @@ def test_schemathesis_finds_no_server_error(embedder: ServerProcess) -> None:
     run = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{embedder.url}/openapi.json",
-            "--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "10",
+            "--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "5",
             "--phases", "examples,fuzzing", "--seed", "1", "--generation-database", "none", "--workers", "2",
             "--include-path-regex", "embeddings|pooling|classify|score|rerank",
         ],

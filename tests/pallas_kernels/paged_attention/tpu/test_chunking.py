@@ -79,7 +79,7 @@ def _reversed(inputs: Inputs) -> Inputs:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("window", "slots"), thinned([(200, 2), (None, 16)], [(None, 2), (None, 6), (200, 6), (200, 16)])
+    ("window", "slots"), thinned([(200, 2)], [(None, 16), (None, 2), (None, 6), (200, 6), (200, 16)])
 )
 def test_a_decode_does_not_depend_on_its_neighbours(
     window: int | None, slots: int, monkeypatch: pytest.MonkeyPatch

@@ -14,15 +14,15 @@ ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "
 
 CASES = thinned(
     (
-        "v6e/tpu/qwen3-32b",
         "v6e/tpu/gemma-3-4b-images",
-        "v6e/tpu/small-float32",
         "v6e/xla/gpt-oss-20b",
         "v5e/tpu/llama-3-70b-tp8-int8",
         "tpu7x/tpu/gpt-oss-20b",
         "v4/tpu/llama-3-8b",
     ),
     (
+        # A cache of float8 is also that of `tests/benchmarks/test_tpu_quantized_steps.py`.
+        *(f"v6e/tpu/{name}" for name in ("qwen3-32b", "small-float32")),
         *(f"v6e/tpu/{name}" for name in ("gpt-oss-20b", "gemma-2-2b", "llama-3-8b", "llama-3-70b-tp8")),
         *(f"v6e/tpu/{name}" for name in ("llama-3-70b-tp8-int8", "qwen3-0.6b", "llama-3.2-1b")),
         *(f"{chip}/tpu/{name}" for chip in ("v5e", "tpu7x") for name in ("llama-3-8b", "llama-3.2-1b")),
@@ -33,7 +33,7 @@ CASES = thinned(
         *(f"v6e/xla/{name}" for name in ("qwen3-32b", "llama-3.2-1b", "gemma-2-2b")),
     ),
 )
-"""Chip, implementation and model: every kind of heads, of scores and of cache for one of the chips."""
+"""Chip, implementation and model: heads of 64, 128 and 256, every kind of scores, a cache of int8, and most chips."""
 
 
 @pytest.fixture(scope="module")

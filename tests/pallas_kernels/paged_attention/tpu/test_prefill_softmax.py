@@ -17,7 +17,7 @@ _HALVES = Blocks(keys=256, chunk=256, slots=2, queries=256)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", thinned([12, 400], [60]))
+@pytest.mark.parametrize("factor", thinned([400], [12, 60]))
 def test_weights_that_leave_the_range_are_mended(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores up to some 40, 200 and 1300: sums are scaled, or weights of several chunks overflow and vanish."""
     case = Case("large_scores", ((1, 300), (100, 250), (64, 0)), **_ONE_HEAD)
@@ -38,7 +38,7 @@ def test_slopes_over_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "extra", thinned([{"alibi": True, "sinks": True}, {"window": 270}], [{}, {"window": 100}]), ids=str
+    "extra", thinned([{"window": 270}], [{"alibi": True, "sinks": True}, {}, {"window": 100}]), ids=str
 )
 def test_blocks_on_the_diagonal(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the start of a chunk, in the midst of one, and shorter than a block."""

@@ -22,7 +22,7 @@ SHORT: tuple[Case, ...] = (
     Case("short_many", tuple((1 + i % 4, 7 * i % 41) for i in range(37)), head_size=256, most_short=4),
 )
 FAST = ("short_window", "short_every_score", "short_spans")
-FEW = (*FAST, "short_int8", "short_chunks", "short_many")
+FEW = (*FAST, "short_int8", "short_chunks")
 
 
 @pytest.mark.parametrize(
