@@ -122,7 +122,7 @@ def test_with_preemption_and_few_pages(
     engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked() -> list[Request]:
-        return [request(i, prompts[i], max_tokens=90, temperature=i % 2, seed=i, ignore_eos=True) for i in range(12)]
+        return [request(i, prompts[i], max_tokens=70, temperature=i % 2, seed=i, ignore_eos=True) for i in range(8)]
 
     monkeypatch.setattr(speculation, "choose_amounts", all_of_them)
     made = make_engine(

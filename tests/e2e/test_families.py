@@ -28,10 +28,10 @@ def check(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> None:
 ALIKE = (
     "apertus1p5", "arctic", "axk2", "bailing_hybrid", "bamba", "bert", "bitnet", "bloom", "ctrl", "cwm",
     "deepseek_v2-lite", "deepseek_v32", "diffllama", "electra", "falcon-7b", "falcon_h1", "falcon_mamba", "gemma2",
-    "gemma4", "gemma4-experts", "glm5_next", "gptj", "hunyuan", "hy_v4", "jetmoe", "kimi_linear", "laguna", "lfm2-wide",
-    "longcat_flash", "mamba", "minimax", "ministral3", "mistral4", "mistral_large4", "modernbert_decoder", "mpt-clip",
-    "nemotron_h", "olmo3", "opt-norms-behind-narrow", "phi3-short", "phimoe", "qwen3_5", "recurrent_gemma", "rembert",
-    "rwkv", "stablelm-norms", "zamba", "zamba2", "zamba2-plain",
+    "gemma4", "gemma4-experts", "glm5_next", "gptj", "hunyuan", "hy_v4", "jetmoe", "kimi_linear", "laguna",
+    "lfm2-wide", "longcat_flash", "mamba", "minimax", "ministral3", "mistral4", "mistral_large4",
+    "modernbert_decoder", "mpt-clip", "nemotron_h", "olmo3", "opt-norms-behind-narrow", "phi3-short", "phimoe",
+    "qwen3_5", "recurrent_gemma", "rembert", "rwkv", "stablelm-norms", "zamba", "zamba2", "zamba2-plain",
 )  # fmt: skip
 """Families whose caches and states are of the kinds that others have; their logits are compared in any case."""
 

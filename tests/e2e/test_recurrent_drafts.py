@@ -137,11 +137,9 @@ def test_with_preemption_chunks_and_snapshots(
         engine.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "mamba2")) for name in (*TRIED, "lfm2")],
-)
+# CI has drafts on several devices in `parallel/test_drafts.py`, and states in `test_recurrent_states.py`.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [*TRIED, "lfm2"])
 def test_devices_share_what_is_kept_of_drafts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES[name].save(tmp_path, max_position_embeddings=256)
     found: list[dict[str, Answer]] = []

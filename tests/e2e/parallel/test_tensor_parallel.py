@@ -42,10 +42,16 @@ MESHES: dict[str, Any] = dict(
         [
             # The demo model has 8 query heads and 4 KV heads: on 8 devices these are there twice.
             ("8", {"share": 1 / 8}),
-            ("stages=2,model=2", {"share": 1 / 2}),
             ("data=2,model=2", {"share": 1 / 2, "shards": 2}),
         ],
-        [("2", {"share": 1 / 2}), ("4", {"share": 1 / 4}), ("stages=2", {"share": 1}), ("stages=4", {"share": 1})],
+        # CI has stages in `jaxllm/executor/pipeline/test_stages.py` and `e2e/text/test_sleep_and_weights.py`.
+        [
+            ("stages=2,model=2", {"share": 1 / 2}),
+            ("2", {"share": 1 / 2}),
+            ("4", {"share": 1 / 4}),
+            ("stages=2", {"share": 1}),
+            ("stages=4", {"share": 1}),
+        ],
     )
 )
 

@@ -17,7 +17,9 @@ def test_other_numbers_of_devices(run_python: RunPython, pairs: tuple[str, ...])
     assert [int(tokens) for tokens in done.stdout.split()] == [3 * 96] * len(pairs)
 
 
-@pytest.mark.parametrize("pair", ["1-2", pytest.param("2-1", marks=pytest.mark.exhaustive)])
+# CI has states in `test_apart.py`.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("pair", ["1-2", "2-1"])
 def test_states_of_other_numbers_of_devices(run_python: RunPython, tmp_path: Path, pair: str) -> None:
     torch.manual_seed(0)
     recurrent(tmp_path / "model")

@@ -80,7 +80,7 @@ def test_compiles(chip: str) -> None:
     mesh = Mesh(np.array([device]), ("x",))
     whole = NamedSharding(mesh, PartitionSpec())
     shape: Any = partial(jax.ShapeDtypeStruct, sharding=whole)
-    for tokens, rows_of, size in ((4096, 1, 72), (65536, 1024, 80)):
+    for tokens, rows_of, size in thinned([(65536, 1024, 80)], [(4096, 1, 72)]):
         heads = shape((tokens, 16, size), jnp.bfloat16)
         starts, rows, count = (shape(each, jnp.int32) for each in ((rows_of + 1,), (tokens,), ()))
         # What compiles for a device that is not there can be written to JAX's cache, but not read from it.

@@ -134,7 +134,8 @@ def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
     check_with_schemathesis(server, "all", "examples,fuzzing", 5 if EVERY_CASE else 3, key=KEY)
 
 
-@pytest.mark.slow
+# The test above asks with a key, and with right and wrong data.
+@pytest.mark.exhaustive
 def test_schemathesis_with_wrong_data_and_without_a_key(open_server: ServerProcess) -> None:
     # "coverage" would make bodies of 100 MB of what a list may hold.
     check_with_schemathesis(open_server, "negative", "fuzzing", 5)

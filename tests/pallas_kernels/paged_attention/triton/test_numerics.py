@@ -37,8 +37,9 @@ def test_matches_numpy(case: Case) -> None:
     check(case, *run(cached_inputs(case)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", thinned(LONG_CASES[:1], LONG_CASES[1:]), ids=lambda case: case.name)
+# CI has them in `tests/pallas_kernels/paged_attention/test_large.py`, with other implementations.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.name)
 def test_long_contexts(case: Case) -> None:
     check(case, *run(cached_inputs(case), FAST))
 
