@@ -81,10 +81,11 @@ SLOW = (
 """Files, and folders with all of theirs, whose tests are slow: `scripts/test` leaves them to `scripts/test --slow`."""
 
 LONG_SLOW = (
+    "e2e/parallel/test_ray.py",
+    "serving/cli/test_doctor.py",
     "benchmarks/test_tpu_steps.py",
     "benchmarks/test_tpu_quantized_steps.py",
     "benchmarks/test_tpu_recurrent.py",
-    "benchmarks/test_tpu_sampling.py",
     "benchmarks/test_tpu_static.py",
     "benchmarks/test_tpu_tune.py",
     "benchmarks/test_soak.py",
@@ -94,14 +95,19 @@ LONG_SLOW = (
     "pallas_kernels/paged_attention/gpu/test_numerics.py",
     "jaxllm/executor/test_tpu_step.py",
     "jaxllm/executor/test_tpu_groups.py",
-    "jaxllm/executor/test_tpu_narrow_heads.py",
     "serving/cli/test_tpu_compile.py",
     "docs/test_examples.py",
-    "e2e/parallel/test_ray.py",
     "e2e/parallel/test_hosts.py",
     "e2e/parallel/test_tensor_parallel.py",
     "e2e/parallel/test_stages.py",
+    "e2e/parallel/test_adapters.py",
+    "e2e/parallel/test_drafts.py",
+    "e2e/serving/test_scaling.py",
+    "e2e/serving/test_remote_engines.py",
+    "e2e/serving/test_fleet.py",
+    "e2e/test_device_drafts.py",
     "e2e/test_families.py",
+    "jaxllm/planning/test_step_size.py",
 )
 """Those that take longest, most of them in `scripts/test --slow`."""
 
