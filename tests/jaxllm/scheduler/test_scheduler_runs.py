@@ -28,6 +28,7 @@ from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from tests.jaxllm.kv.replica import Replica
+from tests.thinned import drawn
 
 Ints = npt.NDArray[np.int64]
 
@@ -556,14 +557,13 @@ def test_outcomes_do_not_depend_on_how_they_were_scheduled(data: st.DataObject, 
     assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("num_owners", [1, 3])
+ONE_TABLE, THREE_TABLES, STATES = ((0,), 13, 16, None), ((0, 3, 3), 23, 6, None), ((0,), 13, 16, 5)
+CROWDS = drawn(["fcfs", "priority"], [False, True], [0, 1], [1, 3], [ONE_TABLE, THREE_TABLES, STATES], share=3)
+
+
 @pytest.mark.parametrize(
-    ("windows", "num_pages", "budget", "snapshots"),
-    [((0,), 13, 16, None), ((0, 3, 3), 23, 6, None), ((0,), 13, 16, 5)],
-    ids=["one table", "three tables", "states"],
+    ("policy", "caching", "ahead", "num_owners", "windows", "num_pages", "budget", "snapshots"),
+    [(*others, *caches) for *others, caches in CROWDS],
 )
 def test_a_crowd_in_a_tiny_pool_finishes(
     policy: str,

@@ -11,6 +11,7 @@ from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.low_rank.api import IMPLEMENTATIONS, add_low_rank, can_add
 from jaxllm.pallas_kernels.low_rank.cases import CASES, Case, make_inputs
 from jaxllm.pallas_kernels.low_rank.operands import LowRank, TokenSlots, whole_blocks
+from tests.thinned import drawn
 
 EXACT = {"float32": 1e-4, "bfloat16": 0.1}
 IS_NARROW = host_processor().multiplies_bfloat16
@@ -34,10 +35,10 @@ def test_equals_the_reference(implementation: str, case: Case) -> None:
     np.testing.assert_array_equal(np.asarray(found)[without], np.asarray(inputs[0])[without])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rank", [8, 16, 64])
-@pytest.mark.parametrize("count", [1, 3, 16])
-@pytest.mark.parametrize("implementation", OTHERS)
+@pytest.mark.parametrize(
+    ("implementation", "count", "rank", "dtype"),
+    drawn(OTHERS, [1, 3, 16], [8, 16, 64], ["float32", "bfloat16"], share=3),
+)
 def test_bits_depend_on_neither_slot_nor_neighbours(implementation: str, count: int, rank: int, dtype: str) -> None:
     slots, random = whole_blocks(12, rank), np.random.default_rng(count)
     case = Case("", (0,) * count, slots=slots, rank=rank, dtype=dtype)

@@ -32,7 +32,7 @@ def test_the_same_bits_however_cut_and_whoever_is_beside(features: dict[str, Any
         Case("alike", (), num_heads=6),
         Case("alike_in_large_pages", (), num_heads=8, page_size=256, soft_cap=5.0, sinks=True, alibi=True),
         Case("alike_in_odd_pages", (), num_heads=2, page_size=48, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4),
-        Case("alike_in_a_window", (), num_heads=2, window=200),
+        pytest.param(Case("alike_in_a_window", (), num_heads=2, window=200), marks=pytest.mark.exhaustive),
     ],
     ids=lambda case: case.name,
 )

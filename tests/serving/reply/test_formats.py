@@ -155,14 +155,14 @@ def test_hostile_text_is_read_to_its_end(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONCE)
 def test_hostile_text_of_many_pages(name: str) -> None:
-    check_hostile(lambda: parser_of(name), SAMPLES[name], 2**16)
+    check_hostile(lambda: parser_of(name), SAMPLES[name], 2**15)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REASONING_ONCE)
 def test_hostile_reasoning_of_many_pages(name: str) -> None:
     sample, _ = REASONING_SAMPLES[name]
-    check_hostile(lambda: parser_of("hermes", name, inside=True), sample, 2**16)
+    check_hostile(lambda: parser_of("hermes", name, inside=True), sample, 2**15)
 
 
 def test_what_the_demos_template_writes_is_read_again(demo_folder: Path) -> None:

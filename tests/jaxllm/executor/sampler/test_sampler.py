@@ -14,6 +14,7 @@ from jaxllm.executor.sampler.row_numbers import FLOAT_FIELDS
 from jaxllm.executor.sampler.rows import IN_PROMPT, INT_FIELDS, SamplingRows, SamplingState, empty_state
 from jaxllm.executor.sampler.sampler import sample
 from tests.jaxllm.executor.sampler.cases import MAX_LOGPROBS, filtered, make_state, packed_rows, penalised, run
+from tests.thinned import drawn
 
 # More than two blocks, the last one incomplete.
 VOCAB = 300
@@ -44,26 +45,26 @@ def assert_drawn_from(tokens: np.ndarray, chances: np.ndarray) -> None:
         assert stats.chisquare(*zip(*cells, strict=True)).pvalue > 1e-4
 
 
+FILTERS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"temperature": 3.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 20},
+    {"temperature": 1.0, "top_k": 299},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.3},
+    {"temperature": 1.0, "top_p": 1e-6},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.5, "top_k": 50, "top_p": 0.8},
+    {"temperature": 0.8, "top_k": 50, "min_p": 0.02},
+    {"temperature": 2.0, "top_k": 100, "top_p": 0.7, "min_p": 0.01},
+]
+
+
 @pytest.mark.parametrize(
-    "filters",
-    [
-        {"temperature": 1.0},
-        {"temperature": 0.5},
-        {"temperature": 3.0},
-        {"temperature": 1.0, "top_k": 1},
-        {"temperature": 1.0, "top_k": 20},
-        {"temperature": 1.0, "top_k": 299},
-        {"temperature": 1.0, "top_p": 0.9},
-        {"temperature": 1.0, "top_p": 0.3},
-        {"temperature": 1.0, "top_p": 1e-6},
-        {"temperature": 1.0, "min_p": 0.05},
-        {"temperature": 1.5, "top_k": 50, "top_p": 0.8},
-        {"temperature": 0.8, "top_k": 50, "min_p": 0.02},
-        {"temperature": 2.0, "top_k": 100, "top_p": 0.7, "min_p": 0.01},
-    ],
-    ids=str,
+    ("filters", "features"), drawn(FILTERS, ["plain", "bias", "penalties", "both"], share=4), ids=str
 )
-@pytest.mark.parametrize("features", ["plain", "bias", "penalties", "both"])
 def test_distribution(filters: dict[str, Any], features: str) -> None:
     penalties: dict[str, Any] = (
         {"presence": 0.4, "frequency": 0.3, "repetition": 1.3} if features in {"penalties", "both"} else {}
