@@ -103,7 +103,9 @@ def test_little_is_lost(method: str, quantised: Engine, engine: Engine, prompts:
     assert found < ordinary * (1 + LOST[method])
 
 
-@pytest.mark.slow
+# CI has a second start in `tests/jaxllm/executor/compile/test_cached.py`, and kernels that a process keeps for the next
+# one in `tests/pallas_kernels/cpu_common/test_targets.py`.
+@pytest.mark.exhaustive
 def test_a_warm_start_compiles_nothing(run_python: RunPython, tmp_path: Path) -> None:
     """Neither steps nor kernels, which the engine's cache has, too."""
     starts = []

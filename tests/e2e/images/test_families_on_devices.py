@@ -12,7 +12,7 @@ from tests.e2e.images.test_families import CASES, Saved
 NAMES = [name for name, case in CASES.items() if case.has_answers]
 
 
-# CI has Idefics 3 and Qwen3-VL in `test_engine_images.py` and `test_qwen_variants.py`.
+# CI has Idefics 3 in `test_engine_images.py`.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_two_devices(name: str, tmp_path: Path, demo_folder: Path, run_python: RunPython) -> None:

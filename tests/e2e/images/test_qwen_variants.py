@@ -67,7 +67,9 @@ def test_gptq(tmp_path: Path) -> None:
         make_engine(model=str(tmp_path), dtype="float32", max_model_len=128)
 
 
-@pytest.mark.parametrize("mesh", ["data=2", pytest.param("model=2", marks=pytest.mark.exhaustive)])
+# CI has images on several devices in `test_engine_images.py`.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", ["data=2", "model=2"])
 def test_several_devices(tmp_path: Path, run_python: RunPython, mesh: str) -> None:
     reference = save_model(FAMILIES["qwen3_vl"], tmp_path)
     script = str(Path(__file__).with_name("see_qwen_on_devices.py"))

@@ -12,7 +12,6 @@ from tests.e2e.driving import make_engine, run
 from tests.e2e.parallel.test_hosts import process
 from tests.e2e.test_adapters import OPTIONS, prompts, with_adapter
 from tests.ports import free_ports
-from tests.thinned import thinned
 
 HOSTS = """
 import json, sys
@@ -39,10 +38,10 @@ else:
         print(json.dumps(found), flush=True)
 """
 
-WAYS: tuple[dict[str, object], ...] = thinned(
-    ({"tensor_parallel_size": 2, "layer_stack": "scan"}, {"mesh": "data=2"}),
-    # `tests/e2e/test_adapters_asleep.py` has two stages.
-    ({"pipeline_parallel_size": 2},),
+WAYS: tuple[dict[str, object], ...] = (
+    {"tensor_parallel_size": 2, "layer_stack": "scan"},
+    {"pipeline_parallel_size": 2},
+    {"mesh": "data=2"},
 )
 
 
@@ -70,7 +69,8 @@ def tokens(folders: list[Path], **options: object) -> list[list[int]]:
         engine.close()
 
 
-@pytest.mark.slow
+# CI has adapters on several devices in `tests/e2e/test_expert_adapters.py`.
+@pytest.mark.exhaustive
 def test_several_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
     folders = [write_adapter(tmp_path / str(seed), seed, scale=0.3, use_dora=seed % 2 == 1) for seed in range(4)]
     wanted = tokens(folders)

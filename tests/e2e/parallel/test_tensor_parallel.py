@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import RunPython
+from tests.e2e.parallel.test_hosts import run_together
 from tests.thinned import thinned
 
 SCRIPT = str(Path(__file__).with_name("generate_on_devices.py"))
@@ -66,6 +67,19 @@ def runs(run_python: RunPython) -> Runs:
 @pytest.mark.parametrize("devices", MESHES)
 def test_many_devices(runs: Runs, devices: str) -> None:
     check(runs, devices, **MESHES[devices])
+
+
+def test_two_processes_of_two_devices_have_the_tokens_of_one(runs: Runs) -> None:
+    """Preempted, with cached prefixes, synchronously, with grammars, penalties, log-probabilities and beams."""
+    many, one = run_together(2, 4), runs["1"]
+    assert min(one["preemptions"], many["preemptions"]) > 0
+    assert min(one["prefix_hits"], many["prefix_hits"]) > 0
+    assert many["preempted"] == many["synchronous"] == one["preempted"][::2]
+    assert many["beams"] == one["beams"]
+    for ours, theirs in zip(many["logprobs"], one["logprobs"], strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-3)
+    assert many["compilations"] == 0
+    assert set(many["shares"]) == {1 / 4}, "a device holds more than its part"
 
 
 @pytest.mark.exhaustive
