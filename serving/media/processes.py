@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxllm import child
 from jaxllm.errors import QueueFullError
 from jaxllm.serving.media.errors import MediaDecodeError, MediaTooLargeError
 from jaxllm.serving.media.worker import ANSWER, DONE, TOO_LARGE, receive, receive_into
@@ -62,8 +62,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
-                # -P: a file of the user's must not be imported from the working directory.
-                [sys.executable, "-P", "-m", module],
+                child.command(module),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from jaxllm.child import imports_done
 from jaxllm.serving.media.errors import MediaDecodeError, MediaTooLargeError
 
 ANSWER: Final = struct.Struct("!BIIQ")
@@ -101,6 +102,7 @@ def serve(connection: socket.socket, job: struct.Struct, work: Work) -> None:
 
 def main(job: struct.Struct, work: Work) -> None:
     """Serve the process at the other end of standard input, and end."""
+    imports_done()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve_input(job, work)
     os._exit(0)

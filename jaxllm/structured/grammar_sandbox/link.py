@@ -3,7 +3,6 @@
 import os
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from jaxllm import child
 from jaxllm.structured.grammar_sandbox.messages import PONG, Begin, Frames, Ping, ToCanary, Verdict, framed, write_all
 
 MODULE: Final = "jaxllm.structured.grammar_sandbox.process"
@@ -27,8 +27,7 @@ class Link:
         """Both functions are called in a thread; `on_end` once, when the process has ended, however."""
         self._on_verdict, self._on_end = on_verdict, on_end
         self._child = subprocess.Popen(
-            # -P: a file of the user's must not be imported from the working directory.
-            [sys.executable, "-P", "-m", MODULE],
+            child.command(MODULE),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),

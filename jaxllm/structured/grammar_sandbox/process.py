@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from jaxllm.child import imports_done
 from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Backend, Vocabulary, make_backend
 from jaxllm.structured.grammar_sandbox.messages import (
@@ -162,6 +163,7 @@ def _backend(begin: Begin) -> Backend | RequestError:
 
 def main() -> None:
     """Serve the process that holds the other ends of standard input and output."""
+    imports_done()
     # Ctrl-C in a terminal goes to a whole group of processes; this one ends with its parent.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

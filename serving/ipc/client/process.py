@@ -3,14 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 
-from jaxllm import version
+from jaxllm import child, version
 from jaxllm.serving.ipc.messages import STACKS_SIGNAL
 
 END_SECONDS = 10.0
@@ -21,7 +20,7 @@ ENGINE_MODULE = "jaxllm.serving.ipc.engine_process"
 
 
 class EngineProcess:
-    """`python -m MODULE FOLDER` as a child.
+    """`python -m jaxllm.child MODULE FOLDER`.
 
     Nothing of the caller is run again, so scripts without a main guard and notebooks may start one. The child ends when
     its standard input is closed, by `end` or because this process is gone.
@@ -39,8 +38,7 @@ class EngineProcess:
         `variables` are added to its environment.
         """
         self._child = subprocess.Popen(
-            # -P: a file of the user's called jax.py must not be imported from the working directory.
-            [sys.executable, "-P", "-m", module, folder],
+            child.command(module, folder),
             stdin=subprocess.PIPE,
             stdout=_stderr(),
             env={**environment(), **(variables or {})},
@@ -87,10 +85,10 @@ class EngineProcess:
         self._on_exit(describe_exit(self._child.wait()))
 
 
-def kill_with_stacks(child: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    """Kill a child, after a moment in which it writes where its threads are, as this signal has it do."""
-    child.send_signal(number)
-    timer = threading.Timer(_STACKS_SECONDS, child.kill)
+def kill_with_stacks(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    """Kill a process, after a moment in which it writes where its threads are, as this signal has it do."""
+    process.send_signal(number)
+    timer = threading.Timer(_STACKS_SECONDS, process.kill)
     timer.daemon = True
     timer.start()
 

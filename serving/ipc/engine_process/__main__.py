@@ -6,7 +6,6 @@ with the process that started it, however that one ends.
 
 import contextlib
 import faulthandler
-import fcntl
 import logging
 import os
 import shutil
@@ -18,6 +17,7 @@ from functools import partial
 from queue import Empty
 from typing import Any, Protocol, TypeVar
 
+from jaxllm.child import continue_at_input, imports_done
 from jaxllm.config import EngineConfig
 from jaxllm.config.engine_info import EngineInfo
 from jaxllm.config.progress import Progress
@@ -61,7 +61,9 @@ def main(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.stderr is not None:
         faulthandler.register(STACKS_SIGNAL)
-    _continue_without_client()
+    imports_done()
+    # Nothing but its end comes from there.
+    continue_at_input()
     input_queue: InputQueue = InputQueue()
     _start(_watch_client, input_queue, folder)
     client = Client(folder, input_queue)
@@ -123,17 +125,6 @@ def _wait_for_end(input_queue: InputQueue) -> None:
 
 def _start(function: Any, *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, name=function.__name__.strip("_"), daemon=True).start()
-
-
-def _continue_without_client() -> None:
-    """Have the system continue this process when its standard input is closed: a stopped one would stay for ever.
-
-    No signal but SIGKILL ends a stopped process, so it could not notice that its client is gone.
-    """
-    if sys.platform == "linux":
-        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGCONT)
-        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _watch_client(input_queue: InputQueue, folder: str) -> None:

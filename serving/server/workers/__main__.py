@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from jaxllm.child import imports_done
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.serving.http.shared_adapters import SharedAdapters
 from jaxllm.serving.server.event_loop import run_on_fast_loop
@@ -127,6 +128,7 @@ class RemoteEngine:
 
 def main() -> int:
     """Answer HTTP, as the supervisor says."""
+    imports_done()
     if sys.stderr is not None:
         faulthandler.register(STACKS_SIGNAL)
     channel = socket.socket(fileno=0)

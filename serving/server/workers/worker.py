@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from jaxllm import child
 from jaxllm.serving.ipc.client.process import describe_exit, environment, is_stopped, kill_with_stacks
 from jaxllm.serving.server.workers import messages
 from jaxllm.serving.server.workers.messages import STACKS_SIGNAL, ToWorker, WorkerConfig
@@ -31,7 +32,7 @@ class Worker:
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE],
+                child.command(MODULE),
                 stdin=theirs.fileno(),
                 env=_environment(),
                 pass_fds=(given.listener, given.shared_metrics, given.shared_adapters),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from jaxllm import child
 from jaxllm.serving.ipc.client.process import ENGINE_MODULE, environment
 from jaxllm.serving.ipc.engine_process.__main__ import GRACE_SECONDS
 
@@ -18,7 +19,7 @@ SECONDS = 120.0
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has said hello, and is not told what to load."""
-    command = [sys.executable, "-P", "-m", ENGINE_MODULE, str(tmp_path)]
+    command = child.command(ENGINE_MODULE, str(tmp_path))
     with zmq.Context() as context, context.socket(zmq.PUSH) as says, context.socket(zmq.PULL) as hears:
         says.bind(f"ipc://{tmp_path}/input")
         hears.bind(f"ipc://{tmp_path}/output")
