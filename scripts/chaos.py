@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -28,7 +27,8 @@ from scripts.chaos_attacks import (
     vitals,
 )
 from scripts.chaos_gaps import told
-from scripts.chaos_load import KINDS, UNSEEDED, Client, Tally, TurnedAwayError
+from scripts.chaos_load import KINDS, Answers, Client, Tally, ask_until
+from scripts.chaos_takeovers import take_over
 
 FLAGS = (
     *("demo", "--disable-log-stats", "--max-restarts", "100000", "--step-timeout", "10", "--optimization-level", "0"),
@@ -62,11 +62,7 @@ class Run:
     async def __call__(self) -> None:
         """Run until the time is over, or until there were as many attacks as asked for."""
         calm = Client(self._server.base_url)
-        asked = [(kind, stream) for kind in KINDS for stream in (False, True)]
-        wanted = {each: await calm.ask(each[0], stream=each[1], tally=self.tally) for each in asked}
-        for kind, stream in asked:
-            if kind == UNSEEDED and (wrong := await calm.doubt(wanted[kind, stream])) is not None:
-                self.tally.wrong.append(wrong)
+        wanted = await calm.answers(self.tally)
         # What is only made with the first load is there before it is counted.
         await self._until(0, wanted, lambda: asyncio.sleep(self._given.warm_up))
         await self._sample_at_rest()
@@ -77,13 +73,14 @@ class Run:
         await self._sample_at_rest()
         await calm.close()
 
-    async def _until(
-        self, seconds: float, wanted: dict[tuple[str, bool], Any], work: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def _until(self, seconds: float, wanted: Answers, work: Callable[[], Awaitable[None]]) -> None:
         """Ask until some work is done, or the time is over."""
         self._over.clear()
         clients = [Client(self._server.base_url) for _ in range(self._given.streams)]
-        workers = [asyncio.ensure_future(self._ask(client, wanted)) for client in clients]
+        broken = self._attacker.broken
+        workers = [
+            asyncio.ensure_future(ask_until(self._over, client, wanted, self.tally, broken)) for client in clients
+        ]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
                 await work()
@@ -100,30 +97,6 @@ class Run:
             name = await asyncio.to_thread(self._attacker.strike)
             if name is not None:
                 attacks[name] += 1
-
-    async def _ask(self, client: Client, wanted: dict[tuple[str, bool], Any]) -> None:
-        """Ask at random, and compare."""
-        while not self._over.is_set():
-            kind, stream = random.choice(list(wanted))
-            try:
-                found = await client.ask(kind, stream=stream, tally=self.tally)
-                doubt = await client.doubt(found) if kind == UNSEEDED else None
-            except TurnedAwayError:
-                self.tally.turned_away += 1
-                await asyncio.sleep(1)
-                continue
-            except (RuntimeError, httpx.HTTPError) as error:
-                if client.port in self._attacker.broken:
-                    # The next connection has another port, and no excuse if there is none.
-                    self.tally.cut, client.port = self.tally.cut + 1, 0
-                else:
-                    self.tally.errors.append(f"{kind}, stream={stream}: {error!r}")
-                continue
-            self.tally.answers[kind] += 1
-            if doubt is not None:
-                self.tally.wrong.append(f"{kind}, stream={stream}: {doubt}: {found}")
-            elif kind != UNSEEDED and found != wanted[kind, stream]:
-                self.tally.wrong.append(f"{kind}, stream={stream}: {found} instead of {wanted[kind, stream]}")
 
     async def _sample(self) -> None:
         """Look at the processes again and again, until cancelled."""
@@ -243,11 +216,16 @@ def main() -> int:
     )
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of load before processes are measured")
     parser.add_argument("--seed", type=int, default=0, help="of the attacks")
-    victims = ("engine", "api-server", "everything")
-    parser.add_argument("--victim", choices=victims, default="engine", help="what is attacked (default: %(default)s)")
+    victims = ("engine", "api-server", "everything", "nobody")
+    parser.add_argument(
+        "--victim", choices=victims, default="engine",
+        help="what is attacked; nobody: one server takes over from another each time (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--api-server-count", type=int, default=1)
     parser.add_argument("--data-parallel-size", type=int, default=1)
     given = parser.parse_args()
+    if given.victim == "nobody":
+        return take_over((*FLAGS, *_counts(given)), given)
     return attack_everything(given) if given.victim == "everything" else attack_parts(given)
 
 

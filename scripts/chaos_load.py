@@ -1,6 +1,8 @@
 """The requests of `scripts/chaos`, their answers, and how those are checked."""
 
+import asyncio
 import json
+import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -115,6 +117,10 @@ def has_begun(found: Any) -> bool:
     return any(delta.get(name) for delta in deltas for name in ("text", "content", "reasoning", "tool_calls"))
 
 
+Answers = dict[tuple[str, bool], Any]
+"""By kind, and whether they were streamed."""
+
+
 class TurnedAwayError(RuntimeError):
     """The server says to come back later, before it has begun with an answer."""
 
@@ -184,9 +190,43 @@ class Client:
                 return f"token {place} has log-probability {known}, not {score[str(token)]['logprob']}"
         return None
 
+    async def answers(self, tally: Tally) -> Answers:
+        """Those to requests of all kinds, of a server that nobody disturbs."""
+        asked = [(kind, stream) for kind in KINDS for stream in (False, True)]
+        found = {each: await self.ask(each[0], stream=each[1], tally=tally) for each in asked}
+        for stream in (False, True):
+            if (wrong := await self.doubt(found[UNSEEDED, stream])) is not None:
+                tally.wrong.append(wrong)
+        return found
+
     async def close(self) -> None:
         """Close the connection."""
         await self._http.aclose()
+
+
+async def ask_until(over: asyncio.Event, client: Client, wanted: Answers, tally: Tally, broken: set[int]) -> None:
+    """Ask at random, and compare. Connections from ports that are `broken` may end."""
+    while not over.is_set():
+        kind, stream = random.choice(list(wanted))
+        try:
+            found = await client.ask(kind, stream=stream, tally=tally)
+            doubt = await client.doubt(found) if kind == UNSEEDED else None
+        except TurnedAwayError:
+            tally.turned_away += 1
+            await asyncio.sleep(1)
+            continue
+        except (RuntimeError, httpx.HTTPError) as error:
+            if client.port in broken:
+                # The next connection has another port, and no excuse if there is none.
+                tally.cut, client.port = tally.cut + 1, 0
+            else:
+                tally.errors.append(f"{kind}, stream={stream}: {error!r}")
+            continue
+        tally.answers[kind] += 1
+        if doubt is not None:
+            tally.wrong.append(f"{kind}, stream={stream}: {doubt}: {found}")
+        elif kind != UNSEEDED and found != wanted[kind, stream]:
+            tally.wrong.append(f"{kind}, stream={stream}: {found} instead of {wanted[kind, stream]}")
 
 
 def _check(response: httpx.Response, kind: str) -> None:

@@ -28,10 +28,14 @@ class RunningServer:
         log: Path,
         command: Sequence[str] = ("jaxllm.serving.cli.main", "serve"),
         environment: Mapping[str, str] | None = None,
+        port: int | None = None,
     ) -> None:
-        """`log` is the file that takes what it prints, `command` the module to run, with its first arguments."""
+        """`log` is the file that takes what it prints, `command` the module to run, with its first arguments.
+
+        `port` is that of a server from which it takes over; None: one that is free.
+        """
         self._log_file = log
-        self.port = _free_port()
+        self.port = port or _free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         with log.open("wb") as file:
             self.process = subprocess.Popen(
