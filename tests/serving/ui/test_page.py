@@ -134,6 +134,19 @@ def test_text_of_a_model_never_becomes_markup(page: Page) -> None:
     assert page.title() == "jaxllm"
 
 
+def test_reasoning_is_shown_apart_and_can_be_opened(page: Page) -> None:
+    body = chunks({"reasoning": "Ten and seven"}, {"reasoning": " make more."}, {"content": "42"})
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    say(page, "What is 17 plus 25?")
+    expect(page.locator(".message.assistant > .text")).to_have_text("42")
+    reasoning = page.locator("details.reasoning")
+    expect(reasoning.locator(".text")).not_to_be_visible()
+    reasoning.get_by_text("Reasoning", exact=True).click()
+    expect(reasoning.locator(".text")).to_have_text("Ten and seven make more.")
+    page.reload()
+    expect(page.locator("details.reasoning .text")).to_have_text("Ten and seven make more.")
+
+
 def test_the_policy_stops_scripts_in_the_page_and_requests_to_elsewhere(page: Page, strange: list[str]) -> None:
     """Even where markup came into the page: of an element with a script, and of one that loads from elsewhere."""
     stopped: list[str] = page.evaluate("""async () => {
