@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from jaxllm.serving.http.body.base import TEMPLATE_FIELDS, Body, Ignored, refused_fields
 from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.server.interfaces import OPERATIONS, ROUTERS
+from jaxllm.serving.server.request_examples import examples_of
 from jaxllm.version import __version__
 
 _UPLOAD = {
@@ -21,22 +22,6 @@ _UPLOAD = {
     "required": ["file", "purpose"],
 }
 
-
-_EXAMPLES = {
-    "messages": [{"role": "user", "content": "What is 17 plus 25?"}],
-    "prompt": "Once upon a time",
-    "input": "Once upon a time",
-    "max_tokens": 32,
-    "text_1": "A dog",
-    "text_2": "A cat",
-    "query": "A dog",
-    "documents": ["A cat"],
-    "texts": ["Once upon a time"],
-    "tokens": [5, 6],
-}
-"""Values of fields for the page about the routes, which sends them."""
-_SHOWN = frozenset(("prompt", "input", "max_tokens", "text_1", "text_2", "texts"))
-"""Fields that examples have although they may be left out."""
 _ROUTES = tuple(route for router in ROUTERS for route in router.routes)
 OPENAPI_URL = "/openapi.json"
 
@@ -110,16 +95,9 @@ def _form(kind: type[Body]) -> dict[str, Any]:
 
 
 def _request(kind: type[Body]) -> dict[str, Any]:
-    """A body, with an example that can be sent."""
-    served = [field for field in msgspec.structs.fields(kind) if field.name not in refused_fields(kind)]
-    shown = {field.encode_name for field in served if field.required or field.name in _SHOWN}
-    example = {name: value for name, value in _EXAMPLES.items() if name in shown}
-    try:
-        msgspec.convert(example, kind)
-    except msgspec.ValidationError:
-        # A field of this name is of another type here.
-        return {"schema": _reference(kind)}
-    return {"schema": _reference(kind), "example": example}
+    """A body, with examples that can be sent."""
+    examples = {name: {"value": each} for name, each in examples_of(kind).items()}
+    return {"schema": _reference(kind), "examples": examples} if examples else {"schema": _reference(kind)}
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:

@@ -50,7 +50,8 @@ class Document:
                         yield Place(method, route, (each["name"],), each["schema"], None)
                 content = operation.get("requestBody", {}).get("content", {}).get("application/json")
                 if content is not None:
-                    base = content.get("example") or self._minimal(content["schema"])
+                    shown = next(iter(content.get("examples", {}).values()), {"value": None})
+                    base = shown["value"] or self._minimal(content["schema"])
                     for path, schema in self._leaves(content["schema"], set(kinds)):
                         yield Place(method, route, path, schema, self._body(content["schema"], base, path))
 

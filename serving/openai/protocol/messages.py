@@ -14,7 +14,8 @@ class ContentPart(TemplateBody, kw_only=True):
     """A part of a message's content; fields beyond these are for chat templates that read them."""
 
     type: str
-    """Which part this is: text, refusal or thinking (of an assistant), or another that the chat template knows."""
+    """Which part this is: text, image_url, video_url, input_audio or audio_url; of an assistant also refusal or
+    thinking; or another that the chat template knows."""
     text: str | None = None
     refusal: str | None = None
     prompt_cache_breakpoint: Any = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import msgspec
 import pytest
 
 from jaxllm.serving.openai.protocol.responses import LOGPROBS
@@ -50,6 +51,35 @@ def test_public_operations_need_no_key() -> None:
     }
     assert set(DOCUMENT["paths"]) - keyed == {"/health", "/live", "/ready", "/readyz", "/ping", "/metrics"}
     assert not any("security" in node for node in _nodes(openapi(with_keys=False)))
+
+
+PARTS = {
+    "/v1/chat/completions": {"image_url", "video_url", "input_audio"},
+    "/v1/responses": {"input_image"},
+    "/v1/messages": {"image"},
+}
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_images_and_sound_are_shown_by_examples_that_servers_decode(path: str) -> None:
+    operation = next(each for each in OPERATIONS if each.path == path)
+    content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    text, *others = (each["value"] for each in content["examples"].values())
+    bodies = [msgspec.convert(each, operation.request) for each in (text, *others)]
+    assert all(bodies)
+    conversations = [each.get("messages") or each["input"] for each in others]
+    parts = [part for conversation in conversations for message in conversation for part in message["content"]]
+    assert {part["type"] for part in parts} - {"text", "input_text"} == PARTS[path]
+    for instance in (text, *others):
+        _check(instance, operation.request.__name__)
+
+
+def test_parts_say_what_they_may_be() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    fields = {"image_url", "video_url", "input_audio", "audio_url"}
+    part = schemas["ContentPart"]["properties"]
+    assert all(part[name]["description"].startswith(f"Of type {name}: ") for name in fields)
+    assert all(name in part["type"]["description"] for name in fields)
 
 
 def _check(instance: Any, name: str) -> None:
