@@ -22,6 +22,10 @@ _STREAMED: Final = 0x7FFFF000
 """Programs that write WAV into a pipe give at least this size, as they cannot know it, or 0."""
 _MPEG_LAYERS: Final = (0xE2, 0xE4, 0xE6)
 """Of a frame's second byte: MPEG audio, layer III to I."""
+_CHUNKED: Final = {"WAV": ("<4sI", b"data"), "AIFF": (">4sI", b"SSND")}
+"""The head of a chunk, and the name of the one that has the sound."""
+_MOST_CHUNKS: Final = 1000
+"""Before the sound. libsndfile takes seconds for a file of nothing else."""
 
 
 def open_sound(data: bytes, most_seconds: int) -> soundfile.SoundFile:
@@ -29,10 +33,11 @@ def open_sound(data: bytes, most_seconds: int) -> soundfile.SoundFile:
 
     Raises `MediaDecodeError` for other formats and broken headers, and `MediaTooLargeError` for too many seconds.
     """
-    if _format(data) is None:
+    form = _format(data)
+    if form is None:
         raise MediaDecodeError(f"the data is no sound that can be decoded: expected {NAMES}", FIELD)
-    if _format(data) == "WAV":
-        _check_wav(data)
+    if form in _CHUNKED:
+        _check_chunks(data, *_CHUNKED[form])
     try:
         found = soundfile.SoundFile(io.BytesIO(data))
     # Of a broken file, libsndfile's wrapper makes whatever it likes.
@@ -99,18 +104,21 @@ def _format(data: bytes) -> str | None:
     return "MP3" if data[:3] == b"ID3" or is_frame else None
 
 
-def _check_wav(data: bytes) -> None:
-    """Raise `MediaDecodeError` where a WAV has less sound than its header says: libsndfile takes what is there."""
+def _check_chunks(data: bytes, head: str, sound: bytes) -> None:
+    """Raise `MediaDecodeError` where there is less sound than a header says: libsndfile takes what is there."""
     place = 12
-    while place + 8 <= len(data):
-        name, size = struct.unpack_from("<4sI", data, place)
+    for _ in range(_MOST_CHUNKS):
+        if place + 8 > len(data):
+            return
+        name, size = struct.unpack_from(head, data, place)
         place += 8
-        if name == b"data":
+        if name == sound:
             if len(data) - place < size < _STREAMED:
                 message = f"its header tells of {size} bytes, and {len(data) - place} are there"
                 raise MediaDecodeError(f"the sound is truncated: {message}", FIELD)
             return
         place += size + size % 2
+    raise MediaDecodeError(f"the sound cannot be read: more than {_MOST_CHUNKS} chunks come before it", FIELD)
 
 
 def _check_seconds(frames: int, rate: int, most_seconds: int) -> None:
@@ -120,4 +128,6 @@ def _check_seconds(frames: int, rate: int, most_seconds: int) -> None:
 
 
 def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    # The wrapper's own text has the address of the buffer.
+    said = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+    return " ".join(said.split())[:200] or type(error).__name__

@@ -17,12 +17,16 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from jaxllm.serving.media.audio.resample import RATE, Samples
 from tests.conftest import ROOT
 from tests.e2e.images.test_hostile_images import total_memory
 from tests.e2e.sound.chatting import SECONDS, VOXTRAL, Reference, asking, filled, noise, save
-from tests.serving.media.audio.sounds import file_of, wav_that_claims
+from tests.serving.media.audio import hostile
+from tests.serving.media.audio.sounds import file_of
 from tests.serving.server_process import ServerProcess, running
 
 KEYS = "clients: [{name: ada, keys: [first]}, {name: bob, keys: [second]}]"
@@ -125,6 +129,19 @@ def test_responses(client: openai.OpenAI, server: ServerProcess, reference: Refe
     assert told.value.param == "input[0].content[0]"
 
 
+def test_langchain(server: ServerProcess, reference: Reference) -> None:
+    model = ChatOpenAI(base_url=f"{server.url}/v1", api_key=SecretStr("first"), model="hearing", max_retries=0)
+    sound = noise(9, 0.7)
+    part = {"type": "audio", "base64": base64_of(wav_of(sound)), "mime_type": "audio/wav"}
+    asked = HumanMessage(content=[part, {"type": "text", "text": "What is this?"}])
+    prompt, answer = reference.answer(asking(None, "What is this?"), [sound])
+    found = model.invoke([asked], max_tokens=8, temperature=0, extra_body={"ignore_eos": True})
+    assert isinstance(found, AIMessage)
+    assert found.usage_metadata is not None
+    assert found.usage_metadata["input_tokens"] == len(prompt)
+    assert found.content == reference.tokenizer.decode(answer, skip_special_tokens=True)
+
+
 def test_kinds_of_files(server: ServerProcess) -> None:
     counts = set()
     for form in ("WAV", "FLAC", "MP3", "OGG"):
@@ -167,20 +184,7 @@ def test_a_sound_is_decoded_and_encoded_once(server: ServerProcess) -> None:
     assert grown == [[1, 0, 1, 0], [1, 1, 1, 1]]
 
 
-def hours_of_silence() -> dict[str, bytes]:
-    """Many hours in few bytes: told by the header, not told by it, and in a format whose header never tells."""
-    flac = file_of(np.zeros(600 * 4000, np.float32), 4000, form="FLAC")
-    # STREAMINFO has the number of samples in the last 36 bits before its digest.
-    at = flac.index(b"fLaC") + 8 + 13
-    told = flac[:at] + bytes([flac[at] & 0xF0 | 0x0F]) + b"\xff\xff\xff\xff" + flac[at + 5 :]
-    untold = flac[:at] + bytes([flac[at] & 0xF0]) + bytes(4) + flac[at + 5 :]
-    mp3 = file_of(np.zeros(60 * 8000, np.float32), 8000, form="MP3")
-    # The first frame has no sound, but how many others there are.
-    frames = mp3[mp3.index(mp3[:2], 4) :]
-    return {"told": told, "untold": untold, "mp3": frames * 60}
-
-
-def hostile(port: int) -> dict[str, dict[str, Any]]:
+def hostile_parts(port: int) -> dict[str, dict[str, Any]]:
     """Parts that strangers send."""
     wav = wav_of(noise(6, 0.5))
     urls = ("http://127.0.0.1:{}/metrics", "http://[::ffff:127.0.0.1]:{}/", "http://169.254.169.254/", "file:///etc/x")
@@ -188,7 +192,7 @@ def hostile(port: int) -> dict[str, dict[str, Any]]:
         "no base64": {"data": "@@@", "format": "wav"}, "spaces": {"data": f" {base64_of(wav)}"},
         "no data": {"format": "wav"}, "number": {"data": 7}, "no object": "sound",
     }  # fmt: skip
-    files = {"endless": wav_that_claims(7200), "truncated": wav[:-100], "text": b"<html>" * 100, **hours_of_silence()}
+    files = {"text": b"<html>" * 100, **hostile.broken_files(), **hostile.bombs()}
     return {
         **{name: heard(data) for name, data in files.items()},
         **{name: {"type": "input_audio", "input_audio": given} for name, given in others.items()},
@@ -211,7 +215,7 @@ def test_neighbours_do_not_notice_hostile_parts(server: ServerProcess) -> None:
     neighbour = threading.Thread(target=listen)
     neighbour.start()
     try:
-        for name, part in hostile(server.port).items():
+        for name, part in hostile_parts(server.port).items():
             answer = ask(server, part)
             assert answer.status_code == 400, (name, answer.text[:300])
             assert answer.json()["error"]["param"].startswith("messages[0].content[0]"), (name, answer.text)

@@ -17,14 +17,19 @@ import pytest
 
 from jaxllm.serving.media.audio.resample import RATE, Samples
 from tests.conftest import ROOT
+from tests.e2e.images.test_hostile_images import total_memory
 from tests.e2e.sound.transcribing import LENGTH, Reference, clip, save_transcribing_model
-from tests.serving.media.audio.sounds import file_of, wav_that_claims
+from tests.serving.media.audio import hostile
+from tests.serving.media.audio.sounds import file_of
 from tests.serving.server_process import ServerProcess, running
 
+MOST_BYTES = 400_000
+ENOUGH = 200 << 20
+"""Bytes of memory that files of this size may take."""
 FLAGS = (
     *("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--strict-compilation"),
     *("--max-num-seqs", "4", "--max-num-batched-tokens", "16", "--max-model-len", str(LENGTH)),
-    *("--served-model-name", "hearing", "--max-audio-bytes", "400000", "--max-audio-seconds", "20"),
+    *("--served-model-name", "hearing", "--max-audio-bytes", str(MOST_BYTES), "--max-audio-seconds", "20"),
 )
 
 
@@ -243,30 +248,29 @@ def generated(server: ServerProcess) -> int:
     return int(float(found[1]))
 
 
-HOSTILE = {
-    "nothing": b"",
-    "text": b"hello, I am no sound at all",
-    "a truncated wav": file_of(clip(1, 1.0))[:-500],
-    "a truncated flac": file_of(clip(1, 1.0), form="FLAC")[:3000],
-    "hours": wav_that_claims(10_000),
-    "no samples": file_of(np.zeros(0, np.float32)),
-    "too long": file_of(np.zeros(21 * 4000, np.float32), 4000),
-    "a riff of nothing": b"RIFF\xff\xff\xff\xffWAVEfmt ",
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files(server: ServerProcess, name: str) -> None:
-    answer = post(server, HOSTILE[name])
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == "file"
-
-
-def test_too_large_files(server: ServerProcess) -> None:
-    sound = np.zeros(19 * RATE, np.float32)
-    answer = post(server, file_of(sound))
-    assert answer.status_code == 413
-    assert "--max-audio-bytes" in answer.json()["error"]["message"]
+def test_hostile_files(server: ServerProcess) -> None:
+    """A 4xx each, and memory for none of them."""
+    files = {
+        "nothing": b"",
+        "text": b"hello, I am no sound at all",
+        "no samples": file_of(np.zeros(0, np.float32)),
+        "too long": file_of(np.zeros(21 * 4000, np.float32), 4000),
+        "a riff of nothing": b"RIFF\xff\xff\xff\xffWAVEfmt ",
+        "too large": file_of(np.zeros(19 * RATE, np.float32)),
+        **hostile.broken_files(),
+        **hostile.bombs(),
+    }
+    assert post(server, file_of(clip(1, 0.5))).status_code == 200
+    before = total_memory(server)
+    for name, data in files.items():
+        answer = post(server, data)
+        is_large = len(data) > MOST_BYTES
+        assert answer.status_code == (413 if is_large else 400), (name, answer.text)
+        error = answer.json()["error"]
+        assert "--max-audio-bytes" in error["message"] if is_large else error["param"] == "file", (name, error)
+        assert len(answer.text) < 1000, name
+        assert total_memory(server) - before < ENOUGH, name
+    assert post(server, file_of(clip(1, 0.5))).status_code == 200
 
 
 def post(server: ServerProcess, data: bytes, path: str = "transcriptions", **fields: Any) -> httpx.Response:

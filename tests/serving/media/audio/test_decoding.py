@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +17,12 @@ from jaxllm.serving.media.audio.decoding import SoundDecoder
 from jaxllm.serving.media.audio.files import decode
 from jaxllm.serving.media.audio.resample import RATE, Resampler
 from jaxllm.serving.media.errors import MediaDecodeError, MediaError, MediaTooLargeError
+from tests.serving.media.audio import hostile
 from tests.serving.media.audio.sounds import file_of, tone, wav_that_claims
 
 MOST = 10
+ENOUGH = 400 << 20
+"""Bytes that a process may take for a file of 25 MB, its samples and the decoder itself."""
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +109,8 @@ def broken_files() -> dict[str, tuple[bytes, type[MediaError], str]]:
         "id3": (b"ID3" + bytes(100), MediaDecodeError, "sound|samples"),
         "truncated wav": (wav[:-1000], MediaDecodeError, "truncated"),
         "truncated flac": (flac[: len(flac) // 2], MediaDecodeError, "cannot be decoded|truncated"),
+        "truncated aiff": (file_of(tone(1.0), form="AIFF")[:-1000], MediaDecodeError, "truncated"),
+        "chunks": (hostile.broken_files()["thousands of chunks"], MediaDecodeError, "more than 1000 chunks"),
         "hours": (wav_that_claims(7200), MediaDecodeError, "truncated"),
         "long": (file_of(tone(MOST + 1.0)), MediaTooLargeError, r"at most 10 are allowed \(--max-audio-seconds\)"),
         "no samples": (file_of(np.zeros(0, np.float32)), MediaDecodeError, "no samples"),
@@ -121,6 +128,26 @@ async def test_broken_files_are_errors_of_their_own(decoder: SoundDecoder, name:
     assert told.value.parameter == "file"
     assert len(str(told.value)) < 300
     assert len(await decoder.decode(file_of(tone(0.1)))) == 1600
+
+
+async def test_strangers_get_errors_and_no_memory(decoder: SoundDecoder) -> None:
+    await decoder.decode(hostile.wav())
+    pids = decoder.pids()
+    for name, data in {**hostile.broken_files(), **hostile.bombs()}.items():
+        with pytest.raises(MediaError) as told:
+            await decoder.decode(data)
+        assert len(str(told.value)) < 300, name
+        assert " at 0x" not in str(told.value), name
+    # None of them ended a process, and none took more memory for a while.
+    assert decoder.pids() == pids
+    assert max(map(most_memory, pids)) < ENOUGH
+
+
+def most_memory(pid: int) -> int:
+    """The most bytes that a process has had in memory."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
 
 
 def test_a_wav_from_a_pipe_has_the_sound_that_is_there() -> None:
