@@ -61,9 +61,6 @@ def _check_folder(resolved: ResolvedConfig, given: str) -> None:
 def _problem(resolved: ResolvedConfig, processes: int) -> str | None:
     if processes > 1:
         return "not supported by engines on several hosts; use tensor_parallel_size on one host"
-    stages = resolved.config.parallel.pipeline_parallel_size
-    if stages > 1:
-        return f"not supported with pipeline_parallel_size={stages}; use tensor_parallel_size"
     if resolved.data_shards > 1:
         return "not supported by data shards of one mesh; use one engine for each of them"
     if resolved.drafter is not None:

@@ -257,10 +257,21 @@ COPY_STATES: Final = ProgramRecord(
     is_present=lambda context: bool(context.state.kv_cache.states),
 )
 GATHER_PAGES: Final = ProgramRecord(
-    "gather_pages", gather_pages_body, reads=(PAGES,), returns=ARRAY, is_present=moves_pages, sizes=page_sizes
+    "gather_pages",
+    gather_pages_body,
+    reads=(PAGES,),
+    returns=ARRAY,
+    is_in_every_stage=True,
+    is_present=moves_pages,
+    sizes=page_sizes,
 )
 SCATTER_PAGES: Final = ProgramRecord(
-    "scatter_pages", scatter_pages_body, updates=(PAGES,), is_present=moves_pages, sizes=page_sizes
+    "scatter_pages",
+    scatter_pages_body,
+    updates=(PAGES,),
+    is_in_every_stage=True,
+    is_present=moves_pages,
+    sizes=page_sizes,
 )
 GATHER_STATE: Final = ProgramRecord(
     "gather_state", gather_state_body, reads=(RECURRENT,), returns=ARRAY, is_present=moves_states
@@ -371,11 +382,15 @@ PROGRAMS: Final = (
 """All but the steps of all buckets, in the order in which they are compiled after them."""
 
 _BY_NAME: Final = {record.name: record for record in PROGRAMS}
+_SIZED: Final = (STEP, *(record for record in PROGRAMS if record.sizes is not None))
 
 
 def find_record(name: str) -> ProgramRecord:
-    """The record of a program that another process calls by its name. Raises `EngineError` for an unknown one."""
-    for record in (STEP, PLAIN_STEP, ENCODE):
+    """The record of a program that another process, or a stage, calls by its name.
+
+    Raises `EngineError` for an unknown one.
+    """
+    for record in _SIZED:
         if name.startswith(f"{record.name}_"):
             return record
     if name not in _BY_NAME:

@@ -266,9 +266,7 @@ TRANSFER = {"kv_offloading_size": 0, "kv_transfer_config": {"kv_role": "kv_both"
     [
         ({"kv_offloading_size": 1e-9}, CapacityError, "less than a page of"),
         ({"kv_offloading_size": 1e6}, CapacityError, "of the host's memory are free"),
-        ({"pipeline_parallel_size": 2}, ConfigError, "not supported with pipeline_parallel_size=2"),
         ({"speculative_config": HEAD}, ConfigError, "not supported with drafts from layers on the device"),
-        ({**TRANSFER, "pipeline_parallel_size": 2}, ConfigError, "not supported with pipeline_parallel_size=2"),
         ({**TRANSFER, "speculative_config": HEAD}, ConfigError, "not supported with drafts from layers on the device"),
     ],
 )

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 
 from jaxllm.engine.offloading.disk_tier import DiskTier
 from jaxllm.engine.offloading.pace import Pace
-from jaxllm.engine.offloading.transfers import Loaded, Transfers
+from jaxllm.engine.offloading.transfers import Arrays, Loaded, Shapes, Transfers, num_bytes
+from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.program_table import GATHER_PAGES, GATHER_STATE, SCATTER_PAGES, SCATTER_STATE, ProgramRecord
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.transfer_programs import staging_of, state_size
@@ -35,31 +36,41 @@ CLOSE_SECONDS = 3.0
 
 
 class PageMover:
-    """Dispatches what moves pages and states between the cache and arrays of their own, in the engine's thread."""
+    """Dispatches what moves pages and states between the cache and arrays of their own, in the engine's thread.
+
+    Of an engine in stages, each has an array with the pages of its own layers; their rows, one after the other, are
+    those of an engine with one stage.
+    """
 
     def __init__(self, runner: Runner, sizes: Sequence[int], whole: NamedSharding | None) -> None:
         """`sizes` are those of the programs, the smallest first; `whole` is where arrays are that are not split."""
         self._runner, self.least, self.most = runner, sizes[0], sizes[-1]
-        cache = runner.calls.state.kv_cache
-        self.stagings = [staging_of(cache.pages[0], size) for size in sizes]
-        self.page_bytes = _bytes(self.stagings[-1]) // self.most
-        self.state_bytes = state_size(cache.states)
-        self.state = jax.ShapeDtypeStruct((self.state_bytes,), np.uint8, sharding=whole)
+        pools = [calls.state.kv_cache.pages[0] for calls in runner.calls.every]
+        self._stagings = [tuple(staging_of(pool, size) for pool in pools) for size in sizes]
+        first = self._stagings[0][0]
+        num_layers = sum(pool.shape[0] for pool in pools)
+        self.page = jax.ShapeDtypeStruct((num_layers, *first.shape[2:]), first.dtype)
+        """A page of all layers [L, ...]."""
+        self.page_bytes = num_bytes(self.page)
+        self.state_bytes = state_size(runner.calls.state.kv_cache.states)
+        self.state = (jax.ShapeDtypeStruct((self.state_bytes,), np.uint8, sharding=whole),)
 
-    def staging(self, count: int) -> jax.ShapeDtypeStruct:
-        """The smallest array with so many pages."""
-        return next(each for each in self.stagings if each.shape[0] >= count)
+    def staging(self, count: int) -> Shapes:
+        """The smallest arrays with so many pages, one of each stage."""
+        return next(each for each in self._stagings if each[0].shape[0] >= count)
 
-    def gather(self, pages: Sequence[int]) -> jax.Array:
-        """The contents of pages, a row for each, as they are after what is dispatched."""
-        size = self.staging(len(pages)).shape[0]
-        result: jax.Array = self._call(GATHER_PAGES, size, *_places(pages, size))
-        return result
+    def gather(self, pages: Sequence[int]) -> Arrays:
+        """The contents of pages, a row for each, as they are after what is dispatched; an array of each stage."""
+        size = self.staging(len(pages))[0].shape[0]
+        places = _places(pages, size)
+        return tuple(self._call(calls, GATHER_PAGES, size, *places) for calls in self._runner.calls.every)
 
-    def scatter(self, array: jax.Array, pages: Sequence[int]) -> None:
-        """Write the first rows of an array to pages, before what is dispatched later."""
-        size = array.shape[0]
-        self._call(SCATTER_PAGES, size, *_places(pages, size), array)
+    def scatter(self, arrays: Arrays, pages: Sequence[int]) -> None:
+        """Write the first rows of each stage's array to pages, before what is dispatched later."""
+        size = arrays[0].shape[0]
+        places = _places(pages, size)
+        for calls, array in zip(self._runner.calls.every, arrays, strict=True):
+            self._call(calls, SCATTER_PAGES, size, *places, array)
 
     def gather_state(self, slot: int) -> jax.Array:
         """The states in a slot, as bytes."""
@@ -72,9 +83,9 @@ class PageMover:
         with self._runner.watch.watching("a state from the host"):
             self._runner.calls.call(SCATTER_STATE, np.int32(slot), array)
 
-    def _call(self, program: ProgramRecord, size: int, *arrays: Any) -> Any:
+    def _call(self, calls: DeviceCalls, program: ProgramRecord, size: int, *arrays: Any) -> Any:
         with self._runner.watch.watching("pages on their way"):
-            return self._runner.calls.call_sized(program, size, *arrays)
+            return calls.call_sized(program, size, *arrays)
 
 
 class HostTier:
@@ -114,10 +125,10 @@ class HostTier:
             self.exchange.on_step_begin()
         loads = self._tier.loads
         for loaded in self._transfers.loaded():
-            if loaded.array is not None and not loaded.load.is_cancelled:
-                self._write(loaded, loaded.array)
+            if loaded.arrays is not None and not loaded.load.is_cancelled:
+                self._write(loaded, loaded.arrays)
             for item, is_intact in zip(loaded.items, loaded.intact, strict=True):
-                loads.come(loaded.load, item, is_intact=is_intact and loaded.array is not None)
+                loads.come(loaded.load, item, is_intact=is_intact and loaded.arrays is not None)
         for request in self._tier.take_released():
             self._scheduler.release(request, HOLD_REASON)
 
@@ -148,7 +159,7 @@ class HostTier:
         while stores.has_states and transfers.can_store:
             state = stores.next_state(mover.state_bytes)
             if state is not None:
-                transfers.store([state[0]], mover.gather_state(state[1]))
+                transfers.store([state[0]], (mover.gather_state(state[1]),))
         while len(stores) and transfers.can_store:
             found = stores.next_pages(mover.most, mover.page_bytes)
             if found:
@@ -254,19 +265,15 @@ class HostTier:
             if item.copy.part == states:
                 self._transfers.load(load, [item], self._mover.state)
 
-    def _write(self, loaded: Loaded, array: jax.Array) -> None:
-        if array.ndim == 1:
+    def _write(self, loaded: Loaded, arrays: Arrays) -> None:
+        if arrays[0].ndim == 1:
             if loaded.intact[0]:
-                self._mover.scatter_state(array, loaded.items[0].place)
+                self._mover.scatter_state(arrays[0], loaded.items[0].place)
         else:
-            self._mover.scatter(array, [item.place for item in loaded.items])
+            self._mover.scatter(arrays, [item.place for item in loaded.items])
 
 
 def _places(pages: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]:
     places = np.zeros(size, np.int32)
     places[: len(pages)] = pages
     return places, np.array(len(pages), np.int32)
-
-
-def _bytes(array: jax.ShapeDtypeStruct) -> int:
-    return int(np.prod(array.shape)) * np.dtype(array.dtype).itemsize

@@ -33,7 +33,6 @@ def layout_of(resolved: ResolvedConfig, mover: PageMover, kept: Path | None = No
     """
     forward = dataclasses.replace(resolved.forward, mesh=None)
     options = resolved.config.model
-    pages = mover.stagings[0]
     known: dict[str, Any] = {
         "format": 1,
         "model": resolved.model.architecture,
@@ -43,10 +42,11 @@ def layout_of(resolved: ResolvedConfig, mover: PageMover, kept: Path | None = No
         "dtype": resolved.dtype,
         "kv_cache_dtype": resolved.kv_dtype,
         "block_size": resolved.page_size,
-        "page": [str(np.dtype(pages.dtype)), *pages.shape[1:]],
+        "page": [str(np.dtype(mover.page.dtype)), *mover.page.shape],
         "state_bytes": mover.state_bytes,
         "windows": list(resolved.cache_groups.windows),
         "tensor_parallel_size": resolved.num_devices,
+        "pipeline_parallel_size": resolved.num_stages,
         "forward": digest_of(dataclasses.asdict(forward)),
         "kernels": {operation: choice.name for operation, choice in sorted(resolved.kernels.items())},
         "optimization_level": resolved.config.compile.optimization_level,

@@ -14,7 +14,7 @@ from jaxllm.engine.offloading.disk_tier import DiskTier
 from jaxllm.engine.offloading.host_tier import HostTier, PageMover
 from jaxllm.engine.offloading.layout import WEIGHTS, layout_of
 from jaxllm.engine.offloading.pace import Pace
-from jaxllm.engine.offloading.transfers import Transfers, as_rows, put
+from jaxllm.engine.offloading.transfers import Transfers, as_rows, num_bytes, put
 from jaxllm.engine.transfer.start import start_exchange
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.executor.offloading_limits import offloading_folder
@@ -167,18 +167,19 @@ def measure(resolved: ResolvedConfig, runner: Runner, mover: PageMover, fresh: S
     store = load = compute = float("inf")
     count = min(mover.most, resolved.cache_groups.most_pages(resolved.max_model_len))
     staging = mover.staging(count)
-    data = allocate(mover.page_bytes * staging.shape[0])
+    data = allocate(mover.page_bytes * staging[0].shape[0])
     for _ in range(REPEATS):
         start = time.monotonic()
-        rows = as_rows(np.asarray(mover.gather([0] * count)), count)
+        rows = as_rows(mover.gather([0] * count), count)
         data[: rows.size] = rows.ravel()
         crc(data)
         store = min(store, time.monotonic() - start)
         start = time.monotonic()
         crc(data)
-        array = put(data.copy().view(staging.dtype).reshape(staging.shape), staging.sharding)
-        mover.scatter(array, [0] * count)
-        jax.block_until_ready(runner.calls.state)
+        ends = np.cumsum([num_bytes(each) for each in staging])
+        parts = np.split(data.copy(), ends[:-1])
+        mover.scatter(tuple(map(put, parts, staging)), [0] * count)
+        jax.block_until_ready([calls.state for calls in runner.calls.every])
         load = min(load, time.monotonic() - start)
     for _ in range(2):  # The first may compile.
         compute = min(compute, _compute(resolved, runner, fresh))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import jax
 import numpy as np
@@ -35,14 +35,17 @@ ALIGNMENT = 64
 """Bytes: arrays of the host that begin at multiples of it are used by the CPU's devices as they are."""
 
 Job = TypeVar("Job")
+Arrays = tuple[jax.Array, ...]
+"""Rows of pages, an array of each stage of layers, or one array with a state."""
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
 @dataclass(eq=False)
 class Stored:
-    """Copies from an array of the devices, one row for each, with their checksums; None where it failed."""
+    """Copies from arrays of the devices, a row of each for one copy, with their checksums; None where it failed."""
 
     copies: list[HostCopy]
-    array: jax.Array | None
+    arrays: Arrays | None
     checksums: list[int | None]
     seconds: float = 0.0
     rested: float = 0.0
@@ -50,13 +53,13 @@ class Stored:
 
 @dataclass(eq=False)
 class Loaded:
-    """Items of a load in an array of the devices, a row for each; of those that are not intact it means nothing."""
+    """Items of a load in arrays of the devices, a row of each for one; those that are not intact mean nothing."""
 
     load: Load
     items: list[Item]
-    into: jax.ShapeDtypeStruct
+    into: Shapes
     intact: list[bool]
-    array: jax.Array | None = None
+    arrays: Arrays | None = None
     seconds: float = 0.0
 
 
@@ -152,13 +155,14 @@ class Transfers:
         """Whether another array may be on its way to the host."""
         return self._stores.num_left < MOST_STORES
 
-    def store(self, copies: list[HostCopy], array: jax.Array) -> None:
-        """Copy rows of an array, whose computation is dispatched, into the host's pool."""
-        array.copy_to_host_async()
-        self._stores.give(Stored(copies, array, [None] * len(copies)))
+    def store(self, copies: list[HostCopy], arrays: Arrays) -> None:
+        """Copy rows of arrays, whose computation is dispatched, into the host's pool."""
+        for array in arrays:
+            array.copy_to_host_async()
+        self._stores.give(Stored(copies, arrays, [None] * len(copies)))
 
-    def load(self, load: Load, items: list[Item], into: jax.ShapeDtypeStruct) -> None:
-        """Bring items to rows of an array like `into`."""
+    def load(self, load: Load, items: list[Item], into: Shapes) -> None:
+        """Bring items to rows of arrays like `into`."""
         self._loads.give(Loaded(load, items, into, [False] * len(items)))
 
     def stored(self) -> list[Stored]:
@@ -188,9 +192,9 @@ class Transfers:
         self._loads.close()
 
     def _store(self, job: Stored) -> None:
-        assert job.array is not None
-        rows = as_rows(np.asarray(job.array), len(job.copies))
-        job.array = None
+        assert job.arrays is not None
+        rows = as_rows(job.arrays, len(job.copies))
+        job.arrays = None
         for first in range(0, len(job.copies), PIECE):
             used = time.thread_time()
             for index, copy in enumerate(job.copies[first : first + PIECE], first):
@@ -199,12 +203,17 @@ class Transfers:
                 job.rested += self._pace.rest((time.thread_time() - used) * OTHER_HALF)
 
     def _load(self, job: Loaded) -> None:
-        size = int(np.prod(job.into.shape)) * np.dtype(job.into.dtype).itemsize
-        data = _empty(size)
-        count = len(job.items) if len(job.into.shape) == 1 else job.into.shape[0]
-        rows = data.reshape(count, -1)
-        intact = [self._host.read(item.copy, rows[index]) for index, item in enumerate(job.items)]
-        job.array = put(data.view(job.into.dtype).reshape(job.into.shape), job.into.sharding)
+        count = len(job.items) if len(job.into[0].shape) == 1 else job.into[0].shape[0]
+        parts = [_empty(num_bytes(each)).reshape(count, -1) for each in job.into]
+        ends = np.cumsum([part.shape[1] for part in parts])
+        whole = np.empty(ends[-1], np.uint8) if len(parts) > 1 else None
+        intact = []
+        for index, item in enumerate(job.items):
+            intact.append(self._host.read(item.copy, parts[0][index] if whole is None else whole))
+            if whole is not None:
+                for part, own in zip(parts, np.split(whole, ends[:-1]), strict=True):
+                    part[index] = own
+        job.arrays = tuple(put(part, into) for part, into in zip(parts, job.into, strict=True))
         job.intact = intact
 
 
@@ -215,13 +224,24 @@ def _empty(size: int) -> Bytes:
     return data[first : first + size]
 
 
-def as_rows(array: np.ndarray, count: int) -> Bytes:
-    """The bytes of `count` rows of an array; of one row if it is bytes already."""
+def num_bytes(array: jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array like this."""
+    return int(np.prod(array.shape)) * np.dtype(array.dtype).itemsize
+
+
+def as_rows(arrays: Arrays, count: int) -> Bytes:
+    """The bytes of `count` rows, each that of one array after that of another; of one row if it is bytes already."""
+    each = [_rows(np.asarray(array), count) for array in arrays]
+    return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
+
+
+def _rows(array: np.ndarray, count: int) -> Bytes:
     if array.ndim == 1:
         return array.view(np.uint8).reshape(1, -1)
     return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)[:count]
 
 
-def put(array: np.ndarray, place: Any) -> jax.Array:
-    """The array on the devices, where the programs expect it."""
-    return jax.device_put(array) if place is None else jax.device_put(array, place)
+def put(data: Bytes, into: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of these bytes on the devices, where the programs expect it."""
+    array = data.reshape(-1).view(into.dtype).reshape(into.shape)
+    return jax.device_put(array) if into.sharding is None else jax.device_put(array, into.sharding)

@@ -118,10 +118,10 @@ def fingerprint_of(resolved: ResolvedConfig, mover: PageMover, kept: Path | None
 
 def form_of(resolved: ResolvedConfig, mover: PageMover) -> PageForm:
     """How an engine keeps a page."""
-    pages, devices = mover.stagings[0], resolved.num_devices
+    page, devices = mover.page, resolved.num_devices
     (heads, _), *others = dict.fromkeys(resolved.model.kv_heads) or {(1, 1): None}
-    name = f"{np.dtype(pages.dtype).name}:{np.dtype(pages.dtype).itemsize}"
-    shape = tuple(pages.shape[1:])
+    name = f"{np.dtype(page.dtype).name}:{np.dtype(page.dtype).itemsize}"
+    shape = tuple(page.shape)
     # Places with heads of several sizes, with those of an index, and some states, are laid out for each device.
     orders_states = any(plan.orders_by_device for plan in resolved.model.recurrences)
     is_laid_out = bool(others or resolved.model.index_heads or orders_states)

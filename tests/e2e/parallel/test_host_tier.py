@@ -7,10 +7,15 @@ import pytest
 from tests.conftest import RunPython
 
 
-@pytest.mark.parametrize("devices", [4, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_several_devices(run_python: RunPython, tmp_path: Path, devices: int) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"),
+    [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.exhaustive) for sizes in ((4, 1), (1, 2)))],
+)
+def test_several_devices(run_python: RunPython, tmp_path: Path, tensor: int, pipeline: int) -> None:
+    """In stages, each keeps the pages of its own layers."""
     script = str(Path(__file__).with_name("tier_on_devices.py"))
-    done = run_python(script, str(devices), str(tmp_path), devices=devices, env={"PYTHONPATH": "."})
+    options = (str(tensor), str(pipeline), str(tmp_path))
+    done = run_python(script, *options, devices=tensor * pipeline, env={"PYTHONPATH": "."})
     assert done.returncode == 0, done.stderr
     hits, different, files, hits_of_files = map(int, done.stdout.split())
     assert hits >= 160

@@ -1,6 +1,6 @@
 """Loads prefixes from the host, and from files after a restart, on virtual devices; prints what came back.
 
-Run by a test: tier_on_devices.py TENSOR_PARALLEL_SIZE FOLDER
+Run by a test: tier_on_devices.py TENSOR_PARALLEL_SIZE PIPELINE_PARALLEL_SIZE FOLDER
 """
 
 import sys
@@ -27,7 +27,10 @@ def tokens_of(engine: Engine, **params: Any) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    options = {**OPTIONS, "tensor_parallel_size": int(sys.argv[1]), "kv_offloading_path": sys.argv[2]}
+    tensor, pipeline, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    options = {
+        **OPTIONS, "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "kv_offloading_path": folder,
+    }  # fmt: skip
     engine = Engine.from_config(EngineConfig.from_options(options))
     expected = tokens_of(engine, skip_reading_prefix_cache=True)
     for _ in range(3):

@@ -1,6 +1,6 @@
 """Engines on different numbers of virtual devices exchange pages; prints how many tokens came each way.
 
-Run by a test: across_devices.py MODEL SIZES, pairs of tensor-parallel sizes such as 1-2 2-4.
+Run by a test: across_devices.py MODEL SIZES, pairs of tensor-parallel sizes such as 1-2 2-4; in 2x3, 3 are stages.
 """
 
 import sys
@@ -12,14 +12,16 @@ from tests.e2e.transfer.pairs import LONG, OPTIONS, apart, nothing_left, with_pa
 PROMPTS = [[5 + (7 * number + place * place) % 100 for place in range(100)] for number in range(3)]
 
 
-def engine(size: int, **options: Any) -> Any:
+def engine(size: str, **options: Any) -> Any:
+    tensor, _, stages = size.partition("x")
+    options |= {"tensor_parallel_size": int(tensor), "pipeline_parallel_size": int(stages or 1)}
     transfer = {"kv_role": "kv_both", "kv_port": 0, "kv_connector_extra_config": LONG}
-    return make_engine(**{**OPTIONS, "tensor_parallel_size": size, "kv_transfer_config": transfer, **options})
+    return make_engine(**{**OPTIONS, "kv_transfer_config": transfer, **options})
 
 
 def main() -> None:
     model, *sizes = sys.argv[1:]
-    pairs = [tuple(map(int, each.split("-"))) for each in sizes]
+    pairs = [each.split("-") for each in sizes]
     engines = {size: engine(size, model=model) for size in sorted({size for pair in pairs for size in pair})}
     for first, second in ((engines[one], engines[other]) for one, other in pairs):
         given = [request(number, each, temperature=0, max_tokens=8, ignore_eos=True)

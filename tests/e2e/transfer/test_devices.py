@@ -1,4 +1,4 @@
-"""Pages of engines with other numbers of devices: heads are divided again on the host."""
+"""Pages of engines with other numbers of devices: heads and stages are divided again on the host."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.conftest import RunPython
 from tests.e2e.test_host_tier import recurrent
 
 
-@pytest.mark.parametrize("pairs", [("1-2",), pytest.param(("2-1", "1-8", "8-2"), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("pairs", [("1-2x2",), pytest.param(("2-1", "1-8", "8-1x2"), marks=pytest.mark.exhaustive)])
 def test_other_numbers_of_devices(run_python: RunPython, pairs: tuple[str, ...]) -> None:
     script = str(Path(__file__).with_name("across_devices.py"))
     done = run_python(script, "demo", *pairs, devices=8, env={"PYTHONPATH": "."})
