@@ -4,42 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
+from transformers import Qwen2AudioForConditionalGeneration
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import RequestError
-from tests.e2e.sound.windows import BINS, FRAMES, window
+from tests.e2e.sound.rows import SOUND, Part, expected, save_model
+from tests.e2e.sound.windows import FRAMES, window
 
-SOUND = 150
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-
-Part = int | tuple[int, int]
-"""A token, or a seed of a window and how many of its frames are sound."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("rows")
-    torch.manual_seed(0)
-    config = Qwen2AudioConfig(
-        audio_config={
-            "model_type": "qwen2_audio_encoder", "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
-            "encoder_ffn_dim": 96, "num_mel_bins": BINS, "max_source_positions": FRAMES // 2,
-        },
-        text_config={
-            "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 512,
-            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
-        },
-        audio_token_index=SOUND,
-    )  # fmt: skip
-    model = Qwen2AudioForConditionalGeneration(config).eval()
-    for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.3)
-    model.save_pretrained(found)
+    save_model(found)
     return found
 
 
@@ -56,32 +35,6 @@ def llm(folder: Path) -> Iterator[LLM]:
     )  # fmt: skip
     yield made
     made.close()
-
-
-def expected(model: Any, parts: list[Part]) -> list[int]:
-    """What transformers continues a prompt with."""
-    token_ids: list[int] = []
-    windows: list[np.ndarray] = []
-    masks: list[np.ndarray] = []
-    for part in parts:
-        if isinstance(part, int):
-            token_ids.append(part)
-            continue
-        seed, count = part
-        token_ids += [SOUND] * ((count + 1) // 4)
-        windows.append(window(seed))
-        masks.append(np.arange(FRAMES) < count)
-    ids = torch.tensor([token_ids])
-    sound = {}
-    if windows:
-        sound["input_features"] = torch.from_numpy(np.stack(windows))
-        sound["feature_attention_mask"] = torch.from_numpy(np.stack(masks).astype(np.int64))
-    with torch.no_grad():
-        found = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, eos_token_id=None,
-            **sound,
-        )  # fmt: skip
-    return [int(token) for token in found[0][len(token_ids) :]]
 
 
 def prompt_of(parts: list[Part], *, expanded: bool) -> dict[str, Any]:
