@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jaxllm.models.drafters.plan import Drafter
     from jaxllm.models.layers.residual_streams import Streams
     from jaxllm.models.layers.token_input import TokenInputs
+    from jaxllm.models.towers.conformer import ConformerRows
     from jaxllm.models.towers.image_tower import ImageTower
     from jaxllm.models.towers.sound import SoundRows, SoundTower
 
@@ -175,7 +176,7 @@ def _make_streams(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype
 
 def _make_towers(
     config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype
-) -> "tuple[ImageTower | None, SoundTower | SoundRows | None]":
+) -> "tuple[ImageTower | None, SoundTower | SoundRows | ConformerRows | None]":
     """What sees and what hears, in the stage that makes the first layer's input."""
     sees = config.tower is not None and options.sees_images
     if (not sees and config.sound is None) or (options.stage is not None and not options.stage.is_first):

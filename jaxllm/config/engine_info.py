@@ -88,6 +88,7 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a request's window of sound is: log-mel features float32 [num_bins, num_frames].
 
+    The first `context` frames are those before it, or below 0 where there are none.
     Its rows stand in place of `token_id`, one for `frames_per_row`, and for fewer at its end with `fills_up`; a request
     has at most `most_rows`. `windows` says how longer sound becomes several, see `jaxllm.models.towers.sound`. Without
     a token, every request has one window.
@@ -98,8 +99,9 @@ class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     token_id: int | None = None
     most_rows: int = 0
     frames_per_row: int = 4
-    windows: Literal["one", "apart", "together", "cut"] = "one"
+    windows: Literal["one", "apart", "together", "cut", "led"] = "one"
     fills_up: bool = False
+    context: int = 0
 
     def rows_of(self, num_frames: int) -> int:
         """Rows of a window of which so many frames are sound."""

@@ -42,13 +42,17 @@ def run(context: Context) -> Outcome:
 
 
 def _case(resolved: ResolvedConfig) -> tuple[str, Compute]:
-    """What is compared, in words, and its rows by a model."""
+    """What is compared, in words, and its rows by a model: of all that it has of both."""
     tower, sound = resolved.model.tower, resolved.model.sound
-    if tower is not None:
-        size = tower.sizes[0]
-        return f"an image of {size} patches", lambda model, dtype: _seen(model, tower, size)
-    assert sound is not None
-    return f"{sound.num_frames} frames of sound", lambda model, dtype: _heard(model, sound)
+    size = 0 if tower is None else tower.sizes[0]
+    names = [] if tower is None else [f"an image of {size} patches"]
+    names += [] if sound is None else [f"{sound.num_frames} frames of sound"]
+
+    def rows(model: CausalLM, dtype: str) -> np.ndarray:
+        seen = [] if tower is None else [_seen(model, tower, size)]
+        return np.concatenate(seen + ([] if sound is None else [_heard(model, sound)]))
+
+    return " and ".join(names), rows
 
 
 def _seen(model: CausalLM, plan: TowerPlan, size: int) -> np.ndarray:
@@ -61,7 +65,7 @@ def _seen(model: CausalLM, plan: TowerPlan, size: int) -> np.ndarray:
 
 def _heard(model: CausalLM, plan: SoundPlan) -> np.ndarray:
     features = np.random.default_rng(0).normal(size=(plan.num_bins, plan.num_frames)).astype(np.float32)
-    return _computed(model.sound, jnp.asarray(features), jnp.int32(plan.num_frames))
+    return _computed(model.sound, jnp.asarray(features), jnp.int32(plan.window_frames))
 
 
 def _computed(module: Any, *inputs: Any) -> np.ndarray:

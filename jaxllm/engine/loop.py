@@ -182,7 +182,8 @@ def _sound_info(resolved: ResolvedConfig) -> SoundInfo | None:
     return msgspec.structs.replace(
         info,
         token_id=rows.token_id,
-        frames_per_row=2 * rows.positions_per_row,
+        frames_per_row=sound.frames_per_key * rows.positions_per_row,
+        context=sound.context,
         windows=rows.windows,
         fills_up=rows.fills_up,
     )

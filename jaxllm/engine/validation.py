@@ -91,11 +91,14 @@ class RequestLimits:
         Also where a model that hears is given no sound, or not as it takes it.
         """
         sound = None if self.engine is None else self.engine.sound
-        if sound is not None:
-            if media is not None or sound.token_id is None:
-                check_sound(media, sound)
+        images = None if self.engine is None else self.engine.images
+        if sound is not None and sound.token_id is None:
+            check_sound(media, sound)
         elif media is not None:
-            check_images(media, None if self.engine is None else self.engine.images)
+            if sound is not None and (images is None or media.has_sound):
+                check_sound(media, sound)
+            else:
+                check_images(media, images)
 
     def check_width(self, width: int | None = None) -> None:
         """Raise `RequestError` unless prompts may be embeddings, of this width if it is known."""
@@ -239,7 +242,7 @@ def check_sound(media: PromptMedia | None, sound: SoundInfo) -> None:
         )
     windows = [item.features for item in media.items if item.features is not None]
     if len(windows) != len(media.items):
-        raise RequestError("this model accepts text and sound only", MEDIA)
+        raise RequestError("a prompt with sound may have text besides it, and no images", MEDIA)
     if sound.token_id is None and len(windows) != 1:
         raise RequestError("this model takes one window of sound per prompt", MEDIA)
     for window in windows:
@@ -256,11 +259,12 @@ def check_sound(media: PromptMedia | None, sound: SoundInfo) -> None:
 
 def _check_sound_rows(media: PromptMedia, sound: SoundInfo) -> None:
     for item in media.items:
-        rows = sound.rows_of(item.num_frames) if item.num_frames <= sound.num_frames else 0
+        most = sound.num_frames - sound.context
+        rows = sound.rows_of(item.num_frames) if item.num_frames <= most else 0
         if rows < 1 or item.num_kept != rows:
             raise RequestError(
                 f"sound of {item.num_frames} frames: a window has from {sound.least_frames} to "
-                f"{sound.num_frames}, and a row for every {sound.frames_per_row}",
+                f"{most}, and a row for every {sound.frames_per_row}",
                 MEDIA,
             )
     total = sum({item.digest: item.num_kept for item in media.items}.values())

@@ -52,12 +52,12 @@ def _ask_compiler(resolved: ResolvedConfig, programs: ProgramSet[DeviceState]) -
     for record in (HEAR, HEAR_ROWS):
         if record.name in programs.others:
             hear = programs.others[record.name]
-            return max(found, _bytes_of(hear, resolved, programs, "a window of sound", "max_num_batched_tokens"))
-    if not resolved.sees_images:
+            found = max(found, _bytes_of(hear, resolved, programs, "a window of sound", "max_num_batched_tokens"))
+    most = 0 if resolved.model.tower is None else resolved.model.tower.most_patches
+    # A stage of layers that is not the first sees nothing.
+    encode = programs.others.get(ENCODE.sized_name(most))
+    if encode is None:
         return found
-    assert resolved.model.tower is not None
-    most = resolved.model.tower.most_patches
-    encode = programs.others[ENCODE.sized_name(most)]
     return max(found, _bytes_of(encode, resolved, programs, f"an image of {most} patches", "max_image_patches"))
 
 

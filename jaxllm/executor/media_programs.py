@@ -21,6 +21,7 @@ from jaxllm.models.towers.crop import Crop
 from jaxllm.requests.media import MOST_SOURCES
 
 if TYPE_CHECKING:
+    from jaxllm.models.towers.conformer import ConformerRows
     from jaxllm.models.towers.image_tower import ImageTower
     from jaxllm.models.towers.plan import TowerPlan
     from jaxllm.models.towers.sound import SoundRows, SoundTower
@@ -98,8 +99,8 @@ def hear_rows_body(context: ProgramContext[DeviceState]) -> ProgramBody:
     def hear_rows(
         parameters: Any, pool: jax.Array, features: jax.Array, num_frames: jax.Array, rows: jax.Array
     ) -> jax.Array:
-        """The pool [E, D] with the rows of a window at `rows` int32 [R], but for those at -1; see `SoundRows`."""
-        tower = cast("SoundRows", nnx.merge(context.graph, parameters).sound)
+        """The pool [E, D] with the rows of a window at `rows` int32 [R], but for those at -1; see `SoundPlan`."""
+        tower = cast("SoundRows | ConformerRows", nnx.merge(context.graph, parameters).sound)
         outside = jnp.where(rows < 0, pool.shape[0], rows)
         return pool.at[outside].set(tower(features, num_frames).astype(pool.dtype), mode="drop")
 

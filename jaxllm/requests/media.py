@@ -182,6 +182,11 @@ class PromptMedia:
         return cls((item,), np.zeros(0, np.int32), (item.digest,))
 
     @property
+    def has_sound(self) -> bool:
+        """Whether there is a window of sound among them."""
+        return any(item.features is not None for item in self.items)
+
+    @property
     def num_rows(self) -> int:
         """Rows of all images, each as often as it occurs."""
         return len(self.places)

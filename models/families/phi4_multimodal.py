@@ -1,7 +1,6 @@
-"""Phi-4 multimodal (arXiv 2503.01743): Phi-4-mini that sees through SigLIP, crops of an image and the whole of it.
+"""Phi-4 multimodal (arXiv 2503.01743): Phi-4-mini that sees through SigLIP, and hears through a conformer.
 
-In transformers' format, and in that of microsoft/Phi-4-multimodal-instruct. Its audio model is not there: sound is
-refused.
+In transformers' format, and in that of microsoft/Phi-4-multimodal-instruct.
 """
 
 from dataclasses import replace
@@ -11,6 +10,7 @@ from jaxllm.models.checkpoint.tensor_source import OfOne, Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import phi3
 from jaxllm.models.families.family import Family, Names
+from jaxllm.models.families.phi4_sound import PUBLISHED_SOUND, read_published_sound, read_sound, sound_names
 from jaxllm.models.families.vision import clip_names, read_siglip, taken_layers
 from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
 from jaxllm.models.towers.pooled_projector import LearnedTwoLayerPlan
@@ -19,10 +19,11 @@ WHITE = 255
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
-    """The language model's configuration, and the tower's."""
+    """The language model's configuration, the tower's and the audio model's."""
     tower = _read_tower(file)
+    sound = read_sound(file.section("audio_config") or ConfigFile({}, file.source))
     file.ignore("vision_config", "audio_config", "embd_pdrop", "resid_pdrop")
-    return replace(phi3.read_config(file, architecture), tower=tower)
+    return replace(phi3.read_config(file, architecture), tower=tower, sound=sound)
 
 
 def read_published(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -41,10 +42,10 @@ def read_published(file: ConfigFile, architecture: str) -> ModelConfig:
     vision = file.section("vision_config") or ConfigFile({}, file.source)
     image.expect(crop_size=vision.integer("image_size", 448))
     image.ignore("enable_gradient_checkpointing")
-    layer.ignore("audio_embd_layer")
+    sound = read_published_sound(file, layer)
     # Sizes of its adapters, which are in files of their own.
-    file.ignore("vision_lora", "speech_lora", "audio_processor", "img_processor", "embd_pdrop", "resid_pdrop")
-    return replace(phi3.read_config(file, architecture), tower=tower)
+    file.ignore("vision_lora", "speech_lora", "img_processor", "embd_pdrop", "resid_pdrop")
+    return replace(phi3.read_config(file, architecture), tower=tower, sound=sound)
 
 
 def _read_tower(file: ConfigFile) -> TowerPlan:
@@ -75,10 +76,11 @@ IMAGES = "model.embed_tokens_extend.image_embed"
 
 
 def weight_names(config: ModelConfig) -> Names:
-    """Names of the tensors of both models."""
+    """Names of the tensors of all three models."""
     itself = {"weight": ""}
     return {
         **phi3.weight_names(config),
+        **sound_names(config),
         **clip_names(f"{IMAGES}.img_processor"),
         "tower.projector.line_end": Source(f"{IMAGES}.sub_img_feature_extensor", OfOne(2), itself),
         "tower.projector.between": Source(f"{IMAGES}.global_img_feature_extensor", OfOne(), itself),
@@ -92,6 +94,7 @@ def published_names(config: ModelConfig) -> Names:
     itself = {"weight": ""}
     return {
         **weight_names(config),
+        **sound_names(config, PUBLISHED_SOUND),
         "tower.projector.line_end": Source(f"{IMAGES}.sub_GN", OfOne(2), itself),
         "tower.projector.between": Source(f"{IMAGES}.glb_GN", OfOne(), itself),
         "tower.projector.first": f"{IMAGES}.img_projection.0",

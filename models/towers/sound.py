@@ -37,10 +37,11 @@ TAPS = 3
 """Frames that a convolution sees at a time."""
 
 
-Windows = Literal["one", "apart", "together", "cut"]
+Windows = Literal["one", "apart", "together", "cut", "led"]
 """How sound becomes windows: it must fit into one; each has features of its own, and only what is sound has rows; all
 have features together, and rows to their ends, silence included; or the features of all of it, without silence after
-it, are cut, and a window that is not full ends where its sound does."""
+it, are cut, and a window that is not full ends where its sound does; or so, and a window also has the frames before it.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,24 @@ class SoundPlan(VisionLayerPlan):
     sees_all: bool = False
 
     @property
-    def num_frames(self) -> int:
+    def frames_per_key(self) -> int:
+        """Frames that become a position."""
+        return 2
+
+    @property
+    def context(self) -> int:
+        """Frames of the sound before a window, which come first."""
+        return 0
+
+    @property
+    def window_frames(self) -> int:
         """Frames of a window."""
-        return 2 * self.num_keys
+        return self.frames_per_key * self.num_keys
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a window, and those before it."""
+        return self.context + self.window_frames
 
     @property
     def token_id(self) -> int | None:

@@ -240,6 +240,8 @@ class InputProcessor:
             raise RequestError("this model accepts text only", MEDIA)
         if prompt.sound and self.sound is None:
             raise RequestError("this model takes no sound", MEDIA)
+        if prompt.images and prompt.sound:
+            raise RequestError("a prompt may have images or sound, not both", MEDIA)
         if params.truncate_prompt_tokens is not None:
             what = "images" if prompt.images else "sound"
             raise RequestError(

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from jaxllm.config.engine_info import EngineInfo, SoundInfo
 from jaxllm.errors import ConfigError, RequestError, quoted
 from jaxllm.requests.media import FIELD, PromptMedia
+from jaxllm.serving.media.audio.features import read_features
 from jaxllm.serving.media.audio.loader import SoundLoader
 from jaxllm.serving.media.audio.mel import MelFeatures
 from jaxllm.serving.media.audio.resample import HIGHEST_RATE, LOWEST_RATE, RATE, Samples, resampled
+from jaxllm.serving.media.audio.speech_mel import SpeechMel
 from jaxllm.serving.media.audio.windows import PreparedSound, SoundWindow, SoundWindows, prepared_window
 from jaxllm.serving.options.media import MediaOptions
 from jaxllm.serving.text.control_tokens import ChatPrompt
@@ -41,7 +43,7 @@ class PromptSound:
 
     info: SoundInfo
     block_size: int
-    features: MelFeatures | None
+    features: MelFeatures | SpeechMel | None
     tokenizer: Tokenizer | None
     marker: str | None
     most_sounds: int | None
@@ -52,14 +54,11 @@ class PromptSound:
         """From the files of a model that hears, with a warning where they do not say how sound is processed."""
         sound = info.sound
         assert sound is not None
+        features: MelFeatures | SpeechMel | None = None
         try:
-            features = MelFeatures.read(Path(info.model_folder))
-            if (features.num_bins, features.num_frames) != (sound.num_bins, sound.num_frames):
-                made = f"{features.num_bins} x {features.num_frames}"
-                raise ConfigError(f"features of {made} are made, but {sound.num_bins} x {sound.num_frames} heard")
+            features = read_features(Path(info.model_folder), sound)
         except ConfigError as error:
             logger.warning("samples of sound are refused: %s", error)
-            features = None
         marker = None
         if tokenizer is not None and sound.token_id is not None:
             marker = tokenizer.hf.backend_tokenizer.id_to_token(sound.token_id)

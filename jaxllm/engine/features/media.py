@@ -23,13 +23,17 @@ from jaxllm.scheduler.sharded import ShardedScheduler
 
 
 class MediaRequests(EncodedMedia):
-    """Encodes images crop by crop, so many patches a step. They stay in the pool until their prompt is computed."""
+    """Encodes images crop by crop, and sound window by window, so many patches or frames a step.
+
+    They stay in the pool until their prompt is computed.
+    """
 
     def __init__(
         self,
         faults: Faults,
         pool: MediaPool,
-        calls: MediaCalls | SoundRowCalls,
+        calls: MediaCalls | None,
+        sound_calls: SoundRowCalls | None,
         scheduler: "Scheduler | ShardedScheduler",
         *,
         patches_per_step: int,
@@ -40,7 +44,7 @@ class MediaRequests(EncodedMedia):
         `grid_merge` patches each way are a row, where rows are rotated by their places in a grid.
         """
         super().__init__(faults, pool, scheduler, patches_per_step)
-        self._calls = calls
+        self._calls, self._sound_calls = calls, sound_calls
         self._rows = np.zeros_like(scheduler.table.token_ids)
         self._has_media = np.zeros(len(self._rows), np.bool_)
         scheduler.table.media_rows = self._rows
@@ -52,19 +56,21 @@ class MediaRequests(EncodedMedia):
     def of(
         cls, resolved: ResolvedConfig, runner: Runner, scheduler: "Scheduler | ShardedScheduler", faults: Faults
     ) -> Self:
-        """For an engine of this configuration, whose model sees images, or hears as if these were images."""
+        """For an engine of this configuration, whose model sees images, or hears as if these were images, or both."""
         pool, patches = MediaPool(resolved.media_rows), resolved.max_num_batched_tokens
         tower, sound = resolved.model.tower, resolved.model.sound
+        heard = None if sound is None else SoundRowCalls(runner.calls, sound)
         if tower is None:
-            assert sound is not None
-            return cls(faults, pool, SoundRowCalls(runner.calls, sound), scheduler, patches_per_step=patches)
+            return cls(faults, pool, None, heard, scheduler, patches_per_step=patches)
         merge = tower.merge if resolved.model.has_grid_positions else None
         calls = MediaCalls(partial(runner.calls.call_sized, ENCODE), tower)
-        return cls(faults, pool, calls, scheduler, patches_per_step=patches, grid_merge=merge)
+        return cls(faults, pool, calls, heard, scheduler, patches_per_step=patches, grid_merge=merge)
 
     def encode(self, item: MediaItem) -> Iterator[int]:
         """See `EncodedMedia`."""
-        return self._calls.encode(item, self.pool.kept_rows(item))
+        calls = self._calls if item.features is None else self._sound_calls
+        assert calls is not None
+        return calls.encode(item, self.pool.kept_rows(item))
 
     def admit(self, request: Request) -> None:
         """See `EncodedMedia`."""

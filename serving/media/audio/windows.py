@@ -10,6 +10,7 @@ from jaxllm.errors import RequestError
 from jaxllm.requests.media import FIELD, MediaItem
 from jaxllm.serving.media.audio.mel import MelFeatures
 from jaxllm.serving.media.audio.resample import RATE, Samples
+from jaxllm.serving.media.audio.speech_mel import SpeechMel
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class PreparedSound:
 class SoundWindows:
     """How a model takes sound. Immutable, and shared by threads."""
 
-    features: MelFeatures
+    features: MelFeatures | SpeechMel
     info: SoundInfo
 
     def of(self, samples: Samples) -> PreparedSound:
@@ -49,9 +50,12 @@ class SoundWindows:
 
         Raises `RequestError` for what is longer than the model takes, and for what is too short for a row.
         """
-        size, hop = self.features.num_samples, self.features.hop
         if not len(samples):
             raise RequestError("audio: there are no samples", FIELD)
+        if isinstance(self.features, SpeechMel):
+            led = (SoundWindow(each, frames) for each, frames in self.features.windows(samples))
+            return PreparedSound(tuple(_item(each, self.info) for each in led))
+        size, hop = self.features.num_samples, self.features.hop
         if self.info.windows == "one" and len(samples) > size:
             seconds, most = len(samples) / RATE, self.features.seconds
             raise RequestError(f"audio: {seconds:.1f} s; this model hears one window, of at most {most} s", FIELD)

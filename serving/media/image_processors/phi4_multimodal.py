@@ -15,6 +15,12 @@ from jaxllm.serving.media.image_processors.base import CHANNELS, Bytes, ImageLim
 from jaxllm.serving.media.image_processors.normalising import read_normalisation, require_rgb_and_resize
 from jaxllm.serving.media.image_processors.settings import IMAGENET, SQUARE, Settings
 
+SOUND_FIELDS = (
+    "audio_compression_rate", "audio_downsample_rate", "audio_feat_stride", "feature_size", "sampling_rate",
+    "hop_length", "n_fft", "win_length", "preemphasis", "mel_min_frequency", "mel_max_frequency", "padding_value",
+    "padding_side", "return_attention_mask",
+)  # fmt: skip
+"""Fields of sound, which older checkpoints have in the file of images."""
 FEWEST_PIXELS = 10
 """Of a side of a resized image: others are too extreme for the model."""
 _HALF = np.array([-3, 19, 19, -3], np.int32)
@@ -44,7 +50,7 @@ class Phi4Multimodal:
         settings.require("do_center_crop", False, False)
         settings.ignore("do_pad", "crop_size")
         # Of sound, in the file of the published checkpoint.
-        settings.ignore("audio_compression_rate", "audio_downsample_rate", "audio_feat_stride")
+        settings.ignore(*SOUND_FIELDS)
         size = settings.edges("size", {"height": 448, "width": 448}, (SQUARE,))
         if size["height"] != size["width"]:
             raise settings.fail("size must be square")

@@ -96,8 +96,8 @@ def config(vocab_size: int, ids: Mapping[str, int]) -> Any:
         original_max_position_embeddings=512,
         vision_config={**VISION, "crop_size": SIDE, "image_token_id": ids["<|image|>"]},
         audio_config={
-            "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2,
-            "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16,
+            "hidden_size": 16, "intermediate_size": 24, "num_blocks": 2, "num_attention_heads": 2,
+            "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8,
             "audio_token_id": ids["<|audio|>"],
         },
     )  # fmt: skip

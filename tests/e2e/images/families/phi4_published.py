@@ -1,6 +1,7 @@
 """Phi-4 multimodal as its authors publish it: the model of transformers under other names, with adapters among them."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,30 @@ NAMES = {
     f"{IMAGES}.img_projection_down": f"{IMAGES}.img_projection.2",
 }
 """Beginnings of the published names, by those of transformers."""
+SOUND = {
+    r"\.feed_forward_(in|out)\.gate_up_proj\.": r".feed_forward_\1.net.0.linear.",
+    r"\.feed_forward_(in|out)\.down_proj\.": r".feed_forward_\1.net.2.",
+    r"(encoders\.\d+\.self_attn)\.([qkv])_proj\.": r"\1.linear_\2.",
+    r"(encoders\.\d+\.self_attn)\.o_proj\.": r"\1.linear_out.",
+    r"\.up_proj_for_(vision_)?speech\.": r".audio_projection.\1speech.0.",
+    r"\.down_proj_for_(vision_)?speech\.": r".audio_projection.\1speech.2.",
+}
+"""Parts of published names of the audio model, by those of transformers."""
+AUDIO = {
+    "attention_dim": "hidden_size", "attention_heads": "num_attention_heads", "linear_units": "intermediate_size",
+    "num_blocks": "num_blocks", "ext_pw_out_channel": "ext_pw_out_channel", "input_size": "input_size",
+    "depthwise_seperable_out_channel": "depthwise_separable_out_channel", "kernel_size": "kernel_size",
+    "depthwise_multiplier": "depthwise_multiplier", "time_reduction": "time_reduction", "chunk_size": "chunk_size",
+    "left_chunk": "left_chunk", "activation": "activation", "conv_activation": "conv_activation",
+    "conv_glu_type": "conv_glu_type", "dropout_rate": "dropout_rate",
+}  # fmt: skip
+"""Fields of the published audio model, and those of transformers that have their values."""
 EMBEDDED = {
-    "embedding_cls": "image_audio", "audio_embd_layer": {"embedding_cls": "audio", "compression_rate": 8},
+    "embedding_cls": "image_audio",
+    "audio_embd_layer": {
+        "embedding_cls": "audio", "compression_rate": 8, "downsample_rate": 1, "enable_gradient_checkpointing": True,
+        "projection_cls": "mlp", "use_conv_downsample": False, "use_qformer": False,
+    },
     "image_embd_layer": {
         "crop_size": SIDE, "embedding_cls": "tune_image", "enable_gradient_checkpointing": True,
         "hd_transform_order": "sub_glb", "image_token_compression_cls": "avg_pool_2d", "projection_cls": "mlp",
@@ -37,6 +60,10 @@ def published(name: str) -> str:
     """The name of a tensor of transformers in published files."""
     old = next((old for old in NAMES if name.startswith(old)), "")
     name = NAMES.get(old, "") + name.removeprefix(old)
+    if ".audio_embed." in name:
+        for new, wanted in SOUND.items():
+            name = re.sub(new, wanted, name)
+        return name.replace("vision_speech", "vision")
     module, _, end = name.rpartition(".")
     is_adapted = name.startswith("model.layers.") and module.endswith(ADAPTED)
     return f"{module}.base_layer.{end}" if is_adapted else name
@@ -55,11 +82,19 @@ def save(made: Phi4MultimodalForCausalLM, folder: Path) -> None:
     path = folder / "config.json"
     given = json.loads(path.read_text())
     found = {name: value for name, value in given.items() if name not in ("audio_config", "rope_parameters")}
+    audio = given["audio_config"]
+    hears = {
+        **{name: audio[ours] for name, ours in AUDIO.items()}, "activation_checkpointing": "", "bias_in_glu": True,
+        "causal": True, "cnn_layer_norm": True, "encoder_embedding_config": {"input_size": audio["input_size"]},
+        "ext_pw_kernel_size": 1, "input_layer": "nemo_conv", "audio_token_id": audio["audio_token_id"],
+        "nemo_conv_settings": {"conv_channels": audio["nemo_conv_channels"]},
+        "relative_attention_bias_args": {"t5_bias_max_distance": audio["bias_max_distance"], "type": "t5"},
+    }  # fmt: skip
     lora = {"dp": 0.0, "layer": "layers.*self_attn.*", "lora_alpha": 512, "r": 256}
     path.write_text(
         json.dumps(
             found | {"architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm", "embd_layer": EMBEDDED,
-                     "vision_lora": lora, "speech_lora": lora, "audio_processor": {"name": "cascades"}}
+                     "vision_lora": lora, "speech_lora": lora, "audio_processor": {"config": hears, "name": "cascades"}}
         )
     )  # fmt: skip
     weights = folder / "model.safetensors"
