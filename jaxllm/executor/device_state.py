@@ -3,7 +3,7 @@
 Axis letters: T tokens, S slots, G page tables, W page-table width, E rows of images, D hidden size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 
@@ -24,6 +24,12 @@ class StageState:
     `NULL_PAGE` where there is none yet. Where the request gave a page back, its entry may be another's page: no token
     sees what it holds.
     """
+    media_pool: jax.Array | None = field(default=None, kw_only=True)
+    """[E, n * D], rows of images, in the first stage: what stands in place of tokens, and what is added after the first
+    n - 1 layers.
+
+    Each data shard has all of them.
+    """
 
 
 @jax.tree_util.register_dataclass
@@ -42,11 +48,6 @@ class DeviceState(StageState):
 
     Where prompts may be embeddings, those of the next step replace them once nobody asks for them any more.
     """
-    media_pool: jax.Array | None = None
-    """[E, n * D], rows of images: what stands in place of tokens, and what is added after the first n - 1 layers.
-
-    Each data shard has all of them.
-    """
     drafter_cache: Cache | None = None
     """What the model's drafter keeps of each token, in the pages that the model's first page table names."""
     drafts: DraftState | None = None
@@ -61,6 +62,7 @@ class DeviceState(StageState):
         """This state with what the drafter keeps in another one, or without anything of it."""
         # In each step while the drafter rests: `dataclasses.replace` takes several times as long.
         return DeviceState(
-            self.kv_cache, self.page_table, self.sampling, self.last_tokens, self.hidden, self.media_pool,
+            self.kv_cache, self.page_table, self.sampling, self.last_tokens, self.hidden,
             None if other is None else other.drafter_cache, None if other is None else other.drafts,
+            media_pool=self.media_pool,
         )  # fmt: skip

@@ -113,6 +113,8 @@ class ProgramRecord:
     and the result is whole on each."""
     is_in_every_stage: bool = False
     """Whether every stage of layers has it, or the last one alone. An engine without stages is a last one."""
+    is_in_first_stage: bool = False
+    """Whether the first stage has it, and no other one."""
     is_present: Callable[[ProgramContext[Any]], bool] = lambda context: True
     """Whether an engine has it."""
     sizes: Callable[[ProgramContext[Any]], tuple[int, ...]] | None = None
@@ -120,7 +122,8 @@ class ProgramRecord:
 
     def is_in(self, context: ProgramContext[Any]) -> bool:
         """Whether the engine, or the stage, has it."""
-        return (self.is_in_every_stage or context.is_last) and self.is_present(context)
+        is_here = context.is_first if self.is_in_first_stage else self.is_in_every_stage or context.is_last
+        return is_here and self.is_present(context)
 
     def sized_name(self, size: int) -> str:
         """The name of the program of a size."""
@@ -315,6 +318,7 @@ ENCODE: Final = ProgramRecord(
     encode_body,
     reads=(PARAMETERS,),
     updates=(MEDIA,),
+    is_in_first_stage=True,
     is_present=lambda context: context.tower is not None,
     sizes=encode_sizes,
 )
@@ -330,6 +334,7 @@ HEAR_ROWS: Final = ProgramRecord(
     hear_rows_body,
     reads=(PARAMETERS,),
     updates=(MEDIA,),
+    is_in_first_stage=True,
     is_present=lambda context: context.sound is not None and context.sound.token_id is not None,
 )
 SAMPLE_PROCESSED: Final = ProgramRecord(

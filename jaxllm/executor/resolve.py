@@ -192,9 +192,11 @@ def _takes_images(config: EngineConfig, model: ModelConfig, runner: str) -> bool
     if (model.tower is None and not hears) or config.images.language_model_only:
         return False
     stages = config.parallel.pipeline_parallel_size
-    if stages > 1:
-        logger.warning("images are refused: they are not supported with pipeline_parallel_size=%d", stages)
-    return stages == 1
+    if stages > 1 and model.tower is not None and model.tower.row_parts > 1:
+        # They are added after the first layers, which may be in another stage.
+        logger.warning("images are refused: rows of several parts need one stage, not %d", stages)
+        return False
+    return True
 
 
 def _with_media(

@@ -50,7 +50,7 @@ def plain_step_body(context: ProgramContext[DeviceState], tokens: int) -> Progra
 def stage_step_body(context: ProgramContext[StageState], bucket: Bucket) -> ProgramBody:
     """The step of a bucket of a stage that is not the last."""
     packed = context.of_shards(context.shape.layout(bucket).size)
-    function = make_stage_step(_merge(context), context.shape, bucket)
+    function = make_stage_step(_merge(context), context.shape, bucket, context.handover.hidden_size)
     return ProgramBody(function, (packed, *context.received(bucket)), context.handover.place(bucket))
 
 
@@ -90,7 +90,7 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
         added = None
         if state.media_pool is not None:
             given, added = with_media(given, state.media_pool, inputs["media_rows"], state.hidden.shape[1])
-        rotary = inputs["positions"] + inputs["rotary_offsets"] if shape.has_grid_positions else None
+        rotary = _rotary(inputs, shape)
         slots = inputs["slots"] if state.kv_cache.states else None
         adapters = _token_adapters(inputs, ragged, shape)
         drafts = DraftRows.of(inputs["num_replayed"], inputs["num_drafts"]) if shape.replays_drafts else None
@@ -124,7 +124,7 @@ def make_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., A
     return step
 
 
-def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
+def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket, hidden_size: int) -> Callable[..., Any]:
     """The function `(parameters, adapters, state, packed, ...) -> (hidden [T, D], state)` of a stage before the last.
 
     Like `make_step`, but the host must know all tokens.
@@ -138,11 +138,20 @@ def make_stage_step(merge: Merge, shape: StepShape, bucket: Bucket) -> Callable[
         inputs = layout.unpack(packed)
         page_table, inputs["page_table"] = _update_pages(state.page_table, inputs, shape)
         ragged = _ragged_batch(inputs)
-        batch = Batch(inputs["token_ids"], ragged, adapters=_token_adapters(inputs, ragged, shape))
+        given = None
+        if state.media_pool is not None:
+            given, _ = with_media(None, state.media_pool, inputs["media_rows"], hidden_size)
+        rotary = _rotary(inputs, shape)
+        batch = Batch(inputs["token_ids"], ragged, None, given, rotary, adapters=_token_adapters(inputs, ragged, shape))
         hidden, kv_cache = model(batch, state.kv_cache, *received)
-        return hidden, StageState(kv_cache, page_table)
+        return hidden, StageState(kv_cache, page_table, media_pool=state.media_pool)
 
     return step
+
+
+def _rotary(inputs: dict[str, jax.Array], shape: StepShape) -> jax.Array | None:
+    """Positions that tokens are rotated by, where these are not those in the cache."""
+    return inputs["positions"] + inputs["rotary_offsets"] if shape.has_grid_positions else None
 
 
 def _preceding_drafts(inputs: dict[str, jax.Array], shape: StepShape) -> jax.Array | None:

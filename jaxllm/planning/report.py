@@ -157,14 +157,15 @@ def make_report(
         check_fits(memories)
         for part, found in zip(resolved.stage_configs, compiled, strict=True):
             found.update(_compile(part, target, sorted(set(wanted), reverse=True), say))
-        images.update(compile_images(resolved, target, all_sizes=all_buckets, say=say))
-        sound = compile_sound(resolved, target, say)
-        beside = [_largest(found[buckets.largest], images, sound) for found in compiled]
+        # The first stage sees and hears.
+        images.update(compile_images(resolved.stage_configs[0], target, all_sizes=all_buckets, say=say))
+        sound = compile_sound(resolved.stage_configs[0], target, say)
+        beside = _largest_of_stages([found[buckets.largest] for found in compiled], images, sound)
         pairs = zip(memories, beside, strict=True)
         resolved, pages = sized(resolved, [max(memory.cache_budget(program), 0) for memory, program in pairs])
     except CapacityError as error:
         pages, reason = 0, str(error)
-    largest = [_largest(found.get(buckets.largest), images, sound) for found in compiled]
+    largest = _largest_of_stages([found.get(buckets.largest) for found in compiled], images, sound)
     config, parts = resolved.config, resolved.stage_configs
     memory_parts = [
         _parts(memory, step, pages, part.num_state_slots)
@@ -224,6 +225,13 @@ def _tiers(resolved: ResolvedConfig, page_bytes: int, largest: Step) -> Tiers | 
     token_bytes = page_bytes * groups.num_tables // resolved.page_size
     guess = largest.estimate
     return Tiers(token_bytes, host, disk, None if guess is None else token_bytes * largest.tokens / guess.seconds)
+
+
+def _largest_of_stages(
+    steps: Sequence[CompiledProgram | None], images: Mapping[int, CompiledProgram], sound: CompiledProgram | None
+) -> list[CompiledProgram | None]:
+    """Of each stage. The first one encodes images and sound."""
+    return [_largest(steps[0], images, sound), *steps[1:]]
 
 
 def _largest(

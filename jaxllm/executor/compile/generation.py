@@ -145,15 +145,16 @@ def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepSh
         ),
         last_tokens=array((slots,), jnp.int32, "shards"),
         hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
-        media_pool=media_pool(resolved),
+        media_pool=of_layers.media_pool,
         drafter_cache=_drafter_cache(resolved, shards * pages, slots),
         drafts=_drafts(resolved, slots),
     )
 
 
 def media_pool(resolved: ResolvedConfig) -> Any:
-    """Shape of the pool of images' rows, or None where the engine takes none."""
-    if not resolved.sees_images:
+    """Shape of the pool of images' rows, or None where the engine, or the stage, takes none."""
+    stage = resolved.stage
+    if not resolved.sees_images or (stage is not None and not stage.is_first):
         return None
     tower = resolved.model.tower
     size = (1 if tower is None else tower.row_parts) * resolved.model.hidden_size
@@ -196,6 +197,7 @@ def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepSh
             drafts=(resolved.max_num_seqs, resolved.max_drafts),
         ),
         page_table=array((shards * resolved.max_num_seqs, shape.num_tables * shape.table_width), jnp.int32, "shards"),
+        media_pool=media_pool(resolved),
     )
 
 

@@ -106,6 +106,11 @@ class ProgramContext(Generic[State]):
         """Whether it has the layers that tokens are sampled after."""
         return self.stage is None or self.stage.is_last
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the layers that tokens go into."""
+        return self.stage is None or self.stage.is_first
+
     def host(self, shape: tuple[int, ...] = (), dtype: Any = np.int32, *axes: str | None) -> jax.ShapeDtypeStruct:
         """An array that comes from the host, whole on every device unless `axes` say otherwise."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(self.mesh, *axes))
@@ -120,7 +125,7 @@ class ProgramContext(Generic[State]):
 
     def received(self, bucket: Bucket) -> tuple[jax.ShapeDtypeStruct, ...]:
         """What a step takes of the stage before, if there is one."""
-        return () if self.stage is None or self.stage.is_first else (self.handover.array(bucket),)
+        return () if self.is_first else (self.handover.array(bucket),)
 
     @property
     def slots(self) -> int:

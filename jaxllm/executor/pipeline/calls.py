@@ -56,18 +56,21 @@ class StagedExecutables(Executables):
 
     def has(self, name: str) -> bool:
         """See `Executables.has`."""
-        return self._last.has(name)
+        return self._of(name).has(name)
 
     def is_made(self, name: str) -> bool:
-        """See `Executables.is_made`; of the last stage."""
-        return self._last.is_made(name)
+        """See `Executables.is_made`; of the last stage, but for what the first one has alone."""
+        return self._of(name).is_made(name)
 
     def get(self, name: str) -> Executable:
-        """The last stage's executable, once all stages have theirs."""
+        """The last stage's executable, once all stages have theirs; or the first one's, of what only that has."""
         if find_record(name).is_in_every_stage:
             for each in self._before:
                 each.get(name)
-        return self._last.get(name)
+        return self._of(name).get(name)
+
+    def _of(self, name: str) -> Executables:
+        return self._before[0] if find_record(name).is_in_first_stage else self._last
 
     def make_again(self, why: str) -> bool:
         """See `Executables.make_again`."""
@@ -104,10 +107,18 @@ class StagedCalls(DeviceCalls):
 
     def call(self, program: ProgramRecord, *arrays: Any) -> Any:
         """See `DeviceCalls.call`: the result is that of the last stage."""
+        if program.is_in_first_stage:
+            return self._before[0].calls.call(program, *arrays)
         if program.is_in_every_stage:
             for stage in self._before:
                 stage.calls.call(program, *arrays)
         return super().call(program, *arrays)
+
+    def call_sized(self, program: ProgramRecord, size: int, *arrays: Any) -> Any:
+        """See `DeviceCalls.call_sized`."""
+        if program.is_in_first_stage:
+            return self._before[0].calls.call_sized(program, size, *arrays)
+        return super().call_sized(program, size, *arrays)
 
     def set_adapter(self, slot: int, stages: Sequence[Sequence[np.ndarray]]) -> None:
         """See `DeviceCalls.set_adapter`."""
