@@ -23,9 +23,11 @@ from jaxllm.pallas_kernels.latent_attention.tpu.sizes import (
     most_together,
     padded_heads,
     refusal,
+    row_size,
     vmem_bytes,
     whole_rows,
 )
+from jaxllm.pallas_kernels.latent_attention.tpu.softmax import begin_with
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.short_rows import MOST_SHORT
@@ -54,7 +56,8 @@ def tpu_latent_attention(
         ValueError: pages are no multiples of 16, or the cache is of another type.
     """
     _check(kv_cache)
-    kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
+    if options.writes:
+        kv_cache = write_latents(kv_cache, latent, k_rope, layer=layer, batch=batch)
     blocks = decode_blocks, prefill_blocks
     return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options, blocks, interpret), kv_cache
 
@@ -75,11 +78,12 @@ def _attend_to_all(
     asked: tuple[Blocks | None, Blocks | None] = (None, None),
     interpret: pltpu.InterpretParams | bool = False,
 ) -> jax.Array:
-    """Attention of every token to all keys up to itself, [T, N, Z]; `asked` are blocks of decodes and of others."""
+    """Attention of every token to the keys of its window, [T, N, Z]; `asked` are blocks of decodes and of others."""
     decode_blocks, prefill_blocks = asked
     tokens, num_heads, size = q_latent.shape
     page_size, token_size = kv_cache.shape[2:]
-    sizes = Sizes(padded_heads(num_heads), token_size, whole_rows(size), page_size, kv_cache.dtype.name)
+    sizes = Sizes(padded_heads(num_heads), token_size, whole_rows(size), page_size, kv_cache.dtype.name, options.window)
+    begun = None if options.sinks is None else begin_with(options.sinks, sizes.heads)
     # The factor of scores is part of the queries, for powers of two.
     queries = joined_queries(q_latent, q_rope, token_size).astype(jnp.float32) * (options.scale * LOG2_E)
     queries = jnp.pad(queries, ((0, 0), (0, sizes.heads - num_heads), (0, 0))).astype(kv_cache.dtype)
@@ -97,6 +101,7 @@ def _attend_to_all(
             queries,
             kv_cache,
             out,
+            begun,
             sizes,
             blocks,
             name=f"latent_attention_{name}",
@@ -131,7 +136,9 @@ def tpu_indexed_latent_attention(
     layer, start = jnp.asarray(layer, jnp.int32), whole_rows(q_latent.shape[2] + q_rope.shape[2])
     rope = _padded(jnp.concatenate([latent, k_rope], axis=-1))[:, latent.shape[1] :]
     own = (index.key,) if isinstance(index, KeyIndex) else ()
-    kv_cache = write_latents(kv_cache, latent, rope, *own, layer=layer, batch=batch)
+    assert not options.window, "keys are chosen among all of them"
+    if options.writes:
+        kv_cache = write_latents(kv_cache, latent, rope, *own, layer=layer, batch=batch)
     top = index.top if isinstance(index, KeyIndex) else index.places.shape[1]
     if batch.page_table.shape[1] * kv_cache.shape[2] <= top:
         every = ChosenKeys(jnp.zeros((len(q_latent), top), jnp.int32))
@@ -148,6 +155,7 @@ def tpu_indexed_latent_attention(
         batch.num_tokens,
         q_latent.shape[2],
         options.scale,
+        sinks=options.sinks,
         checks=options.checks,
         interpret=interpret,
     )
@@ -166,8 +174,7 @@ def cache_shape(geometry: LatentGeometry) -> tuple[int, ...]:
 
     So a copy can bring index keys alone.
     """
-    sizes = geometry.sizes
-    return (geometry.layers, geometry.pages, geometry.page_size, whole_rows(sizes.key) + whole_rows(sizes.index))
+    return (geometry.layers, geometry.pages, geometry.page_size, row_size(geometry.sizes))
 
 
 def _padded(x: jax.Array) -> jax.Array:
@@ -191,5 +198,6 @@ BACKEND = LatentBackend(
     _in_whole_rows,
     _without_padding,
     prepare=tpu_latent_prepare,
+    supports=frozenset({"sinks", "windows", "latents of other layers", "latents of several sizes"}),
     call_indexed=tpu_indexed_latent_attention,
 )

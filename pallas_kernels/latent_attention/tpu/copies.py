@@ -60,6 +60,8 @@ class Memory(NamedTuple):
     sent: Ref
     """SMEM [2]: tokens whose results are on their way from there."""
     run: State
+    begun: Ref | None
+    """VMEM [2, N, 128]: maxima and totals of queries that have seen only the sinks, if there are."""
     kv_sems: Ref
     table_sems: Ref
     q_sems: Ref
@@ -106,14 +108,22 @@ class Copies:
         """One after the last key that a block of queries sees."""
         return self.first_position(row, index) + self.tokens(row, index)
 
+    def first_block(self, row: Any, index: Any) -> Any:
+        """The first block of keys that some query of a block sees."""
+        return div(self._first_seen(row, index), self.blocks.keys) if self.sizes.window else 0
+
+    def _first_seen(self, row: Any, index: Any) -> Any:
+        return jnp.maximum(self.first_position(row, index) - (self.sizes.window - 1), 0)
+
     def _after(self, place: Place) -> Place:
         """The next block of keys, of the same queries or of the next."""
         row = jnp.minimum(place.row, self.rows - 1)
         ends = (place.block + 1) * self.blocks.keys >= self.end(row, place.index)
         last = ends & ((place.index + 1) * self.blocks.queries >= self.length(row))
         index = jnp.where(last, 0, jnp.where(ends, place.index + 1, place.index))
-        block = jnp.where(ends, 0, place.block + 1)
         moves, leaves = ends.astype(jnp.int32), last.astype(jnp.int32)
+        first = self.first_block(jnp.minimum(place.row + leaves, self.rows - 1), index)
+        block = jnp.where(ends, first, place.block + 1)
         return Place(place.row + leaves, index, block, place.step + 1, place.item + moves)
 
     # Copies
@@ -146,7 +156,7 @@ class Copies:
         first = jnp.minimum(TABLES - 1, self.rows)
         lax.fori_loop(0, first, lambda row, _: self._table_copy(row).start(), None)
         zero = jnp.int32(0)
-        place = Place(zero, zero, zero, zero, zero)
+        place = Place(zero, zero, zero + self.first_block(0, 0), zero, zero)
         for _ in range(self.blocks.slots - 1):
             place = self.produce(place)
         return place
@@ -157,24 +167,27 @@ class Copies:
         return self._after(place)
 
     def _start(self, place: Place) -> None:
-        @pl.when((place.block == 0) & (place.index == 0))
+        begins = place.block == self.first_block(place.row, place.index)
+
+        @pl.when(begins & (place.index == 0))
         def _() -> None:
             self._table_copy(place.row).wait()
             ahead = place.row + TABLES - 1
             pl.when(ahead < self.rows)(lambda: self._table_copy(ahead).start())
 
-        pl.when(place.block == 0)(lambda: self.q_copy(place.row, place.index, place.item).start())
+        pl.when(begins)(lambda: self.q_copy(place.row, place.index, place.item).start())
         self._start_pages(place)
 
     def _start_pages(self, place: Place) -> None:
         memory, size = self.memory, self.sizes.page_size
         slot, table = rem(place.step, self.blocks.slots), rem(place.row, TABLES)
         first, pages = place.block * (self.blocks.keys // size), self._pages(place.row, place.index, place.block)
+        skipped = self._skipped(place.row, place.index, place.block)
 
         def some(start: Any, count: int) -> None:
-            target = memory.kv.at[slot, pl.ds(pl.multiple_of(start * size, size), count * size)]
+            target = memory.kv.at[slot, pl.ds(pl.multiple_of((skipped + start) * size, size), count * size)]
             for i in range(count):
-                page = memory.table_rows[table, 0, first + start + i]
+                page = memory.table_rows[table, 0, first + skipped + start + i]
                 source = self.page(page)
                 pltpu.make_async_copy(source, target.at[pl.ds(i * size, size)], memory.kv_sems.at[slot]).start()
 
@@ -190,9 +203,15 @@ class Copies:
         return self.memory.cache.at[self.layer, page]
 
     def _pages(self, row: Any, index: Any, block: Any) -> Any:
-        """Pages of a block of keys that are fetched."""
+        """Pages of a block of keys that are fetched: those before the window are not."""
         end = jnp.minimum(self.end(row, index) - block * self.blocks.keys, self.blocks.keys)
-        return cdiv(end, self.sizes.page_size)
+        return cdiv(end, self.sizes.page_size) - self._skipped(row, index, block)
+
+    def _skipped(self, row: Any, index: Any, block: Any) -> Any:
+        """Pages of a block of keys before the window."""
+        if not self.sizes.window:
+            return 0
+        return div(jnp.maximum(self._first_seen(row, index) - block * self.blocks.keys, 0), self.sizes.page_size)
 
     # Waits
 

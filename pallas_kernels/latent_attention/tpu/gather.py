@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxllm.pallas_kernels.latent_attention.tpu.copies import TABLES, Copies, Memory, Place, Ref, Scalars
 from jaxllm.pallas_kernels.latent_attention.tpu.kernel import Attention
 from jaxllm.pallas_kernels.latent_attention.tpu.sizes import Blocks, Sizes, padded_heads, vmem_bytes
-from jaxllm.pallas_kernels.latent_attention.tpu.softmax import State, absorb, scores_of
+from jaxllm.pallas_kernels.latent_attention.tpu.softmax import State, absorb, begin_with, scores_of
 from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED
 from jaxllm.pallas_kernels.tpu_common.scalars import div, rem
@@ -88,11 +88,13 @@ class _ChosenAttention(Attention):
             ref[...] = value
 
 
-def _kernel(*refs: Ref, sizes: Sizes, blocks: Blocks, by_words: bool) -> None:
+def _kernel(*refs: Ref, sizes: Sizes, blocks: Blocks, by_words: bool, has_sinks: bool) -> None:
     """The kernel's body; `attend_to_places` gives it its references."""
     count = len(Scalars._fields)
-    table, q, cache, out, table_rows, kv, queries, results, sent, *rest = refs[count:]
-    memory = Memory(table, q, cache, out, table_rows, kv, queries, results, sent, State(*rest[:3]), *rest[3:])
+    table, q, cache, *begun, out = refs[count : count + 4 + has_sinks]
+    table_rows, kv, queries, results, sent, *rest = refs[count + 4 + has_sinks :]
+    own = begun[0] if has_sinks else None
+    memory = Memory(table, q, cache, out, table_rows, kv, queries, results, sent, State(*rest[:3]), own, *rest[3:])
     copies = _TokenCopies(Scalars(*refs[:count]), memory, sizes, blocks, by_words=by_words)
     _ChosenAttention(copies).run()
 
@@ -107,6 +109,7 @@ def attend_to_places(
     value_size: int,
     scale: float,
     *,
+    sinks: jax.Array | None = None,
     checks: bool = False,
     copies: int = COPIES,
     interpret: Any = False,
@@ -122,7 +125,7 @@ def attend_to_places(
         count: int32 []; what other tokens get means nothing.
         value_size: the first numbers of a key, which are its value.
         scale: factor on the scores.
-        checks: see `LatentOptions`.
+        sinks, checks: see `LatentOptions`.
         copies: copies of a block, a multiple of 128.
         interpret: for tests.
     """
@@ -140,14 +143,15 @@ def attend_to_places(
     joined = _with_masks(queries.astype(jnp.float32) * (scale * LOG2_E), places, seen, sizes, chunk)
     order = jnp.arange(tokens + 1, dtype=jnp.int32)
     scalars = Scalars(jnp.zeros(1, jnp.int32), count.reshape(1), order[:tokens], copied * together, order)
+    by_words, begun = together > 1 and not interpret, () if sinks is None else (begin_with(sinks, sizes.heads),)
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     room = vmem_bytes(blocks, sizes, target().vmem_bytes) + 4 * blocks.slots * joined.shape[1] * width
     out: jax.Array = pl.pallas_call(
-        partial(_kernel, sizes=sizes, blocks=blocks, by_words=together > 1 and not interpret),
+        partial(_kernel, sizes=sizes, blocks=blocks, by_words=by_words, has_sinks=len(begun) > 0),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
-            in_specs=[hbm] * 3,
+            in_specs=[*[hbm] * 3, *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(begun)],
             out_specs=hbm,
             scratch_shapes=[
                 pltpu.SMEM((TABLES, *table.shape[1:]), jnp.int32),
@@ -167,7 +171,7 @@ def attend_to_places(
         compiler_params=compiler_params(min(room, target().vmem_bytes), checks=checks),
         interpret=interpret,
         name="latent_attention_chosen",
-    )(*scalars, table, joined, kv_cache.reshape(-1, kv_cache.shape[3]))
+    )(*scalars, table, joined, kv_cache.reshape(-1, kv_cache.shape[3]), *begun)
     is_token = jnp.arange(tokens, dtype=jnp.int32) < count
     return jnp.where(is_token[:, None, None], out[:, :num_heads, :value_size], 0)
 

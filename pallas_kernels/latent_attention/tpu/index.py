@@ -97,7 +97,7 @@ def _kernel(*refs: Ref, sizes: Sizes, blocks: Blocks, start: int) -> None:
     count = len(Scalars._fields)
     table, q, cache, out, table_rows, kv, queries, results, sent, *semaphores = refs[count:]
     no_state = State(None, None, None)
-    memory = Memory(table, q, cache, out, table_rows, kv, queries, results, sent, no_state, *semaphores)
+    memory = Memory(table, q, cache, out, table_rows, kv, queries, results, sent, no_state, None, *semaphores)
     _Scores(_IndexCopies(Scalars(*refs[:count]), memory, sizes, blocks, start)).run()
 
 

@@ -57,9 +57,9 @@ class Attention:
         """One block of queries."""
         self.copies.q_copy(row, index, item).wait()
         count = self.blocks.queries * self.sizes.heads
-        for ref, value in zip(self.memory.run, fresh(count, self.sizes), strict=True):
+        for ref, value in zip(self.memory.run, fresh(count, self.sizes, self.memory.begun), strict=True):
             ref[...] = value
-        blocks = cdiv(self.copies.end(row, index), self.blocks.keys)
+        first, blocks = self.copies.first_block(row, index), cdiv(self.copies.end(row, index), self.blocks.keys)
 
         def keys(block: Any, carry: tuple[Any, Place]) -> tuple[Any, Place]:
             step, fetch = carry
@@ -67,7 +67,7 @@ class Attention:
             self.keys(row, index, block, step, item)
             return step + 1, fetch
 
-        step, fetch = lax.fori_loop(0, blocks, keys, (step, fetch))
+        step, fetch = lax.fori_loop(first, blocks, keys, (step, fetch))
         pl.when(item >= 2)(lambda: self.copies.wait_result(item - 2))
         result = attended(State(*(ref[...] for ref in self.memory.run))).astype(self.sizes.dtype)
         slot = rem(item, 2)
@@ -82,6 +82,8 @@ class Attention:
         self.copies.wait_keys(row, index, block, slot)
         before = self.copies.first_position(row, index) - block * self.blocks.keys
         whole = before >= self.blocks.keys - 1
+        if self.sizes.window:
+            whole &= before + self.blocks.queries <= self.sizes.window
         pl.when(whole)(lambda: self.attend(slot, rem(item, self.blocks.slots), before, masked=False))
         pl.when(jnp.logical_not(whole))(lambda: self.attend(slot, rem(item, self.blocks.slots), before, masked=True))
 
@@ -94,18 +96,19 @@ class Attention:
         # All products of queries come first, so that the compiler may compute them alongside the softmax.
         scored = [scores_of(queries, keys, sizes) for keys in chunks]
         for number, (scores, keys) in enumerate(zip(scored, chunks, strict=True)):
-            seen = visible(scores, before - number * chunk, sizes.heads) if masked else scores
+            seen = visible(scores, before - number * chunk, sizes) if masked else scores
             state = absorb(state, seen, keys[:, : sizes.value], sizes)
         for ref, value in zip(memory.run, state, strict=True):
             ref[...] = value
 
 
-def latent_kernel(*refs: Ref, sizes: Sizes, blocks: Blocks) -> None:
+def latent_kernel(*refs: Ref, sizes: Sizes, blocks: Blocks, has_sinks: bool) -> None:
     """The kernel's body; `attend_rows` gives it its references."""
     count = len(Scalars._fields)
-    table, q, cache, _, out = refs[count : count + 5]
-    table_rows, kv, queries, results, sent, *rest = refs[count + 5 :]
-    memory = Memory(table, q, cache, out, table_rows, kv, queries, results, sent, State(*rest[:3]), *rest[3:])
+    table, q, cache, _, *begun, out = refs[count : count + 5 + has_sinks]
+    table_rows, kv, queries, results, sent, *rest = refs[count + 5 + has_sinks :]
+    own = begun[0] if has_sinks else None
+    memory = Memory(table, q, cache, out, table_rows, kv, queries, results, sent, State(*rest[:3]), own, *rest[3:])
     Attention(Copies(Scalars(*refs[:count]), memory, sizes, blocks)).run()
 
 
@@ -115,6 +118,7 @@ def attend_rows(
     q: jax.Array,
     cache: jax.Array,
     out: jax.Array,
+    begun: jax.Array | None,
     sizes: Sizes,
     blocks: Blocks,
     *,
@@ -124,14 +128,14 @@ def attend_rows(
     interpret: Any,
 ) -> jax.Array:
     """`out` with the results of some rows; shapes as in `Memory`."""
-    rows = blocks.queries * sizes.heads
+    rows, sinks = blocks.queries * sizes.heads, () if begun is None else (begun,)
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     attended: jax.Array = pl.pallas_call(
-        partial(latent_kernel, sizes=sizes, blocks=blocks),
+        partial(latent_kernel, sizes=sizes, blocks=blocks, has_sinks=len(sinks) > 0),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
-            in_specs=[hbm] * 4,
+            in_specs=[*[hbm] * 4, *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(sinks)],
             out_specs=hbm,
             scratch_shapes=[
                 pltpu.SMEM((TABLES, *table.shape[1:]), jnp.int32),
@@ -152,5 +156,5 @@ def attend_rows(
         compiler_params=compiler_params(vmem_bytes, checks=checks),
         interpret=interpret,
         name=name,
-    )(*scalars, table, q, cache, out)
+    )(*scalars, table, q, cache, out, *sinks)
     return attended

@@ -1,11 +1,13 @@
 """Static sizes of a call of the TPU kernel, and its blocks."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.pallas_kernels.latent_attention.backend import LatentSizes
 from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
 PAGE_MULTIPLE = 16
@@ -19,9 +21,24 @@ def whole_rows(size: int) -> int:
     return -(-size // LANES) * LANES
 
 
-def refusal(page_size: int, dtype: str) -> str | None:
-    """The sizes that the kernel would need if it cannot do these; `dtype` is the cache's (NumPy's name)."""
+def row_size(sizes: LatentSizes) -> int:
+    """Numbers of a token in the cache: its key, then its index key, both in whole rows of lanes."""
+    return whole_rows(sizes.key) + whole_rows(sizes.index)
+
+
+def refusal(
+    page_size: int, dtype: str, cached: LatentSizes | None = None, kinds: Sequence[LatentSizes] = ()
+) -> str | None:
+    """The sizes that the kernel would need if it cannot do these; `dtype` is the cache's (NumPy's name).
+
+    Layers may be of several `kinds`, in a cache for tokens of the sizes `cached`.
+    """
     if dtype in DTYPES and page_size % PAGE_MULTIPLE == 0:
+        too_wide = [kind for kind in kinds if cached is not None and row_size(kind) > row_size(cached)]
+        if too_wide:
+            return (
+                f"needs rows of {row_size(too_wide[0])} numbers for {too_wide[0]}, and those of the cache are shorter"
+            )
         return None
     return (
         f"needs a page size that is a multiple of {PAGE_MULTIPLE} and a cache in {' or '.join(DTYPES)}, not "
@@ -52,6 +69,8 @@ class Sizes:
     value: int
     page_size: int
     dtype: str
+    window: int = 0
+    """See `LatentOptions`."""
 
     @property
     def precision(self) -> lax.Precision | None:
@@ -82,7 +101,9 @@ def choose_blocks(kernel: str, sizes: Sizes, tokens: int, most_short: int) -> Bl
     """
     chunk = 256
     if kernel == "decode":
-        return Blocks(math.lcm(1024, sizes.page_size), chunk, slots=4, queries=most_short)
+        # Most of a block of 1,024 keys would lie before a short window.
+        keys = 512 if 0 < sizes.window <= 1024 else 1024
+        return Blocks(math.lcm(keys, sizes.page_size), chunk, slots=4, queries=most_short)
     return Blocks(math.lcm(512, sizes.page_size), chunk, slots=2, queries=most_together(sizes.heads, tokens))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxllm.pallas_kernels.latent_attention.tpu.sizes import Sizes
-from jaxllm.pallas_kernels.tpu_common.constants import LANES, MASKED
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED
 
 Ref = Any
 
@@ -23,10 +23,23 @@ class State(NamedTuple):
     """[rows, Z]."""
 
 
-def fresh(rows: int, sizes: Sizes) -> State:
-    """State of queries that have seen nothing."""
-    lanes = jnp.zeros((rows, LANES), jnp.float32)
-    return State(lanes + MASKED, lanes, jnp.zeros((rows, sizes.value), jnp.float32))
+def fresh(rows: int, sizes: Sizes, begun: Ref | None = None) -> State:
+    """State of queries that have seen nothing, or only the sinks of which `begin_with` has made `begun`."""
+    weighted = jnp.zeros((rows, sizes.value), jnp.float32)
+    if begun is None:
+        lanes = jnp.zeros((rows, LANES), jnp.float32)
+        return State(lanes + MASKED, lanes, weighted)
+    maximum, total = (jnp.concatenate([begun[which]] * (rows // sizes.heads), axis=0) for which in (0, 1))
+    return State(maximum, total, weighted)
+
+
+def begin_with(sinks: jax.Array, heads: int) -> jax.Array:
+    """Maxima and totals, float32 [2, heads, 128], of heads that have seen only their sink [N]; others saw nothing."""
+    scores = jnp.pad(sinks.astype(jnp.float32) * LOG2_E, (0, heads - len(sinks)), constant_values=MASKED)[:, None]
+    maximum = jnp.where(scores > MASKED, jnp.ceil(scores), MASKED)
+    is_first = lax.broadcasted_iota(jnp.int32, (heads, LANES), 1) == 0
+    total = jnp.where(is_first & (scores > MASKED), jnp.exp2(scores - maximum), 0.0)
+    return jnp.stack([jnp.broadcast_to(maximum, total.shape), total])
 
 
 def scores_of(queries: jax.Array, keys: jax.Array, sizes: Sizes) -> jax.Array:
@@ -36,13 +49,17 @@ def scores_of(queries: jax.Array, keys: jax.Array, sizes: Sizes) -> jax.Array:
     )
 
 
-def visible(scores: jax.Array, before: Any, heads: int) -> jax.Array:
+def visible(scores: jax.Array, before: Any, sizes: Sizes) -> jax.Array:
     """Scores with those masked of keys after the query's own: the first query sees the first `before` + 1 keys.
 
-    Row m is of query m // heads: instead of dividing, places of keys are multiplied.
+    And of those before its window. Row m is of query m // heads: instead of dividing, places of keys are multiplied.
     """
     key = lax.broadcasted_iota(jnp.int32, scores.shape, 1) - before
-    return jnp.where(key * heads <= lax.broadcasted_iota(jnp.int32, scores.shape, 0), scores, MASKED)
+    row = lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+    seen = key * sizes.heads <= row
+    if sizes.window:
+        seen &= (key + sizes.window) * sizes.heads > row
+    return jnp.where(seen, scores, MASKED)
 
 
 def absorb(state: State, scores: jax.Array, values: jax.Array, sizes: Sizes) -> State:

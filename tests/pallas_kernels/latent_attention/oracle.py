@@ -55,7 +55,8 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
         is_seen = (places <= positions[:, None]) & (places > positions[:, None] - window)
         weights = np.exp(np.where(is_seen, scores, -np.inf))
         weighted = np.einsum("ntk,kz->tnz", weights, keys[:, : case.latent_size], optimize=True)
-        out[tokens] = weighted / weights.sum(axis=-1).T[..., None]
+        sinks = 0.0 if inputs.sinks is None else np.exp(np.asarray(inputs.sinks, np.float64))
+        out[tokens] = weighted / (weights.sum(axis=-1).T + sinks)[..., None]
         token += count
     return out, cache
 

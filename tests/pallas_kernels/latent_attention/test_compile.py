@@ -27,10 +27,10 @@ from jaxllm.pallas_kernels.latent_attention.cases import Case, abstract_inputs
 
 rows = (*((1, 1023),) * 32, (224, 3000))
 case = Case("step", rows, num_heads=16, latent_size=512, rope_size=64, page_size=64, dtype="bfloat16", layers=4)
+more = {"index": {"index_heads": 64, "index_size": 128, "top": 2048}, "window": {"window": 512}}
+for name in sys.argv[2:]:
+    case = replace(case, sinks=True, **more[name])
 inputs = abstract_inputs(case)
-if len(sys.argv) > 2:
-    case = replace(case, index_heads=64, index_size=128, top=2048)
-    inputs = abstract_inputs(case)
 geometry = LatentGeometry(4, 2000, case.page_size, case.sizes, case.dtype, for_tpu=True)
 
 
@@ -71,6 +71,15 @@ def test_the_cache_stays_in_place(run_python: RunPython, chip: str) -> None:
         # What is aliased is the cache, without padding; what is not holds blocks, queries and results.
         assert alias == size
         assert temporary < size / 4
+
+
+@pytest.mark.slow
+def test_with_windows_and_sinks_the_cache_stays_in_place(run_python: RunPython) -> None:
+    done = run_python("-c", COMPILE, json.dumps([("v6e", "tpu")]), "window")
+    assert done.returncode == 0, done.stderr
+    ((size, alias, temporary),) = json.loads(done.stdout.splitlines()[-1])
+    assert size == alias == 4 * 2000 * 64 * 640 * 2
+    assert temporary < size / 4
 
 
 @pytest.mark.slow

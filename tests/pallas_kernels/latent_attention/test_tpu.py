@@ -34,7 +34,7 @@ def interpret(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
             BACKEND.from_canonical(inputs.kv_cache, inputs.case.sizes),
             jnp.int32(LAYER),
             inputs.prepared("tpu"),
-            LatentOptions(inputs.case.scale),
+            LatentOptions(inputs.case.scale, sinks=inputs.sinks, window=inputs.case.window),
             decode_blocks=replace(DECODE, queries=inputs.case.most_short),
             prefill_blocks=PREFILL,
             interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
@@ -56,6 +56,22 @@ def interpret(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     ],
 )
 def test_matches_numpy(case: Case) -> None:
+    check(case, *interpret(cached_inputs(case)))
+
+
+_ROWS = ((1, 5), (1, 300), (1, 0), (3, 600), (70, 255))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("windowed", _ROWS, num_heads=5, window=70, sinks=True, padding_tokens=3, padding_rows=2),
+        pytest.param(Case("drafts", _ROWS, window=270, dtype="bfloat16", most_short=4), marks=pytest.mark.slow),
+    ],
+    ids=lambda case: case.name,
+)
+def test_windows_and_sinks(case: Case) -> None:
+    """Blocks of keys before the window are left out, and so are pages of the first one that is not."""
     check(case, *interpret(cached_inputs(case)))
 
 

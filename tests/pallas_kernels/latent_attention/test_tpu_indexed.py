@@ -43,7 +43,7 @@ def no_races() -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)])
 def test_matches_numpy(dtype: str) -> None:
-    inputs = make_inputs(replace(CASE, dtype=dtype))
+    inputs = make_inputs(replace(CASE, dtype=dtype, sinks=True))
     index = inputs.index
     assert index is not None
 
@@ -56,7 +56,7 @@ def test_matches_numpy(dtype: str) -> None:
             cache,
             jnp.int32(LAYER),
             inputs.prepared("tpu"),
-            LatentOptions(inputs.case.scale),
+            LatentOptions(inputs.case.scale, sinks=inputs.sinks),
             index,
             interpret=INTERPRET,
         )
