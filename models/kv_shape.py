@@ -37,6 +37,13 @@ def latent_sizes(model: ModelConfig) -> "LatentSizes | None":
     return LatentSizes(widest.rank, widest.rope_size, token - widest.rank - widest.rope_size)
 
 
+def latent_kinds(model: ModelConfig) -> tuple[tuple[int, int, int], ...]:
+    """Sizes of a latent, of its rotary part and of an index key, as each kind of latent attention keeps them."""
+    ranks, widest = {plan.rank for plan in model.latents}, max((plan.rope_size for plan in model.latents), default=0)
+    rope = widest if len(ranks) == 1 else 0
+    return tuple((plan.rank, rope or plan.rope_size, plan.index_size) for plan in model.latents)
+
+
 FEWEST_TOKENS = 4
 """Tokens of a page at least, where there are entries that stand for groups of them."""
 

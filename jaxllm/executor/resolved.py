@@ -14,7 +14,7 @@ from jaxllm.executor.memory.memory import CacheShape
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.models.cache_plan import CachePlan
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.kv_shape import CacheLayout
+from jaxllm.models.kv_shape import CacheLayout, latent_kinds
 from jaxllm.models.kv_type import KVCacheType
 from jaxllm.models.options import AdapterShape, ForwardOptions
 from jaxllm.models.sharding import data_parallel, model_parallel, padded_vocab
@@ -162,9 +162,9 @@ class ResolvedConfig:
         """Whether the kernel of attention for CPUs is the one that multiplies a cache of bfloat16 as it is."""
         if self.backend("attention") != "cpu" or self.kv_dtype != "bfloat16" or not self._multiplies_pairs:
             return False
-        latent = self.model.latent
         # Keys of latent attention must be whole vectors of pairs, 32 numbers each.
-        return latent is None or (latent.rank + latent.rope_size) % 32 == 0
+        keys = [rank + rope for rank, rope, _ in latent_kinds(self.model)]
+        return all(key % 32 == 0 for key in (*keys, *(plan.size for plan in self.model.compressed)))
 
     @property
     def _takes_latent_attention(self) -> bool:

@@ -68,7 +68,9 @@ class Attention(nnx.Module):
         self.scale_bytes = layout.scale_bytes(size)
         supports_merged = get_backend(options.attention).supports_merged
         is_supported = supports_merged(size, dtype.name, layout.dtype, self.scale_bytes)
-        self.is_merged = is_supported and options.mesh is None and _is_plain(plan)
+        # The room of an index is not in what the product makes.
+        is_plain = _is_plain(plan) and not config.index_heads
+        self.is_merged = is_supported and options.mesh is None and is_plain
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1

@@ -30,7 +30,14 @@ from jaxllm.models.layers.rope import Rotation, pair_order
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import over_model, partition, sharding
-from jaxllm.pallas_kernels.compressed_attention import EntryIndex, Units, attend_to_units, flat, write_units
+from jaxllm.pallas_kernels.compressed_attention import (
+    KERNELS,
+    EntryIndex,
+    Units,
+    attend_to_units,
+    flat,
+    write_units,
+)
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
@@ -54,9 +61,10 @@ class CompressedAttention(nnx.Module):
         self, config: ModelConfig, plan: CompressedAttentionPlan, options: ForwardOptions, *, dtype: jnp.dtype
     ) -> None:
         # There is no reference of its own.
-        if options.attention not in ("xla", "reference"):
+        if options.attention not in ("xla", "reference", *KERNELS):
             raise ModelError(f"attention {options.attention!r} does not support keys that are values; use 'xla'")
         self.plan, self.mesh, self.one_layer_cache = plan, options.mesh, options.one_layer_cache
+        self.implementation = options.attention
         hidden, heads, size = config.hidden_size, config.num_heads, plan.size
         linear = partial(Linear, bias=False, dtype=dtype, options=options)
         norm, of_head = partial(make_norm, dtype=dtype, options=options), rotated_last(plan, size)
@@ -108,7 +116,7 @@ class CompressedAttention(nnx.Module):
 
     def _attend(self, query: jax.Array, sinks: jax.Array, step: _Step) -> tuple[jax.Array, jax.Array]:
         """Attention [T, N, H], by each device for its own heads, and the cache."""
-        run = partial(_run, self.plan, self.geometry)
+        run = partial(_run, self.plan, self.geometry, self.implementation)
         if self.mesh is None:
             return run(query, sinks, step)
         heads, whole = partition(None, "heads"), PartitionSpec()
@@ -118,7 +126,12 @@ class CompressedAttention(nnx.Module):
 
 
 def _run(
-    plan: CompressedAttentionPlan, geometry: Geometry, query: jax.Array, sinks: jax.Array, step: _Step
+    plan: CompressedAttentionPlan,
+    geometry: Geometry,
+    implementation: str,
+    query: jax.Array,
+    sinks: jax.Array,
+    step: _Step,
 ) -> tuple[jax.Array, jax.Array]:
     """Write the step's tokens and entries, and attend."""
     kv_cache, batch = step.kv_cache, step.batch
@@ -135,5 +148,6 @@ def _run(
         entries = Entries(plan, geometry, batch, tokens, step.pages, step.parameters, layer_units)
         units = entries.written(units)
         seen = side_by_side(seen, entries.seen(units, step.choice))
-    out = attend_to_units(query, units, *seen, batch.num_tokens, scale=plan.size**-0.5, sinks=sinks)
+    options = {"scale": plan.size**-0.5, "sinks": sinks, "implementation": implementation}
+    out = attend_to_units(query, units, *seen, batch.num_tokens, **options)
     return out, units.reshape(kv_cache.shape)

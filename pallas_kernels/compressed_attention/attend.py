@@ -1,4 +1,4 @@
-"""Attention of every token to units of a cache that are keys and values, in plain XLA operations.
+"""Attention of every token to units of a cache that are keys and values, in XLA's operations or by a kernel for CPUs.
 
 The units that a token sees are a page table of its own, with pages of one unit: attention to them is that of decodes,
 with one softmax over all, and gives a token the same bits alone and in a batch.
@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.pallas_kernels.latent_attention import LatentOptions
+from jaxllm.pallas_kernels.latent_attention.cpu.attention import attend_to_places
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, decode_by_blocks
 from jaxllm.pallas_kernels.xla_common.softmax import Heads
@@ -18,6 +20,9 @@ from jaxllm.pallas_kernels.xla_common.softmax import Heads
 SMALL = Blocks(decode_rows=4, decode_keys=128, prefill_queries=4, prefill_keys=128)
 LARGE = Blocks(decode_rows=64, decode_keys=512, prefill_queries=64, prefill_keys=1024)
 """Blocks on processors and on GPUs."""
+
+KERNELS = {"cpu": False, "cpu_pairs": True}
+"""Implementations that are the kernel of latent attention, and whether it multiplies bfloat16 as it is."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ def attend_to_units(
     *,
     scale: float,
     sinks: jax.Array | None = None,
+    implementation: str = "xla",
 ) -> jax.Array:
     """Attention of each token to the units that it sees, [T, N, H] in the type of `q`.
 
@@ -53,6 +59,10 @@ def attend_to_units(
         num_tokens: int32 [], the tokens that are not padding.
         scale: factor on the scores.
         sinks: float32 [N], scores that take part in each head's softmax without a value.
+        implementation: a name in `KERNELS`, or any other for XLA's operations.
+
+    Raises:
+        ValueError: the kernel does not take these sizes or types.
     """
     tokens, num_heads, size = q.shape
     heads = Heads(num_heads, 1, size, scale, None, sinks, None, None)
@@ -67,6 +77,10 @@ def attend_to_units(
         num_decodes=num_tokens,
         num_requests=num_tokens,
     )
+    if implementation in KERNELS:
+        # A unit is a latent without a rotary part.
+        options, paired = LatentOptions(scale, sinks=sinks), KERNELS[implementation]
+        return attend_to_places(q, q[..., :0], units[None, :, None], 0, rows, options, paired=paired)
 
     def attend(blocks: Blocks) -> Callable[[jax.Array], jax.Array]:
         return lambda q: decode_by_blocks(q, _Keys(units, jnp.int32(0), 1, seen), rows, starts, heads, blocks)

@@ -39,7 +39,13 @@ W_PART = FIRST + 33
 W_UNTIL = FIRST + 34
 # Bytes from a number of a row that products read to the next one: from a pair where pairs lie together.
 W_COLUMN = FIRST + 35
-WORDS = FIRST + 36
+# KV heads of the cache, which may be more than those of attention, and of these as many as are written.
+W_HEADS, W_NEW_HEADS = range(FIRST + 36, FIRST + 38)
+# Address of an index's queries, keys of a block that it chooses, how many it chooses, how many last ones always.
+W_INDEX, W_INDEX_BLOCK, W_INDEX_TOP, W_INDEX_LOCAL = range(FIRST + 38, FIRST + 42)
+# In how many groups the KV heads of a token choose: those of a group read its keys together.
+W_INDEX_GROUPS = FIRST + 42
+WORDS = FIRST + 43
 
 
 @compiled

@@ -80,6 +80,20 @@ class ChosenKeys:
         groups = jnp.minimum(lax.div(seen, self.pool), (most - self.pool + 1) // self.pool)
         return groups * self.pool + lax.rem(seen, self.pool)
 
+    def rows(self, batch: RaggedBatch) -> RaggedBatch:
+        """Every token of a batch as a decode of its own, whose page table has the places of the keys that it sees."""
+        order = jnp.arange(len(batch.positions) + 1, dtype=jnp.int32)
+        return RaggedBatch(
+            positions=batch.positions,
+            token_rows=order[:-1],
+            query_start=order,
+            kv_lens=self.count(batch.positions),
+            page_table=self.places,
+            num_tokens=batch.num_tokens,
+            num_decodes=batch.num_tokens,
+            num_requests=batch.num_tokens,
+        )
+
 
 @dataclass(frozen=True)
 class LatentSizes:

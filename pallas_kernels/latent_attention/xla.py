@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.latent_attention.backend import (
-    ChosenKeys,
-    KeyIndex,
     LatentBackend,
     LatentFeature,
     LatentGeometry,
@@ -19,7 +17,7 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
     LatentSizes,
 )
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
-from jaxllm.pallas_kernels.latent_attention.xla_indexed import attend_to_chosen, choose_keys
+from jaxllm.pallas_kernels.latent_attention.xla_indexed import attend_to_chosen, indexed_with
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.short_rows import with_short
 from jaxllm.pallas_kernels.tpu_common.constants import LANES
@@ -71,31 +69,6 @@ def xla_latent_attention(
     return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache
 
 
-def xla_indexed_latent_attention(
-    q_latent: jax.Array,
-    q_rope: jax.Array,
-    latent: jax.Array,
-    k_rope: jax.Array,
-    kv_cache: jax.Array,
-    layer: int | jax.Array,
-    batch: RaggedBatch,
-    options: LatentOptions,
-    index: KeyIndex | ChosenKeys,
-) -> tuple[jax.Array, jax.Array, ChosenKeys]:
-    """See `indexed_latent_attention`. Where no request can have more than `top` keys, they are not compared."""
-    assert not options.window, "keys are chosen among all of them"
-    own = (index.key,) if isinstance(index, KeyIndex) else ()
-    if options.writes:
-        kv_cache = write_latents(kv_cache, latent, k_rope, *own, layer=layer, batch=batch)
-    most = index.most if isinstance(index, KeyIndex) else index.places.shape[1]
-    if batch.page_table.shape[1] * kv_cache.shape[2] <= most - index.pool + 1:
-        every = ChosenKeys(jnp.zeros((len(q_latent), most), jnp.int32), index.pool)
-        return _attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache, every
-    if isinstance(index, KeyIndex):
-        index = choose_keys(kv_cache, layer, batch, index, q_latent.shape[2] + q_rope.shape[2])
-    return attend_to_chosen(q_latent, q_rope, kv_cache, layer, batch, options, index), kv_cache, index
-
-
 def _attend_to_all(
     q_latent: jax.Array,
     q_rope: jax.Array,
@@ -126,5 +99,5 @@ BACKEND = LatentBackend(
     to_canonical=_without_padding,
     prepare=lambda batch, num_heads, most_short: with_short(batch, most_short),
     supports=frozenset(get_args(LatentFeature)),
-    call_indexed=xla_indexed_latent_attention,
+    call_indexed=indexed_with(_attend_to_all, attend_to_chosen),
 )

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.latent_attention.backend import ChosenKeys, KeyIndex, LatentOptions
-from jaxllm.pallas_kernels.latent_attention.write import joined_queries
+from jaxllm.pallas_kernels.latent_attention.backend import ChosenKeys, IndexedLatentAttention, KeyIndex, LatentOptions
+from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, decode_by_blocks
 from jaxllm.pallas_kernels.xla_common.softmax import Heads
@@ -43,6 +43,42 @@ class _Tokens(Pages):
         return Part(keys.stored[..., : self.size])
 
 
+def indexed_with(
+    attend_to_all: Callable[..., jax.Array], attend_to_chosen: Callable[..., jax.Array]
+) -> IndexedLatentAttention:
+    """`LatentBackend.call_indexed`, which writes and chooses as here and attends by one of these two.
+
+    Both take queries [T, N, Z] and [T, N, Y], the cache, layer, batch and options, the second one also `ChosenKeys`,
+    and return [T, N, Z].
+    """
+
+    def indexed_latent_attention(
+        q_latent: jax.Array,
+        q_rope: jax.Array,
+        latent: jax.Array,
+        k_rope: jax.Array,
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        batch: RaggedBatch,
+        options: LatentOptions,
+        index: KeyIndex | ChosenKeys,
+    ) -> tuple[jax.Array, jax.Array, ChosenKeys]:
+        """See `indexed_latent_attention`. Where no request can have more than `top` keys, they are not compared."""
+        assert not options.window, "keys are chosen among all of them"
+        own = (index.key,) if isinstance(index, KeyIndex) else ()
+        if options.writes:
+            kv_cache = write_latents(kv_cache, latent, k_rope, *own, layer=layer, batch=batch)
+        most = index.most if isinstance(index, KeyIndex) else index.places.shape[1]
+        if batch.page_table.shape[1] * kv_cache.shape[2] <= most - index.pool + 1:
+            every = ChosenKeys(jnp.zeros((len(q_latent), most), jnp.int32), index.pool)
+            return attend_to_all(q_latent, q_rope, kv_cache, layer, batch, options), kv_cache, every
+        if isinstance(index, KeyIndex):
+            index = choose_keys(kv_cache, layer, batch, index, q_latent.shape[2] + q_rope.shape[2])
+        return attend_to_chosen(q_latent, q_rope, kv_cache, layer, batch, options, index), kv_cache, index
+
+    return indexed_latent_attention
+
+
 def attend_to_chosen(
     q_latent: jax.Array,
     q_rope: jax.Array,
@@ -53,21 +89,11 @@ def attend_to_chosen(
     chosen: ChosenKeys,
 ) -> jax.Array:
     """Attention of every token to the keys that are `chosen`, [T, N, Z]; the cache has the new tokens already."""
-    tokens, num_heads, size = q_latent.shape
+    _, num_heads, size = q_latent.shape
     layer = jnp.asarray(layer, jnp.int32)
     heads = Heads(num_heads, 1, size, options.scale, None, options.sinks, None, None)
     flat = kv_cache.reshape(kv_cache.shape[0], -1, kv_cache.shape[3])
-    order, starts = jnp.arange(tokens + 1, dtype=jnp.int32), jnp.zeros_like(batch.positions)
-    rows = RaggedBatch(
-        positions=batch.positions,
-        token_rows=order[:tokens],
-        query_start=order,
-        kv_lens=chosen.count(batch.positions),
-        page_table=chosen.places,
-        num_tokens=batch.num_tokens,
-        num_decodes=batch.num_tokens,
-        num_requests=batch.num_tokens,
-    )
+    rows, starts = chosen.rows(batch), jnp.zeros_like(batch.positions)
 
     def attend(blocks: Blocks) -> Callable[[jax.Array], jax.Array]:
         def run(queries: jax.Array) -> jax.Array:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.operation import Kernel, OperationKernels, Workload
+from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.kv_shape import latent_sizes
+from jaxllm.models.kv_shape import latent_kinds, latent_sizes
 from jaxllm.pallas_kernels.paged_attention import get_backend
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
 
@@ -33,18 +34,26 @@ class AttentionShape:
     """Whether tokens may see later ones."""
     compressed: bool = False
     """Whether entries that stand for groups of tokens are seen in place of far keys."""
-    index: bool = False
-    """Whether an index chooses the keys that tokens see."""
+    index: int = 0
+    """Keys of a block, of which an index chooses those that tokens see; 0: there is none."""
     latent_features: "frozenset[LatentFeature]" = frozenset()
     """What latent attention has that a kernel may lack."""
+    latent_kinds: tuple[tuple[int, int, int], ...] = ()
+    """Sizes of latents, of rotary parts and of index keys, which may differ from layer to layer."""
 
 
 def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
-    seen = workload.sees_spans, bool(model.compressed), model.index_heads > 0, _latent_features(model)
-    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, *seen
+    seen = workload.sees_spans, bool(model.compressed), _index_block(model), _latent_features(model)
+    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, *seen, latent_kinds(model)
     return tuple(AttentionShape(heads // kv_heads, size, *rest) for heads, kv_heads, size in model.attention_heads)
+
+
+def _index_block(model: ModelConfig) -> int:
+    """See `AttentionShape.index`. All layers with an index have blocks of one size."""
+    plans = (layer.attention for layer in model.attention_layers)
+    return max((plan.index.block for plan in plans if isinstance(plan, AttentionPlan) and plan.index), default=0)
 
 
 def _latent_features(model: ModelConfig) -> "frozenset[LatentFeature]":
@@ -82,24 +91,31 @@ _NO_INDEX = "does not support attention to keys that an index chooses"
 
 def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     # Few models have it: starts of others are faster without the imports.
-    from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS, get_latent_backend
+    from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS, LatentSizes, get_latent_backend
     from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_cpu
     from jaxllm.pallas_kernels.latent_attention.tpu.sizes import refusal as refused_by_tpu
 
+    if shape.compressed:
+        # To the kernel for CPUs a key is a latent.
+        return refused_by_cpu(LatentSizes(shape.head_size, 0), MULTIPLE, shape.dtype)
     if name not in LATENT_BACKENDS:
         return f"does not support latent attention (supported: {', '.join(LATENT_BACKENDS)})"
     assert shape.latent is not None
     if shape.latent.index and get_latent_backend(name).call_indexed is None:
         return _NO_INDEX
+    kinds = [LatentSizes(*each) for each in shape.latent_kinds] or [shape.latent]
     lacks = sorted(shape.latent_features - get_latent_backend(name).supports)
     if lacks:
         return f"does not support {' and '.join(lacks)} in latent attention"
     if name == "cpu":
-        return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
-    return refused_by_tpu(shape.page_size, shape.dtype)
+        problems = (refused_by_cpu(kind, shape.page_size, shape.dtype) for kind in kinds)
+        return next(filter(None, problems), None)
+    return refused_by_tpu(shape.page_size, shape.dtype, shape.latent, kinds)
 
 
 def _cpu_refusal(_: Any, shape: AttentionShape) -> str | None:
+    if shape.index % MULTIPLE:
+        return f"needs an index of blocks of keys that are multiples of {MULTIPLE}, not {shape.index}"
     if shape.head_size % MULTIPLE == 0 and shape.page_size % MULTIPLE == 0 and shape.dtype in CACHE_BYTES:
         return None
     return (
@@ -144,7 +160,7 @@ def _kernel(name: str, platform: str, refusal: _Refusal) -> Kernel[tuple[Attenti
     """A kernel that must serve every shape; `refusal` is why it does not serve one of paged attention."""
 
     def first_refusal(device: Any, shapes: tuple[AttentionShape, ...]) -> str | None:
-        if shapes[0].compressed:
+        if shapes[0].compressed and name != "cpu":
             return "does not support keys that are values, nor entries that stand for groups of tokens"
         if shapes[0].latent is not None:
             return _latent_refusal(name, shapes[0])

@@ -24,7 +24,7 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
     They are compiled at the same time as what calls them; calling the result waits for them. Raises `ModelError` for a
     model that cannot be built.
     """
-    targets = [_attention(resolved)] if resolved.backend("attention") == "cpu" else []
+    targets = _attention(resolved) if resolved.backend("attention") == "cpu" else []
     # Activations have the type of the weights.
     form = Form(resolved.dtype, resolved.forward.multiplies_pairs)
     targets += [ZEROS, matmul_target(form)] if resolved.forward.native_matmul else []
@@ -57,12 +57,19 @@ def _quantized_targets(resolved: ResolvedConfig) -> list[Target]:
     return [quantized_target(form) for form in forms]
 
 
-def _attention(resolved: ResolvedConfig) -> Target:
-    """Target of paged or latent attention."""
+def _attention(resolved: ResolvedConfig) -> list[Target]:
+    """Targets of paged or latent attention."""
     cache, paired = resolved.cache, resolved.forward.attention == "cpu_pairs"
-    if resolved.model.latent is not None:
+    if resolved.model.latent is not None or resolved.model.compressed:
         # Few models have it: starts of others are faster without the import.
         from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
 
-        return latent_attention_target(cache.dtype, paired=paired)
-    return attention_target(cache.dtype, scaled=cache.scale_bytes > 0, spans=resolved.sees_spans, paired=paired)
+        has_index = any(plan.index for plan in resolved.model.latents)
+        kinds = (True,) if resolved.model.compressed else (False, True) if has_index else (False,)
+        return [latent_attention_target(cache.dtype, paired=paired, is_chosen=is_chosen) for is_chosen in kinds]
+    scaled, kinds = cache.scale_bytes > 0, ((False, True) if resolved.model.index_heads else (False,))
+    spans = resolved.sees_spans
+    return [
+        attention_target(cache.dtype, scaled=scaled, spans=spans and not is_chosen, paired=paired, is_chosen=is_chosen)
+        for is_chosen in kinds
+    ]

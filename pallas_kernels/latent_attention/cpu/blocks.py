@@ -10,6 +10,7 @@ from jaxllm.pallas_kernels.latent_attention.cpu.products import (
     find_runs,
     join_pairs,
     make_find_values,
+    make_gather,
     make_score,
     make_soften_tile,
     make_weigh,
@@ -78,9 +79,13 @@ def _make_weigh_all(kind: str) -> Any:
     return weigh_all
 
 
-def make_go_through(kind: str) -> Any:
-    """The function that does so, for a cache of a type (NumPy's name), or one of bfloat16 that is taken as `PAIRS`."""
+def make_go_through(kind: str, *, is_chosen: bool) -> Any:
+    """The function that does so, for a cache of a type (NumPy's name), or one of bfloat16 that is taken as `PAIRS`.
+
+    If `is_chosen`, keys may lie anywhere.
+    """
     inner = PAIRS if kind == PAIRS else "float32"
+    is_joined, gather = kind == PAIRS or not is_chosen, make_gather(kind)
     arrange = join_pairs if kind == PAIRS else make_widen(kind)
     score_all, weigh_all = _make_score_all(inner), _make_weigh_all(inner)
 
@@ -90,10 +95,15 @@ def make_go_through(kind: str) -> Any:
         latents, decays, pages, nexts, runs, aheads = block_parts(work, memory)
         for start in range(begin, end, BLOCK):
             stop = min(start + BLOCK, end)
-            find_runs(work, row, start, end, pages)
-            find_runs(work, row, start + BLOCK, end, nexts)
-            arrange(work, stop - start, pages, latents)
+            if is_chosen:
+                gather(work, row, start, stop - start, end, pages, latents)
+            else:
+                find_runs(work, row, start, end, pages)
+                find_runs(work, row, start + BLOCK, end, nexts)
+            if is_joined:
+                arrange(work, stop - start, pages, latents)
             score_all(work, first, rows, state, start, stop, pages, decays)
-            weigh_all(work, first, rows, state, start, stop, pages, latents, nexts, runs, aheads)
+            ahead = pages if is_chosen else nexts
+            weigh_all(work, first, rows, state, start, stop, pages, latents, ahead, runs, aheads)
 
     return go_through

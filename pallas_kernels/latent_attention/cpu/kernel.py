@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxllm.pallas_kernels.cpu_common.attention_chunks import chunk_parts, plan_chunks
 from jaxllm.pallas_kernels.cpu_common.attention_words import (
+    BLOCK,
     W_CHUNKS,
     W_K,
     W_N,
@@ -23,15 +24,17 @@ from jaxllm.pallas_kernels.cpu_common.attention_words import (
     W_TOKENS,
     W_WRITES,
     W_WRITTEN,
+    first_seen,
 )
 from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS
-from jaxllm.pallas_kernels.cpu_common.calls import Kernel, free, result, size
+from jaxllm.pallas_kernels.cpu_common.calls import Kernel, argument, free, result, size
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.cpu_common.movers import make_movers
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.latent_attention.cpu.blocks import make_go_through
 from jaxllm.pallas_kernels.latent_attention.cpu.state import copy_rows, make_finish_rows, make_start_rows
 from jaxllm.pallas_kernels.latent_attention.cpu.work import (
+    INTS,
     W_NEW_ROPE,
     W_Y,
     W_Z,
@@ -59,8 +62,8 @@ def _make_write(kind: str, bytes_each: int) -> Any:
     return write
 
 
-def _make_attend(kind: str) -> Any:
-    go_through, is_narrow = make_go_through(kind), kind == PAIRS
+def _make_attend(kind: str, *, is_chosen: bool) -> Any:
+    go_through, is_narrow = make_go_through(kind, is_chosen=is_chosen), kind == PAIRS
     start_rows, finish_rows = make_start_rows(is_narrow=is_narrow), make_finish_rows(is_narrow=is_narrow)
 
     @compiled
@@ -71,7 +74,9 @@ def _make_attend(kind: str) -> Any:
         state, own, memory = scratch_parts(work, scratch)
         start_rows(work, first, tokens, group, state)
         # Shared keys for all rows, then for each the rest. A loop, since LLVM puts in what is called at every place.
-        skip, count, rows, begin = 0, tokens, state, 0
+        skip, count, rows = 0, tokens, state
+        # With a window nothing is shared.
+        begin = first_seen(work, int32(positions, first)) // BLOCK * BLOCK
         end = shared or int32(positions, first) + tokens
         for turn in range(1 + tokens if shared else 1):
             if turn:
@@ -85,25 +90,28 @@ def _make_attend(kind: str) -> Any:
     return attend
 
 
-def make_kernel(kind: str, bytes_each: int) -> Kernel:
+def make_kernel(kind: str, bytes_each: int, *, is_chosen: bool = False) -> Kernel:
     """The kernel for a cache of a type (NumPy's name) of 2 or 4 bytes, or for one of bfloat16 that is taken as `PAIRS`.
 
-    Queries and results are float32, or for `PAIRS` bfloat16. New latents have the cache's type.
+    Queries and results are float32, or for `PAIRS` bfloat16. New latents have the cache's type. If `is_chosen`, every
+    token is a row of its own, whose page table has the places of the keys that it sees; nothing is written.
     """
-    write, attend = _make_write("bfloat16" if kind == PAIRS else kind, bytes_each), _make_attend(kind)
-    result_bytes = 2 if kind == PAIRS else 4
+    write = _make_write("bfloat16" if kind == PAIRS else kind, bytes_each)
+    attend = _make_attend(kind, is_chosen=is_chosen)
+    result_bytes, copies = (2 if kind == PAIRS else 4), is_chosen or kind == "bfloat16"
 
     @compiled
     def plan(frame: int, work: int) -> int:
-        read_call(frame, work, bytes_each)
+        read_call(frame, work, bytes_each, copies, is_chosen)
         tokens, token_bytes = word(work, W_TOKENS), result_bytes * word(work, W_N) * word(work, W_Z)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, 0, 0) - tokens) * token_bytes)
         chunks = plan_chunks(work)
         # A chunk's latents are read by those after it and by all its groups, so all are written before any is read.
         set_word(work, W_RESULTS, chunks * word(work, W_K))
-        set_word(work, W_WRITES, chunks)
+        writes = chunks if int32(argument(frame, INTS), 5) else 0
+        set_word(work, W_WRITES, writes)
         set_word(work, W_WRITTEN, 0)
-        return chunks + chunks * word(work, W_K)
+        return writes + chunks * word(work, W_K)
 
     @compiled
     def item(work: int, index: int, scratch: int) -> None:

@@ -3,11 +3,13 @@
 The processor must be able to, see `cpu_common.processor`. The cache is the same as without pairs.
 """
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions, LatentSizes
-from jaxllm.pallas_kernels.latent_attention.cpu.attention import MULTIPLE, call_kernel
+from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentFeature, LatentOptions, LatentSizes
+from jaxllm.pallas_kernels.latent_attention.cpu.attention import MULTIPLE, call_kernel, indexed_by
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
@@ -34,4 +36,6 @@ def paired_latent_attention(
     return out.astype(q_latent.dtype), kv_cache
 
 
-BACKEND = LatentBackend(paired_latent_attention)
+BACKEND = LatentBackend(
+    paired_latent_attention, supports=frozenset(get_args(LatentFeature)), call_indexed=indexed_by(paired=True)
+)

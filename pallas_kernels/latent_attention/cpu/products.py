@@ -6,8 +6,8 @@ from llvmlite import ir
 from numba.core import types
 
 from jaxllm.pallas_kernels.cpu_common.attention_softmax import MASKED, soften, soften_narrow
-from jaxllm.pallas_kernels.cpu_common.attention_words import BLOCK, W_BYTES, W_H, W_K, W_N, W_POSITIONS
-from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS
+from jaxllm.pallas_kernels.cpu_common.attention_words import BLOCK, W_BYTES, W_H, W_K, W_N, W_POSITIONS, first_seen
+from jaxllm.pallas_kernels.cpu_common.bfloat16 import PAIRS, store_narrow
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_word, word
 from jaxllm.pallas_kernels.cpu_common.outer_tile import make_outer_tile
 from jaxllm.pallas_kernels.cpu_common.vectors import (
@@ -25,7 +25,7 @@ from jaxllm.pallas_kernels.cpu_common.vectors import (
 )
 from jaxllm.pallas_kernels.latent_attention.cpu.state import tile_parts
 from jaxllm.pallas_kernels.latent_attention.cpu.tile import make_dot_tile
-from jaxllm.pallas_kernels.latent_attention.cpu.work import RUN, RUNS, TILE, W_Z, latent_at
+from jaxllm.pallas_kernels.latent_attention.cpu.work import RUN, RUNS, TILE, W_APART, W_TOKEN, W_Z, latent_at
 
 
 @compiled
@@ -48,11 +48,12 @@ def make_widen(kind: str) -> Any:
     @compiled
     def widen(work: int, length: int, pages: int, wide: int) -> None:
         """Have `pages` be addresses of float32: `length` latents are copied to `wide` for that."""
-        numbers = RUN * word(work, W_H)
+        key_size, token_bytes = word(work, W_H), word(work, W_TOKEN) * word(work, W_BYTES)
         for run in range((length + RUN - 1) // RUN):
-            to, source = wide + 4 * run * numbers, word(pages, run)
-            for place in range(0, numbers, LANES):
-                store(to, place, read(source, place))
+            to, source = wide + 4 * run * RUN * key_size, word(pages, run)
+            for key in range(RUN):
+                for place in range(0, key_size, LANES):
+                    store(to, key * key_size + place, read(source + key * token_bytes, place))
             set_word(pages, run, to)
 
     @compiled
@@ -60,6 +61,34 @@ def make_widen(kind: str) -> Any:
         pass
 
     return keep_float32 if kind == "float32" else widen
+
+
+def make_gather(kind: str) -> Any:
+    """The function that has the latents of a block side by side, of keys that may lie anywhere.
+
+    In float32, of a cache of a type (NumPy's name), or as they are in one of `PAIRS`.
+    """
+    is_paired = kind == PAIRS
+    read = operation(
+        vector,
+        (types.intp,) * 2,
+        lambda builder, address, place: emit_load(builder, address, place, "bfloat16" if is_paired else kind),
+    )
+    write, bytes_each = (store_narrow, 2) if is_paired else (store, 4)
+
+    @compiled
+    def gather(work: int, row: int, begin: int, length: int, last: int, pages: int, latents: int) -> None:
+        """Copy `length` latents, whole runs, to `latents`, and have `pages` be where they are."""
+        key_size, own = word(work, W_H), latents + (2 * BLOCK * word(work, W_Z) if is_paired else 0)
+        for key in range((length + RUN - 1) // RUN * RUN):
+            # After those that are seen any key will do.
+            source, to = latent_at(work, row, min(begin + key, last - 1)), own + bytes_each * key * key_size
+            for place in range(0, key_size, LANES):
+                write(to, place, read(source, place))
+        for run in range(RUNS):
+            set_word(pages, run, own + bytes_each * run * RUN * key_size)
+
+    return gather
 
 
 _SHORT = ir.IntType(16)
@@ -87,7 +116,7 @@ def join_pairs(work: int, length: int, pages: int, joined: int) -> None:
 
     The last key may have a partner that is not there yet, which is finite and whose weight is 0.
     """
-    latent, key_bytes = word(work, W_Z), 2 * word(work, W_H)
+    latent, key_bytes = word(work, W_Z), 2 * word(work, W_APART)
     for run in range((length + RUN - 1) // RUN):
         for pair in range(RUN // 2):
             first = word(pages, run) + 2 * pair * key_bytes
@@ -104,15 +133,15 @@ def make_score(kind: str) -> Any:
     @compiled
     def score(work: int, rows: int, columns: int, queries: int, scores: int, pages: int) -> None:
         """Scores [rows, BLOCK] of `columns` keys, whole runs."""
-        stride, size = word(work, W_H), word(work, W_H) // together
+        stride, size, apart = word(work, W_H), word(work, W_H) // together, word(work, W_APART) // together
         for column in range(0, columns, LANES // TILE if rows > 2 else LANES // rows):
-            keys = word(pages, column // RUN) + 4 * (column % RUN) * size
+            keys = word(pages, column // RUN) + 4 * (column % RUN) * apart
             if rows > 2:
-                most(queries, stride, keys, size, size, scores + 4 * column, BLOCK)
+                most(queries, stride, keys, apart, size, scores + 4 * column, BLOCK)
             elif rows == 2:
-                two(queries, stride, keys, size, size, scores + 4 * column, BLOCK)
+                two(queries, stride, keys, apart, size, scores + 4 * column, BLOCK)
             else:
-                one(queries, stride, keys, size, size, scores + 4 * column, BLOCK)
+                one(queries, stride, keys, apart, size, scores + 4 * column, BLOCK)
 
     return score
 
@@ -132,11 +161,12 @@ def make_soften_tile(kind: str) -> Any:
         members = word(work, W_N) // word(work, W_K)
         maxima, totals, scores, _, sums = tile_parts(work, state, tile // TILE)
         for row in range(rows):
-            seen = int32(word(work, W_POSITIONS), first + (tile + row) // members) + 1 - start
-            if seen < columns:
+            position = int32(word(work, W_POSITIONS), first + (tile + row) // members)
+            begin, seen = first_seen(work, position) - start, position + 1 - start
+            if begin > 0 or seen < columns:
                 line = scores + 4 * row * BLOCK
                 for column in range(0, columns, LANES):
-                    store(line, column, keep(load(line, column), 0, seen - column, MASKED))
+                    store(line, column, keep(load(line, column), begin - column, seen - column, MASKED))
         weights_of(rows, scores, columns, maxima, totals, sums, word(work, W_Z), decays)
 
     return soften_tile
@@ -173,8 +203,8 @@ def make_weigh(vectors: int, kind: str) -> Any:
     def weigh(work: int, rows: int, length: int, weights: int, sums: int, runs: int, aheads: int) -> None:
         """Add `length` values, weighted, to the sums [rows, Z]; `runs` and `aheads` are those of `find_values`."""
         latent, run = word(work, W_Z), RUN // together
-        size = latent if is_paired else word(work, W_H)
-        step, steps = together * word(work, W_H) * word(work, W_BYTES), (length + together - 1) // together
+        size = latent if is_paired else word(work, W_APART)
+        step, steps = together * word(work, W_TOKEN) * word(work, W_BYTES), (length + together - 1) // together
         if rows > 2:
             most(weights, BLOCK, runs, size, run, steps, sums, latent, 1, aheads, step)
         elif rows == 2:

@@ -8,7 +8,18 @@ of their rows.
 from typing import Any
 
 from jaxllm.pallas_kernels.cpu_common.attention_softmax import LOG2_E, MASKED, ONE, SMALLEST
-from jaxllm.pallas_kernels.cpu_common.attention_words import BLOCK, SCALE, W_FLOATS, W_H, W_K, W_N, W_OUT, W_Q
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
+    BLOCK,
+    EACH_HEAD,
+    SCALE,
+    W_FLOATS,
+    W_H,
+    W_HAS_SINKS,
+    W_K,
+    W_N,
+    W_OUT,
+    W_Q,
+)
 from jaxllm.pallas_kernels.cpu_common.bfloat16 import load_narrow, store_narrow
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, real, set_real, word, zero_bytes
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES, load, multiply, splat, store, sum_lanes
@@ -37,20 +48,25 @@ def make_start_rows(*, is_narrow: bool) -> Any:
 
     @compiled
     def start_rows(work: int, first: int, tokens: int, group: int, state: int) -> None:
-        """Rows [tokens * G]: queries of a group of heads, scaled, that have seen nothing."""
+        """Rows [tokens * G]: queries of a group of heads, scaled, that have seen only the sinks, if there are."""
         members = word(work, W_N) // word(work, W_K)
         token_size, latent, rope = word(work, W_H), word(work, W_Z), word(work, W_Y)
         scale = splat(real(word(work, W_FLOATS), SCALE) * LOG2_E)
         zero_bytes(state, (tokens * members + TILE - 1) // TILE * tile_bytes(work))
         for row in range(tokens * members):
             head = (first + row // members) * word(work, W_N) + group * members + row % members
-            maxima, _, _, queries, _ = tile_parts(work, state, row // TILE)
+            maxima, totals, _, queries, _ = tile_parts(work, state, row // TILE)
             to = queries + 4 * (row % TILE) * token_size
             for place in range(0, latent, LANES):
                 write(to, place, multiply(read(word(work, W_Q), head * latent + place), scale))
             for place in range(0, rope, LANES):
                 write(to, latent + place, multiply(read(word(work, W_Q_ROPE), head * rope + place), scale))
-            set_real(maxima, row % TILE, MASKED)
+            if word(work, W_HAS_SINKS):
+                sink = EACH_HEAD + group * members + row % members
+                set_real(maxima, row % TILE, real(word(work, W_FLOATS), sink) * LOG2_E)
+                set_real(totals, row % TILE * LANES, ONE)
+            else:
+                set_real(maxima, row % TILE, MASKED)
 
     return start_rows
 

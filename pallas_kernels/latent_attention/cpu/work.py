@@ -46,20 +46,26 @@ RUN = 16
 """Keys that surely lie in one page, if counted from a block's first."""
 RUNS = BLOCK // RUN
 
-# Arguments of the call, in order. `INTS` are layer, requests, tokens; `FLOATS` the scale of products, and 0 for what
-# paged attention has there.
+# Arguments of the call, in order. `INTS` are layer, requests, tokens, window, whether there are sinks, whether latents
+# are written; `FLOATS` are those of paged attention. For chosen keys `PAGE_TABLE` has their places in place of pages,
+# and `POSITIONS` one less than their number.
 Q_LATENT, Q_ROPE, NEW_LATENT, NEW_ROPE, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS = range(10)
 
-# Sizes of a latent and of a rotary part (`W_H` is both together), addresses of rotary parts.
-W_Z, W_Y, W_Q_ROPE, W_NEW_ROPE = range(FIRST + PAGED_WORDS, FIRST + PAGED_WORDS + 4)
-WORDS = PAGED_WORDS + 4
+# Sizes of a latent and of a rotary part (`W_H` is both together), addresses of rotary parts; numbers from one token to
+# the next one in the cache, and from one key to the next one of a block as products read it.
+W_Z, W_Y, W_Q_ROPE, W_NEW_ROPE, W_TOKEN, W_APART = range(FIRST + PAGED_WORDS, FIRST + PAGED_WORDS + 6)
+WORDS = PAGED_WORDS + 6
 
 
 @compiled
-def read_call(frame: int, work: int, bytes_each: int) -> None:
-    """Write down what the items need; `bytes_each` of a number in the cache."""
+def read_call(frame: int, work: int, bytes_each: int, copies: bool, is_chosen: bool) -> None:
+    """Write down what the items need; `bytes_each` of a number in the cache.
+
+    Products read copies of keys, or keys where they are; for chosen keys, pages are single tokens.
+    """
     ints = argument(frame, INTS)
     page_size, token_size = size(frame, CACHE, 2), size(frame, CACHE, 3)
+    latent, rope = size(frame, Q_LATENT, 2), size(frame, Q_ROPE, 2)
     num_heads, tokens = size(frame, Q_LATENT, 1), int32(ints, 2)
     layer_bytes = size(frame, CACHE, 1) * page_size * token_size * bytes_each
     set_word(work, W_Q, argument(frame, Q_LATENT))
@@ -73,16 +79,20 @@ def read_call(frame: int, work: int, bytes_each: int) -> None:
     set_word(work, W_FLOATS, argument(frame, FLOATS))
     set_word(work, W_OUT, result(frame, 0))
     set_word(work, W_N, num_heads)
-    set_word(work, W_H, token_size)
-    set_word(work, W_Z, size(frame, Q_LATENT, 2))
-    set_word(work, W_Y, size(frame, Q_ROPE, 2))
-    set_word(work, W_C, page_size)
+    set_word(work, W_H, latent + rope)
+    set_word(work, W_Z, latent)
+    set_word(work, W_Y, rope)
+    set_word(work, W_TOKEN, token_size)
+    set_word(work, W_APART, latent + rope if copies else token_size)
+    set_word(work, W_C, 1 if is_chosen else page_size)
     set_word(work, W_WIDTH, size(frame, PAGE_TABLE, 1))
     set_word(work, W_BYTES, bytes_each)
     set_word(work, W_REQUESTS, int32(ints, 1))
     set_word(work, W_TOKENS, tokens)
-    for zero in (W_WINDOW, W_HAS_SINKS, W_HAS_SLOPES, W_NO):
-        set_word(work, zero, 0)
+    set_word(work, W_WINDOW, int32(ints, 3))
+    set_word(work, W_HAS_SINKS, int32(ints, 4))
+    set_word(work, W_HAS_SLOPES, 0)
+    set_word(work, W_NO, 0)
     groups = _groups(num_heads, int32(ints, 1), tokens, word(work, THREADS))
     most = max(min(ROWS // (num_heads // groups), tokens), 1)
     set_word(work, W_K, groups)
@@ -90,7 +100,8 @@ def read_call(frame: int, work: int, bytes_each: int) -> None:
     set_word(work, W_CHUNKS, malloc(4 * CHUNK_INTS * (tokens + 1)))
     # See `scratch_parts`, which begins at a cache line.
     tiles = _tiles(most * (num_heads // groups)) + _tiles(num_heads // groups)
-    set_scratch(work, LINE + tiles * tile_bytes(work) + 4 * LANES + 4 * BLOCK * token_size + 8 * 3 * RUNS * (1 + LANES))
+    block = 4 * LANES + 4 * BLOCK * (latent + rope) + 8 * 3 * RUNS * (1 + LANES)
+    set_scratch(work, LINE + tiles * tile_bytes(work) + block)
 
 
 @compiled
@@ -144,4 +155,4 @@ def latent_at(work: int, row: int, position: int) -> int:
     index = position // page_size
     page = int32(word(work, W_TABLE), row * word(work, W_WIDTH) + index)
     token = page * page_size + position - index * page_size
-    return word(work, W_CACHE) + token * word(work, W_H) * word(work, W_BYTES)
+    return word(work, W_CACHE) + token * word(work, W_TOKEN) * word(work, W_BYTES)

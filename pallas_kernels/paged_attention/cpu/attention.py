@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, CacheGeometry
+from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import SCALE
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
@@ -53,26 +54,33 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1
 
 
 def attention_target(
-    dtype: str, *, scaled: bool = False, spans: bool = False, paired: bool = False, is_narrow: bool = False
+    dtype: str,
+    *,
+    scaled: bool = False,
+    spans: bool = False,
+    paired: bool = False,
+    is_narrow: bool = False,
+    is_chosen: bool = False,
 ) -> Target:
     """The kernel for a cache of a type (NumPy's name), whose tokens and heads have scales of their own if `scaled`.
 
     With `spans` tokens may see later ones. `paired` is for a cache of `cpu.pairs`, of bfloat16; `is_narrow` for other
-    caches, if queries and results are bfloat16.
+    caches, if queries and results are bfloat16. If `is_chosen`, an index chooses the keys that are seen.
     """
-    parts = {"pairs": paired, "scaled": scaled, "spans": spans, "narrow": is_narrow}
+    parts = {"pairs": paired, "scaled": scaled, "spans": spans, "narrow": is_narrow, "chosen": is_chosen}
     name = "_".join(["jaxllm_paged_attention", dtype, *(part for part, is_there in parts.items() if is_there)])
-    make = partial(_build, dtype, scaled=scaled, spans=spans, paired=paired, is_narrow=is_narrow)
+    make = partial(_build, dtype, scaled=scaled, spans=spans, paired=paired, is_narrow=is_narrow, is_chosen=is_chosen)
     return Target(name, make, Path(__file__).parent)
 
 
-def _build(dtype: str, *, scaled: bool, spans: bool, paired: bool, is_narrow: bool) -> bytes:
+def _build(dtype: str, *, scaled: bool, spans: bool, paired: bool, is_narrow: bool, is_chosen: bool) -> bytes:
     from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
     # For pairs: `cpu_common.bfloat16.PAIRS`.
     kind = f"{dtype}_pairs" if paired else dtype
-    return build(make_kernel(kind, CACHE_BYTES[dtype], scaled=scaled, spans=spans, is_narrow=is_narrow))
+    options = {"scaled": scaled, "spans": spans, "is_narrow": is_narrow, "is_chosen": is_chosen}
+    return build(make_kernel(kind, CACHE_BYTES[dtype], **options))
 
 
 def cpu_paged_attention(
@@ -89,14 +97,42 @@ def cpu_paged_attention(
     Raises:
         ValueError: heads or pages are no multiples of 16.
     """
-    stored, k_scale, v_scale = (k, v), options.k_scale, options.v_scale
+    arrays, heads = (q.astype(jnp.float32), *_stored(k, v, kv_cache, options)), (q.shape[1], k.shape[1])
+    out, kv_cache = call_kernel(arrays, heads, kv_cache, layer, batch, options, None)
+    return out.astype(q.dtype), kv_cache
+
+
+def cpu_indexed_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+    index: BlockIndex,
+) -> tuple[jax.Array, jax.Array]:
+    """See `paged_attention`. Where no request can have more blocks than are chosen, they are not compared.
+
+    Raises:
+        ValueError: heads, pages or blocks are no multiples of 16.
+    """
+    new, heads = _stored(*index.joined(k, v), kv_cache, options), (q.shape[1], k.shape[1])
+    queries = jnp.pad(index.query.astype(jnp.float32), ((0, 0), (0, 0), (0, q.shape[2] - index.query.shape[2])))
+    arrays, own = (q.astype(jnp.float32), *new), (index, queries)
+    out, kv_cache = call_kernel(arrays, heads, kv_cache, layer, batch, options, None, index=own)
+    return out.astype(q.dtype), kv_cache
+
+
+def _stored(k: jax.Array, v: jax.Array, kv_cache: jax.Array, options: AttentionOptions) -> tuple[jax.Array, jax.Array]:
+    """Keys and values as the kernel takes them."""
+    k_scale, v_scale = options.k_scale, options.v_scale
     if options.scale_bytes:
         # The kernel itself quantizes.
-        stored = k.astype(jnp.float32), v.astype(jnp.float32)
-    elif k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
-        stored = quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)
-    out, kv_cache = call_kernel((q.astype(jnp.float32), *stored), q.shape[1], kv_cache, layer, batch, options, None)
-    return out.astype(q.dtype), kv_cache
+        return k.astype(jnp.float32), v.astype(jnp.float32)
+    if k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
+        return quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)
+    return k, v
 
 
 def supports_merged(head_size: int, dtype: str, stored: str, scale_bytes: int) -> bool:
@@ -141,14 +177,14 @@ def merged_attention(
             f"{qkv.dtype} of heads of {head_size} for a cache of {kv_cache.dtype}: needs float32 and a multiple of 32"
         )
     tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
-    arrays = (qkv.reshape(tokens, -1, head_size),) * 3
-    out, kv_cache = call_kernel(arrays, num_heads, kv_cache, layer, batch, options, rotation, is_narrow=is_narrow)
+    arrays, heads = (qkv.reshape(tokens, -1, head_size),) * 3, (num_heads, kv_cache.shape[3])
+    out, kv_cache = call_kernel(arrays, heads, kv_cache, layer, batch, options, rotation, is_narrow=is_narrow)
     return out.reshape(tokens, num_heads * head_size), kv_cache
 
 
 def call_kernel(
     arrays: tuple[jax.Array, ...],
-    num_heads: int,
+    heads: tuple[int, int],
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
@@ -157,19 +193,30 @@ def call_kernel(
     *,
     paired: bool = False,
     is_narrow: bool = False,
+    index: tuple[BlockIndex, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Results [T, N, H], float32 or if `paired` or `is_narrow` bfloat16, and the cache; `arrays` are as in `work`.
 
+    `heads` are N and K. An `index` has queries as the kernel takes them, rows of H times four bytes.
+
     Raises:
-        ValueError: heads or pages are no multiples of 16.
+        ValueError: heads, pages or blocks of an index are no multiples of 16.
     """
+    num_heads, num_kv_heads = heads
     tokens, _, head_size = arrays[0].shape
     page_size = kv_cache.shape[4] // (head_size + options.scale_bytes)
     if head_size % MULTIPLE or page_size % MULTIPLE:
         raise ValueError(f"head size {head_size} and page size {page_size} must be multiples of {MULTIPLE}")
-    until = () if batch.visible_until is None else (batch.visible_until,)
-    scaled, spans = options.scale_bytes > 0, len(until) > 0
-    target = attention_target(kv_cache.dtype.name, scaled=scaled, spans=spans, paired=paired, is_narrow=is_narrow)
+    rest = () if batch.visible_until is None else (batch.visible_until,)
+    scaled, spans, is_chosen = options.scale_bytes > 0, len(rest) > 0, False
+    if index is not None:
+        choice, queries = index
+        if choice.block % MULTIPLE:
+            raise ValueError(f"blocks of {choice.block} keys must be multiples of {MULTIPLE}")
+        is_chosen = batch.page_table.shape[1] * page_size > choice.top * choice.block
+        rest = (queries, jnp.asarray([choice.block, choice.top, choice.local], jnp.int32)) if is_chosen else ()
+    parts = {"scaled": scaled, "spans": spans, "paired": paired, "is_narrow": is_narrow, "is_chosen": is_chosen}
+    target = attention_target(kv_cache.dtype.name, **parts)
     provide(target)
     result = jnp.bfloat16 if paired or is_narrow else jnp.float32
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
@@ -178,6 +225,7 @@ def call_kernel(
     floats = [options.scale * k_scale, options.soft_cap or 0.0, v_scale]
     ints = [layer, 0 if options.window is None else options.window, batch.num_requests, batch.num_tokens]
     ints += [int(sinks is not None), int(slopes is not None), num_heads, int(options.writes), options.scale_bytes]
+    ints.append(num_kv_heads)
     out, kv_cache = jax.ffi.ffi_call(
         target.name,
         (
@@ -199,7 +247,7 @@ def call_kernel(
             ]
         ),
         *(rotation or (no_angles, no_angles)),
-        *until,
+        *rest,
     )
     return out, kv_cache
 
@@ -212,5 +260,6 @@ BACKEND = Backend(
     merged=merged_attention,
     supports_merged=supports_merged,
     supports_spans=True,
+    call_indexed=cpu_indexed_attention,
     page_size=lambda shape, head_size: shape[4] // head_size,
 )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import MULTIPLE, call_kernel, transposed_shape
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
@@ -54,7 +55,38 @@ def paired_attention(
     _check(kv_cache)
     stored = quantise(k, options.k_scale, kv_cache.dtype), quantise(v, options.v_scale, kv_cache.dtype)
     arrays = (q.astype(jnp.bfloat16), *stored)
-    out, kv_cache = call_kernel(arrays, q.shape[1], kv_cache, layer, batch, options, None, paired=True)
+    heads = q.shape[1], k.shape[1]
+    out, kv_cache = call_kernel(arrays, heads, kv_cache, layer, batch, options, None, paired=True)
+    return out.astype(q.dtype), kv_cache
+
+
+def paired_indexed_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+    index: BlockIndex,
+) -> tuple[jax.Array, jax.Array]:
+    """See `paged_attention`, and `paired_attention`. Queries of the index are bfloat16, too.
+
+    Raises:
+        NotImplementedError: the cache is not bfloat16.
+        ValueError: heads, pages or blocks are no multiples of 16.
+    """
+    _check(kv_cache)
+    joined = index.joined(k, v)
+    stored = (
+        quantise(joined[0], options.k_scale, kv_cache.dtype),
+        quantise(joined[1], options.v_scale, kv_cache.dtype),
+    )
+    arrays, heads = (q.astype(jnp.bfloat16), *stored), (q.shape[1], k.shape[1])
+    # The kernel takes rows as long as those of float32.
+    lanes = ((0, 0), (0, 0), (0, 2 * q.shape[2] - index.query.shape[2]))
+    own = index, jnp.pad(index.query.astype(jnp.bfloat16), lanes)
+    out, kv_cache = call_kernel(arrays, heads, kv_cache, layer, batch, options, None, paired=True, index=own)
     return out.astype(q.dtype), kv_cache
 
 
@@ -78,8 +110,8 @@ def merged_pairs(
     if cos.shape[1] % MULTIPLE:
         raise ValueError(f"heads of {head_size}: the size must be a multiple of {2 * MULTIPLE}")
     tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
-    arrays = (qkv.astype(jnp.bfloat16).reshape(tokens, -1, head_size),) * 3
-    out, kv_cache = call_kernel(arrays, num_heads, kv_cache, layer, batch, options, (cos, sin), paired=True)
+    arrays, heads = (qkv.astype(jnp.bfloat16).reshape(tokens, -1, head_size),) * 3, (num_heads, kv_cache.shape[3])
+    out, kv_cache = call_kernel(arrays, heads, kv_cache, layer, batch, options, (cos, sin), paired=True)
     return out.reshape(tokens, num_heads * head_size), kv_cache
 
 
@@ -101,5 +133,6 @@ BACKEND = Backend(
     merged=merged_pairs,
     supports_merged=supports_merged,
     supports_spans=True,
+    call_indexed=paired_indexed_attention,
     page_size=lambda shape, head_size: shape[4] // head_size,
 )

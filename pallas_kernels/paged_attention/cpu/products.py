@@ -12,11 +12,12 @@ from jaxllm.pallas_kernels.cpu_common.attention_words import (
     W_C,
     W_COLUMN,
     W_H,
+    W_INDEX_BLOCK,
     W_NO,
     W_RUN,
     W_YES,
 )
-from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch_line, set_word, word
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch_line, int32, set_word, word
 from jaxllm.pallas_kernels.cpu_common.outer_tile import make_outer_tile
 from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, key_and_value_at
@@ -53,20 +54,30 @@ def make_row_tiles(vectors: int, kind: str) -> Any:
     return product
 
 
-@compiled
-def find_block(work: int, row: int, head: int, begin: int, last: int, keys: int, values: int) -> None:
-    """Addresses of the keys of a block from `begin` on, a vector of them each, and those of their values.
+def make_find_block(*, is_chosen: bool) -> Any:
+    """`find_block`, of the keys of a row, or of blocks of them that are chosen."""
 
-    After the addresses of a block's keys lie those of their scales, and so for values.
-    For a row that ends at `last`; after it any key will do, since it is masked.
-    """
-    behind = (last - 1) // LANES * LANES
-    for vector in range(BLOCK // LANES):
-        key, value, key_scale, value_scale = key_and_value_at(work, row, min(begin + vector * LANES, behind), head)
-        set_word(keys, vector, key)
-        set_word(values, vector, value)
-        set_word(keys, BLOCK // LANES + vector, key_scale)
-        set_word(values, BLOCK // LANES + vector, value_scale)
+    @compiled
+    def find_block(work: int, row: int, head: int, begin: int, last: int, keys: int, values: int, chosen: int) -> None:
+        """Addresses of the keys of a block from `begin` on, a vector of them each, and those of their values.
+
+        After the addresses of a block's keys lie those of their scales, and so for values.
+        For a row that ends at `last`; after it any key will do, since it is masked.
+        Places are counted in the blocks at `chosen`, int32, where they are chosen.
+        """
+        behind = (last - 1) // LANES * LANES
+        for vector in range(BLOCK // LANES):
+            position = min(begin + vector * LANES, behind)
+            if is_chosen:
+                size = word(work, W_INDEX_BLOCK)
+                position = int32(chosen, position // size) * size + position % size
+            key, value, key_scale, value_scale = key_and_value_at(work, row, position, head)
+            set_word(keys, vector, key)
+            set_word(values, vector, value)
+            set_word(keys, BLOCK // LANES + vector, key_scale)
+            set_word(values, BLOCK // LANES + vector, value_scale)
+
+    return find_block
 
 
 @compiled

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from jaxllm.pallas_kernels.cpu_common.processor import host_processor
-from jaxllm.pallas_kernels.latent_attention.cases import CASES, Case, make_inputs
+from jaxllm.pallas_kernels.latent_attention.cases import CASES, Case, make_inputs, tolerance
 from tests.pallas_kernels.cut_prompts import PREFIXES, SHARING_ROWS, TOKENS, check_cuts, check_shared_pages
 from tests.pallas_kernels.latent_attention.oracle import cached_inputs, check, run_function
+from tests.pallas_kernels.latent_attention.test_indexed import MIXED
+from tests.pallas_kernels.latent_attention.test_indexed import oracle as indexed_oracle
 from tests.thinned import EVERY_CASE
 
 
@@ -40,7 +43,7 @@ def _paired_cases() -> list[Case]:
     """Every case that the kernel can do, its types made bfloat16; those that become the same only once."""
     found: dict[Case, Case] = {}
     for case in CASES:
-        if case.sizes.index == 0 and case.sizes.key % 32 == 0 and not case.sinks:
+        if case.sizes.index == 0 and case.sizes.key % 32 == 0:
             own = replace(case, dtype="bfloat16")
             found.setdefault(replace(own, name=""), own)
     return list(found.values())
@@ -65,6 +68,16 @@ def test_pairs_have_the_same_bits_however_cut_and_whoever_is_beside() -> None:
 def test_pairs_have_the_same_bits_beside_rows_of_the_same_pages(rows: list[tuple[int, int]], prefix: int) -> None:
     common = Case("alike", (), num_heads=6, page_size=48, rope_size=32, layers=2, dtype="bfloat16")
     check_shared_pages(common, rows, prefix, make_inputs, run_function("cpu_pairs"))
+
+
+@ON_THIS_PROCESSOR
+@pytest.mark.parametrize("implementation", ["cpu", "cpu_pairs"])
+def test_chosen_keys_of_bfloat16(implementation: str) -> None:
+    case = replace(MIXED, sinks=True, dtype="bfloat16")
+    inputs = cached_inputs(case)
+    out, cached = run_function(implementation)(inputs)
+    wanted = indexed_oracle(inputs, np.asarray(cached).astype(np.float64))
+    np.testing.assert_allclose(np.asarray(out, np.float64)[: case.num_tokens], wanted, atol=tolerance(case))
 
 
 @ON_THIS_PROCESSOR

@@ -15,8 +15,11 @@ from jaxllm.pallas_kernels.latent_attention.check import compare, run_case
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from tests.quick import QUICK
 
-INDEX: dict[str, Any] = {"index_heads": 3, "index_size": 16, "top": 8, "page_size": 4}
+INDEX: dict[str, Any] = {"index_heads": 3, "index_size": 16, "top": 8, "page_size": 16}
 MIXED = Case("mixed", ((1, 5), (1, 0), (1, 33), (7, 0), (30, 3), (3, 29)), padding_tokens=5, padding_rows=3, **INDEX)
+
+
+IMPLEMENTATIONS = ("reference", "xla", "cpu")
 
 
 @cache
@@ -56,7 +59,7 @@ def oracle(inputs: Inputs, cached: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("ties", [False, True])
 def test_matches_numpy(implementation: str, *, ties: bool) -> None:
     """Of equal keys those that come first are seen."""
@@ -71,28 +74,28 @@ def test_matches_numpy(implementation: str, *, ties: bool) -> None:
 def test_sinks(top: int) -> None:
     """They take part in the softmax over chosen keys, or over all keys where no request has more."""
     inputs = make_inputs(replace(MIXED, sinks=True, top=top))
-    for implementation in ("reference", "xla"):
+    for implementation in IMPLEMENTATIONS:
         out, cached = run(implementation)(inputs)
         np.testing.assert_allclose(out[: MIXED.num_tokens], oracle(inputs, np.asarray(cached)), atol=5e-6)
-    with pytest.raises(ValueError, match="'cpu' does not support sinks"):
-        replace(inputs, index=None).call("cpu")
 
 
-def test_up_to_so_many_keys_it_is_attention_to_all() -> None:
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_up_to_so_many_keys_it_is_attention_to_all(implementation: str) -> None:
     """To the last bit for decodes, whose keys are visited in the same order, in blocks of as many."""
-    inputs = make_inputs(replace(MIXED, top=37))
-    assert inputs.batch.page_table.shape[1] * MIXED.page_size > 37, "a page table of so many keys would settle it"
-    out, cached = run("xla")(inputs)
-    wanted, _ = run("xla", indexed=False)(replace(inputs, kv_cache=cached))
+    inputs = make_inputs(replace(MIXED, top=37, page_size=16 if implementation == "cpu" else 4))
+    assert inputs.batch.page_table.shape[1] * inputs.case.page_size > 37, "a page table of so many keys would settle it"
+    out, cached = run(implementation)(inputs)
+    wanted, _ = run(implementation, indexed=False)(replace(inputs, kv_cache=cached))
     np.testing.assert_array_equal(out[:3], wanted[:3])
     np.testing.assert_allclose(out[: MIXED.num_tokens], wanted[: MIXED.num_tokens], atol=5e-6)
 
 
-def test_a_token_does_not_depend_on_its_batch() -> None:
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_a_token_does_not_depend_on_its_batch(implementation: str) -> None:
     """Each token alone, as a decode, has the bits that it has among others."""
     inputs = make_inputs(MIXED)
-    out, cached = run("xla")(inputs)
-    alone = run("xla")
+    out, cached = run(implementation)(inputs)
+    alone = run(implementation)
     for token in (2, 9, 20, 41):
         row = int(inputs.batch.token_rows[token])
         position = inputs.batch.positions[token : token + 1]
@@ -133,12 +136,6 @@ def test_nothing_grows_with_tokens_times_context() -> None:
     cache = np.prod(inputs.kv_cache.shape) * 4
     # A score for every index head, query and key would be 4 GB.
     assert memory.temp_size_in_bytes - cache < 2**27
-
-
-@pytest.mark.parametrize("implementation", ["cpu"])
-def test_others_refuse(implementation: str) -> None:
-    with pytest.raises(ValueError, match=f"'{implementation}' does not support an index of keys"):
-        make_inputs(MIXED).call(implementation)
 
 
 def test_the_check_of_an_implementation_has_an_index() -> None:

@@ -13,15 +13,33 @@ from tests.pallas_kernels.latent_attention.oracle import cached_inputs, check, r
 from tests.quick import QUICK
 
 ROWS = ((1, 5), (1, 0), (1, 33), (7, 0), (30, 3), (3, 29))
-WINDOWED = Case("windowed", ROWS, window=11, page_size=4, padding_tokens=5, padding_rows=3)
-GROUPED = Case("grouped", ROWS, page_size=4, padding_tokens=5, padding_rows=3, index_heads=3, index_size=32, top=9)
+WINDOWED = Case("windowed", ROWS, window=11, page_size=16, padding_tokens=5, padding_rows=3)
+GROUPED = Case("grouped", ROWS, page_size=16, padding_tokens=5, padding_rows=3, index_heads=3, index_size=32, top=9)
 POOL, SIZE = 3, 16
-IMPLEMENTATIONS = ("reference", "xla")
+IMPLEMENTATIONS = ("reference", "xla", "cpu")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_window(implementation: str) -> None:
     check(WINDOWED, *run_function(implementation)(cached_inputs(WINDOWED)))
+
+
+def test_a_window_that_blocks_of_keys_are_left_out_for() -> None:
+    """The kernel for CPUs begins with the first block that is seen, where rows share pages, too."""
+    case = Case("far", ((1, 300), (1, 131), (1, 300), (170, 129)), window=70, prefix=128)
+    check(case, *run_function("cpu")(cached_inputs(case)))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_latents_of_a_smaller_size(implementation: str) -> None:
+    """Rows of the cache are longer than its keys: what comes after those is neither read nor written."""
+    case = Case("small", ROWS, page_size=16)
+    inputs = cached_inputs(case)
+    wide = jnp.pad(inputs.kv_cache, ((0, 0),) * 3 + ((0, 24),), constant_values=7.0)
+    out, cached = replace(inputs, kv_cache=wide).call(implementation)
+    check(case, out, cached[..., : case.sizes.key])
+    if implementation == "cpu":
+        np.testing.assert_array_equal(cached[..., case.sizes.key :], 7.0)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -80,8 +98,5 @@ def test_groups_of_keys(implementation: str, top: int) -> None:
 
 
 def test_kernels_refuse_what_they_lack() -> None:
-    for case in (WINDOWED, replace(GROUPED, index_heads=0, window=3)):
-        with pytest.raises(ValueError, match="'cpu' does not support windows"):
-            cached_inputs(case).call("cpu")
     with pytest.raises(ValueError, match="'tpu' does not support an index of groups of keys"):
         grouped_inputs(9).call("tpu")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.paged_attention import BlockIndex, get_backend, paged_attention
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
@@ -77,6 +78,13 @@ CASES = {
     "blocks across pages, two of them local": partial(make, 4, block=6, local=2),
     "blocks within pages, none of them local": partial(make, 8, block=2, local=0, whole=True),
 }
+LONG = ((1, 90), (1, 0), (1, 233), (7, 40), (40, 3), (3, 130))
+# Whole vectors. Whole numbers have many equal blocks.
+FOR_CPU = {
+    "blocks of pages": partial(make, 16, block=32, whole=True, rows=LONG, head_size=32),
+    "blocks across pages, two of them local": partial(make, 32, block=48, local=2, rows=LONG, head_size=48),
+    "blocks within pages, none of them local": partial(make, 64, block=16, local=0, rows=LONG, head_size=32),
+}
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
@@ -90,6 +98,25 @@ def test_matches_numpy(implementation: str, name: str) -> None:
     assert np.isfinite(out).all()
 
 
+@pytest.mark.parametrize("name", FOR_CPU)
+def test_the_kernel_for_cpus_matches_numpy(name: str) -> None:
+    inputs, index = FOR_CPU[name]()
+    out, cached = run("cpu")(inputs, index)
+    wanted = oracle(inputs, index, np.asarray(cached))
+    np.testing.assert_allclose(out[: len(wanted)], wanted, atol=5e-6)
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.skipif(not host_processor().multiplies_bfloat16, reason="the processor has no AVX512-BF16")
+def test_pairs_of_bfloat16_match_the_kernel_without() -> None:
+    """Whole numbers are scored alike, so both see the same blocks."""
+    inputs, index = make(16, block=32, whole=True, rows=LONG, head_size=32, dtype="bfloat16")
+    (out, cached), (wanted, same) = (run(name)(inputs, index) for name in ("cpu_pairs", "cpu"))
+    count = inputs.case.num_tokens
+    np.testing.assert_allclose(out[:count].astype(float), wanted[:count].astype(float), atol=3e-2)
+    np.testing.assert_array_equal(cached[:, 1:].astype(float), same[:, 1:].astype(float))
+
+
 def test_up_to_so_many_blocks_it_is_attention_to_all() -> None:
     inputs, index = make(top=9)
     assert inputs.batch.page_table.shape[1] > 9, "a page table of so many keys would settle it"
@@ -98,20 +125,22 @@ def test_up_to_so_many_blocks_it_is_attention_to_all() -> None:
     np.testing.assert_allclose(out[: MIXED.num_tokens], wanted[: MIXED.num_tokens], atol=5e-6)
 
 
-def test_keys_with_scales() -> None:
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_keys_with_scales(implementation: str) -> None:
     """Keys, values and those of the index have scales of their own in the cache."""
-    inputs, index = make(scale_bytes=4, kv_dtype="int8")
-    out, cached = run("xla")(inputs, index)
+    inputs, index = make(16, block=16, head_size=32, scale_bytes=4, kv_dtype="int8", rows=LONG)
+    out, cached = run(implementation)(inputs, index)
     wanted, same = run("reference")(inputs, index)
-    np.testing.assert_allclose(out[: MIXED.num_tokens], wanted[: MIXED.num_tokens], atol=2e-5)
+    np.testing.assert_allclose(out[: inputs.case.num_tokens], wanted[: inputs.case.num_tokens], atol=2e-5)
     np.testing.assert_array_equal(cached[:, 1:], same[:, 1:])
 
 
-def test_a_token_does_not_depend_on_its_batch() -> None:
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_a_token_does_not_depend_on_its_batch(implementation: str) -> None:
     """Each token alone, as a decode, has the bits that it has among others."""
-    inputs, index = make()
-    out, cached = run("xla")(inputs, index)
-    for token in (2, 9, 41):
+    inputs, index = make(16, block=16, head_size=32, rows=LONG)
+    out, cached = run(implementation)(inputs, index)
+    for token in (2, 9, 51):
         row, position = int(inputs.batch.token_rows[token]), inputs.batch.positions[token : token + 1]
         one = jnp.int32(1)
         batch = RaggedBatch(
@@ -126,23 +155,24 @@ def test_a_token_does_not_depend_on_its_batch() -> None:
         )
         arrays = {name: getattr(inputs, name)[token : token + 1] for name in "qkv"}
         own = jax.tree.map(lambda each, token=token: each[token : token + 1], index)
-        found, _ = run("xla")(replace(inputs, batch=batch, kv_cache=cached, **arrays), own)
+        found, _ = run(implementation)(replace(inputs, batch=batch, kv_cache=cached, **arrays), own)
         np.testing.assert_array_equal(found[0], out[token])
 
 
-def test_nan_stays_in_its_request() -> None:
-    inputs, index = make()
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_nan_stays_in_its_request(implementation: str) -> None:
+    inputs, index = make(16, block=16, head_size=32, rows=LONG)
     bad = replace(index, query=index.query.at[2].set(jnp.nan), key=index.key.at[2].set(jnp.nan))
-    out, cached = run("xla")(inputs, bad)
-    good, _ = run("xla")(inputs, index)
-    others = np.arange(MIXED.num_tokens) != 2
-    np.testing.assert_array_equal(out[: MIXED.num_tokens][others], good[: MIXED.num_tokens][others])
+    out, cached = run(implementation)(inputs, bad)
+    good, _ = run(implementation)(inputs, index)
+    others = np.arange(inputs.case.num_tokens) != 2
+    np.testing.assert_array_equal(out[: len(others)][others], good[: len(others)][others])
     assert np.isfinite(cached).all()
 
 
 def test_kernels_without_an_index_refuse_it() -> None:
     inputs, index = make()
-    with pytest.raises(NotImplementedError, match="'cpu': keys that an index chooses"):
+    with pytest.raises(NotImplementedError, match="'tpu': keys that an index chooses"):
         paged_attention(
             inputs.q,
             inputs.k,
@@ -152,5 +182,5 @@ def test_kernels_without_an_index_refuse_it() -> None:
             inputs.batch,
             inputs.options,
             index=index,
-            implementation="cpu",
+            implementation="tpu",
         )
