@@ -3,7 +3,7 @@
 import jax
 
 from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry, Heads, get_backend
-from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
+from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex
 from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
@@ -18,7 +18,7 @@ def paged_attention(
     batch: RaggedBatch,
     options: AttentionOptions,
     *,
-    index: BlockIndex | None = None,
+    index: AnyIndex | None = None,
     implementation: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
     """Write the step's keys and values into their pages, then let every token attend to its request so far.

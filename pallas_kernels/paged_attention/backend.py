@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 import jax
 
-from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
+from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
@@ -72,7 +72,7 @@ class IndexedAttention(Protocol):
         layer: int | jax.Array,
         batch: RaggedBatch,
         options: AttentionOptions,
-        index: BlockIndex,
+        index: AnyIndex,
     ) -> Attended:
         """See `paged_attention`."""
         ...

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
+from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex
 from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
@@ -36,7 +36,7 @@ def reference_indexed_attention(
     layer: int | jax.Array,
     batch: RaggedBatch,
     options: AttentionOptions,
-    index: BlockIndex,
+    index: AnyIndex,
 ) -> tuple[jax.Array, jax.Array]:
     """The same to the keys that an index chooses."""
     kv_cache = write_kv(kv_cache, *index.joined(k, v), layer, batch, options)
@@ -90,20 +90,15 @@ def _attend(
     return jnp.where(is_token[:, None, None], out, 0.0).astype(q.dtype)
 
 
-def _chosen(index: BlockIndex, keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """Which keys [T, K, S] are in chosen blocks, from index keys [T, S, I]."""
+def _chosen(index: AnyIndex, keys: jax.Array, positions: jax.Array) -> jax.Array:
+    """Which keys [T, K or 1, S] are in chosen blocks, from index keys [T, S, I]."""
     length = keys.shape[1]
-    products = jnp.einsum("tki,tsi->tks", index.query.astype(jnp.float32), keys)
-    visible = jnp.arange(length, dtype=jnp.int32) <= positions[:, None]
-    scores = jnp.where(visible[:, None], products, -jnp.inf)
-    scores = jnp.pad(scores, ((0, 0), (0, 0), (0, -length % index.block)), constant_values=-jnp.inf)
-    scores = scores.reshape(*scores.shape[:2], -1, index.block).max(axis=-1)
-    own, blocks = (positions // index.block)[:, None], jnp.arange(scores.shape[2], dtype=jnp.int32)
-    is_local = (blocks <= own) & (blocks > own - index.local)
-    scores = jnp.where(is_local[:, None], jnp.inf, scores)
+    whole = jnp.pad(keys, ((0, 0), (0, -length % index.block), (0, 0)))
+    scores = index.scores(whole, jnp.int32(0), positions)
     order = jnp.argsort(-scores, axis=-1, stable=True)
     ranks = jnp.argsort(order, axis=-1)
-    return jnp.repeat(ranks < index.top, index.block, axis=-1)[..., :length]
+    seen = ranks < index.limits(positions)[:, None, None]
+    return jnp.repeat(seen, index.block, axis=-1)[..., :length]
 
 
 BACKEND = Backend(reference_paged_attention, supports_spans=True, call_indexed=reference_indexed_attention)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Attended, Backend, PagedAttention
-from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
+from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex
 from jaxllm.pallas_kernels.paged_attention.cache_write import write_head_major
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
@@ -103,7 +103,7 @@ def xla_indexed_attention(
     layer: int | jax.Array,
     batch: RaggedBatch,
     options: AttentionOptions,
-    index: BlockIndex,
+    index: AnyIndex,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`. Where no request can have more blocks than are chosen, they are not compared."""
     kv_cache = write_head_major(kv_cache, *index.joined(k, v), layer, batch, options)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
+from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, decode_by_blocks
@@ -85,13 +85,11 @@ def _as_one_head(found: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return found.reshape(shape[0], 1, -1, *found.shape[3:])
 
 
-def attend_to_blocks(
-    q: jax.Array, cache: IndexedCache, batch: RaggedBatch, index: BlockIndex, heads: Heads
-) -> jax.Array:
+def attend_to_blocks(q: jax.Array, cache: IndexedCache, batch: RaggedBatch, index: AnyIndex, heads: Heads) -> jax.Array:
     """Attention of every token to the blocks that `index` chooses, [T, N, H]; the cache has the new tokens already."""
 
-    def attend(blocks: Blocks) -> Callable[[jax.Array, BlockIndex], jax.Array]:
-        def run(q: jax.Array, index: BlockIndex) -> jax.Array:
+    def attend(blocks: Blocks) -> Callable[[jax.Array, AnyIndex], jax.Array]:
+        def run(q: jax.Array, index: AnyIndex) -> jax.Array:
             return _attend(q, cache, batch, _choose(cache, batch, index, blocks), index, heads, blocks)
 
         return run
@@ -106,15 +104,16 @@ def _attend(
     cache: IndexedCache,
     batch: RaggedBatch,
     chosen: jax.Array,
-    index: BlockIndex,
+    index: AnyIndex,
     heads: Heads,
     blocks: Blocks,
 ) -> jax.Array:
-    """Attention to `chosen` blocks [T, K, top], in the order of their positions."""
-    tokens, num_kv_heads, top = chosen.shape
+    """Attention to `chosen` blocks [T, choices, most], in the order of their positions."""
+    tokens, num_kv_heads, top = len(chosen), heads.num_kv_heads, index.most
+    chosen = jnp.broadcast_to(chosen, (tokens, num_kv_heads, top))
     num_blocks = -(-cache.page_table.shape[1] * cache.page_size // index.block)
     own = lax.div(batch.positions, jnp.int32(index.block))[:, None]
-    count = jnp.minimum(own + 1, top)
+    count = jnp.minimum(own + 1, index.limits(batch.positions)[:, None])
     last = jnp.take_along_axis(chosen, jnp.broadcast_to(count[..., None] - 1, (tokens, num_kv_heads, 1)), axis=2)
     # Of the token's own block it sees those up to itself; what comes after it in the table is not seen.
     beyond = index.block - 1 - lax.rem(batch.positions, jnp.int32(index.block))[:, None]
@@ -140,46 +139,46 @@ def _attend(
     return decode_by_blocks(queries, pages, rows, rows.positions, one, blocks).reshape(q.shape)
 
 
-def _choose(cache: IndexedCache, batch: RaggedBatch, index: BlockIndex, blocks: Blocks) -> jax.Array:
-    """The blocks that each KV head of a token sees, int32 [T, K, top], ascending; after them come later ones."""
-    shape = index.query.shape[:2]
+def _choose(cache: IndexedCache, batch: RaggedBatch, index: AnyIndex, blocks: Blocks) -> jax.Array:
+    """The blocks that each token sees, int32 [T, choices, most], ascending; after them come later ones."""
+    shape = len(index.query), index.choices, index.most
     size = min(blocks.prefill_queries, shape[0])
 
-    def block(arrays: tuple[BlockIndex, jax.Array, jax.Array]) -> jax.Array:
-        own, positions, rows = arrays
-        every = jnp.broadcast_to(jnp.arange(index.top, dtype=jnp.int32), (size, shape[1], index.top))
+    def block(arrays: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        query, positions, rows = arrays
+        own = replace(index, query=query)
+        every = jnp.broadcast_to(jnp.arange(index.most, dtype=jnp.int32), (size, *shape[1:]))
         # Short contexts cost nothing; their tokens see every block whether these are scored or not.
         is_short = positions.max() < index.top * index.block
         return lax.cond(is_short, lambda: every, lambda: _best(cache, own, positions, rows, blocks.prefill_keys))
 
-    out = jnp.zeros((*shape, index.top), jnp.int32)
-    return map_token_blocks(block, (index, batch.positions, batch.token_rows), out, batch.num_tokens, size)
+    out = jnp.zeros(shape, jnp.int32)
+    return map_token_blocks(block, (index.query, batch.positions, batch.token_rows), out, batch.num_tokens, size)
 
 
-def _best(cache: IndexedCache, index: BlockIndex, positions: jax.Array, rows: jax.Array, block_keys: int) -> jax.Array:
-    """The best blocks of tokens [B], int32 [B, K, top], from index keys visited about `block_keys` at a time."""
+def _best(cache: IndexedCache, index: AnyIndex, positions: jax.Array, rows: jax.Array, block_keys: int) -> jax.Array:
+    """The best blocks of tokens [B], int32 [B, choices, most], from index keys visited about `block_keys` at a time."""
     whole = math.lcm(index.block, cache.page_size)
     keys = max(block_keys // whole, 1) * whole
     length = cache.page_table.shape[1] * cache.page_size
-    size, heads, width = index.query.shape
+    size, width = len(positions), index.key.shape[1]
     row = jnp.broadcast_to(rows[:, None], (size, keys))
     last = jnp.full_like(row, cache.kv_cache.shape[3] - 1)
 
     def visit(number: jax.Array, out: jax.Array) -> jax.Array:
-        at = number * keys + jnp.arange(keys, dtype=jnp.int32)
+        first = number * keys
+        at = first + jnp.arange(keys, dtype=jnp.int32)
         found = cache.find(row, jnp.broadcast_to(at, row.shape), 0, last)
         stored = found.stored[..., :width].astype(index.query.dtype)
-        scores = jnp.einsum("bki,bsi->bks", index.query, stored, preferred_element_type=jnp.float32)
-        scores = scores if found.scales is None else scores * found.scales[:, None]
-        scores = jnp.where((at <= positions[:, None])[:, None], scores, -jnp.inf)
-        best = scores.reshape(size, heads, -1, index.block).max(axis=-1)
+        stored = stored if found.scales is None else stored.astype(jnp.float32) * found.scales[..., None]
+        best = index.scores(stored, first, positions)
         return lax.dynamic_update_slice_in_dim(out, best, number * (keys // index.block), axis=2)
 
     count = -(-length // keys) * (keys // index.block)
-    scores = jnp.full((size, heads, count), -jnp.inf, jnp.float32)
+    scores = jnp.full((size, index.choices, count), -jnp.inf, jnp.float32)
     scores = lax.fori_loop(0, lax.div(positions.max() + keys, jnp.int32(keys)), visit, scores)
-    own, blocks = lax.div(positions, jnp.int32(index.block))[:, None], jnp.arange(count, dtype=jnp.int32)
-    is_local = (blocks <= own) & (blocks > own - index.local)
     # Of equal ones the first: XLA promises it.
-    _, best = lax.top_k(jnp.where(is_local[:, None], jnp.inf, scores), index.top)
-    return jnp.sort(best, axis=-1).astype(jnp.int32)
+    _, best = lax.top_k(scores, index.most)
+    # What is one too many goes after the others.
+    is_seen = jnp.arange(index.most, dtype=jnp.int32) < index.limits(positions)[:, None, None]
+    return jnp.sort(jnp.where(is_seen, best, count), axis=-1).astype(jnp.int32)
