@@ -31,8 +31,8 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "drafting" in metafunc.fixturenames:
-        # `tests/e2e/parallel/test_drafts.py` has the other one.
-        others = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "eagle3")) for name in HEADS]
+        # `tests/models/drafters/test_mlp_speculator.py` has an engine with the other one.
+        others = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "eagle3")) for name in HEADS]
         metafunc.parametrize("drafting", ["draft_model", *others], indirect=True)
 
 

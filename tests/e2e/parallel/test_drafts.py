@@ -27,7 +27,7 @@ def wanted(request: pytest.FixtureRequest, prompts: list[list[int]]) -> Iterator
     engine.close()
 
 
-# CI has each way. `tests/e2e/test_device_drafts.py` and `test_speculation.py` have the other drafters.
+# `tests/e2e/test_device_drafts.py` and `test_speculation.py` have the other drafters, on one device.
 @pytest.mark.parametrize(
     ("wanted", "method"),
     [
@@ -35,7 +35,7 @@ def wanted(request: pytest.FixtureRequest, prompts: list[list[int]]) -> Iterator
         pytest.param("model", "eagle3", marks=exhaustive),
         pytest.param("model", "ngram", marks=exhaustive),
         pytest.param("model", "mlp_speculator", marks=exhaustive),
-        ("data", "eagle3"),
+        pytest.param("data", "eagle3", marks=exhaustive),
         pytest.param("data", "mlp_speculator", marks=exhaustive),
         pytest.param("data", "draft_model", marks=exhaustive),
         pytest.param("data", "ngram", marks=exhaustive),

@@ -221,7 +221,7 @@ def test_images_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(re.findall(r"^ +(256|512) +(64|128) +[0-9.]+ s +[0-9.]+ GiB$", text_of, re.MULTILINE)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sound_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The program of a model that hears is compiled, and its memory counts."""
     audio = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
