@@ -2,9 +2,11 @@
 
     scripts/bench tpu_latent [--chip v6e ...] [--heads 16 128] [--case decode-64x1024 ...]
     scripts/bench tpu_latent --tune              decodes and prompts with other block sizes
+    scripts/bench tpu_latent --heads 64 --latent 1024 --window 512      layers with windows of Dots 3 Note
+    scripts/bench tpu_latent --heads 32 --sinks  as in Hy4
 
 Each call of the kernel is compiled for the chip, over a cache of pages of 64 tokens in bfloat16, and read by the static
-method (docs/kernels.md). The fewest bytes are cached latents of 576 numbers, each read once, queries and results.
+method (docs/kernels.md). The fewest bytes are cached latents that are seen, each read once, queries and results.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,9 @@ class Question:
     heads: int
     blocks: dict[str, int] = field(default_factory=dict)
     """Of both kernels; by default their own choice."""
+    latent: int = 512
+    window: int = 0
+    sinks: bool = False
 
     @property
     def most_short(self) -> int:
@@ -70,7 +75,8 @@ class Question:
         """What is asked for."""
         from jaxllm.pallas_kernels.latent_attention.cases import Case
 
-        return Case(self.name, ROWS[self.name], self.heads, 512, 64, page_size=64, dtype="bfloat16")
+        case = Case(self.name, ROWS[self.name], self.heads, self.latent, 64, page_size=64, dtype="bfloat16")
+        return replace(case, window=self.window, sinks=self.sinks)
 
 
 def build(question: Question) -> "Call":
@@ -87,7 +93,7 @@ def build(question: Question) -> "Call":
 
     case = question.case
     inputs = make_inputs(case)
-    pages = max(inputs.kv_cache.shape[1], 2**30 // (case.page_size * 640 * 2))
+    pages = max(inputs.kv_cache.shape[1], 2**30 // (case.page_size * case.sizes.key * 2))
     geometry = LatentGeometry(2, pages, case.page_size, case.sizes, case.dtype, for_tpu=True)
     fields, structure = jax.tree.flatten(jax.tree.map(np.asarray, tpu_prepare(inputs.batch, question.most_short)))
     blocks = Blocks(**question.blocks) if question.blocks else None
@@ -95,7 +101,8 @@ def build(question: Question) -> "Call":
     def call(q_latent: Any, q_rope: Any, latent: Any, k_rope: Any, cache: Any, layer: Any, *fields: Any) -> Any:
         batch = jax.tree.unflatten(structure, fields)
         arrays = q_latent, q_rope, latent, k_rope, cache, layer, batch
-        options = LatentOptions(case.scale)
+        sinks = jnp.zeros(case.num_heads) if case.sinks else None
+        options = LatentOptions(case.scale, sinks=sinks, window=case.window)
         return tpu_latent_attention(*arrays, options, decode_blocks=blocks, prefill_blocks=blocks)
 
     names = ("q_latent", "q_rope", "latent", "k_rope")
@@ -141,15 +148,16 @@ def _line(question: Question, chip: Chip, parts: list[Any], module: dict[str, An
 
 def questions(options: argparse.Namespace) -> Iterator[Question]:
     """All that are asked for."""
+    kind = {"latent": options.latent, "window": options.window, "sinks": options.sinks}
     for chip in options.chip:
         for heads in options.heads:
             for name in ROWS:
                 if not any(part in name for part in options.case):
                     continue
                 if options.tune:
-                    yield from (Question(chip, name, heads, blocks) for blocks in _tuned(name.split("-")[0]))
+                    yield from (Question(chip, name, heads, blocks, **kind) for blocks in _tuned(name.split("-")[0]))
                 else:
-                    yield Question(chip, name, heads)
+                    yield Question(chip, name, heads, **kind)
 
 
 def _tuned(kind: str) -> Iterator[dict[str, int]]:
@@ -169,6 +177,9 @@ def main() -> None:
     parser.add_argument("--chip", nargs="+", choices=tpus, default=["v6e"])
     parser.add_argument("--heads", nargs="+", type=int, default=[16])
     parser.add_argument("--case", nargs="+", default=[""], help="cases, or parts of their names (all)")
+    parser.add_argument("--latent", type=int, default=512, help="numbers of a latent")
+    parser.add_argument("--window", type=int, default=0, help="keys that a token sees; 0 is all")
+    parser.add_argument("--sinks", action="store_true", help="whether heads have sinks")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--timeout", type=float, default=600)
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -100,17 +100,20 @@ def minimum_bytes(case: Case) -> int:
 
     Queries and new latents are read once, results written once, and the new latents written to the cache, for tokens
     that are not padding, but for those of an index. Each row reads once every page that holds a key which is in the
-    cache before the step; a page that several rows share counts for each.
+    cache before the step and which it sees; a page that several rows share counts for each.
     """
     token = case.sizes.token
     numbers = case.num_tokens * (case.num_heads * (case.sizes.key + case.latent_size) + 2 * token)
-    pages = sum(-(-computed // case.page_size) for new, computed in case.rows if new)
+    firsts = [max(computed - case.window + 1, 0) if case.window else 0 for _, computed in case.rows]
+    rows = zip(case.rows, firsts, strict=True)
+    pages = sum(-(-computed // case.page_size) - first // case.page_size for (new, computed), first in rows if new)
     return (numbers + pages * case.page_size * token) * jnp.dtype(case.dtype).itemsize
 
 
 def products(case: Case) -> int:
     """Floating-point operations of the two products, a multiplication and an addition each."""
-    seen = sum(new * computed + new * (new + 1) // 2 for new, computed in case.rows)
+    most = case.window or max((new + computed for new, computed in case.rows), default=0)
+    seen = sum(min(position + 1, most) for new, old in case.rows for position in range(old, old + new))
     return 2 * seen * case.num_heads * (case.sizes.key + case.latent_size)
 
 

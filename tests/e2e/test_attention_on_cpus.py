@@ -23,6 +23,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "sliding_window": 21,
         "swa_kv_lora_rank": 48,
         "swa_qk_rope_head_dim": 16,
+        "swa_head_dim": 36,
     },
 }
 
