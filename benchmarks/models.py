@@ -9,8 +9,9 @@ chips as hold it: a decode step and the largest step are compiled by the chip's 
 """
 
 import argparse
+import contextlib
+import io
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 from jaxllm.models.checkpoint.model_config import read_config
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.pattern import segments_of
+from jaxllm.serving.cli.main import main as run_command
 
 FOLDER = Path(__file__).parent / "published"
 PLANS = FOLDER / "plans" / "v6e.json"
@@ -155,10 +157,13 @@ def _report(path: Path, chip: str, chips: int, topology: str | None) -> dict[str
         command += ["--tensor-parallel-size", str(chips), "--json"]
         command += FLAGS.get(path.stem, [])
         command += ["--max-model-len", str(LONGEST)] if longest > LONGEST else []
-        done = subprocess.run([sys.executable, "-m", "jaxllm", *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"fits": False, "reason": done.stderr.strip().splitlines()[-1][-200:]}
-    report: dict[str, Any] = json.loads(done.stdout)
+        # In this process: JAX and the chip's compiler take longer to load than a small model takes to compile.
+        out, problems = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(problems):
+            code = run_command(command)
+    if code:
+        return {"fits": False, "reason": problems.getvalue().strip().splitlines()[-1][-200:]}
+    report: dict[str, Any] = json.loads(out.getvalue())
     return report
 
 
