@@ -71,6 +71,9 @@ with AVX-512, with other work running:
 | Mamba 2 | float32 | 1.35 | 5.8 | 96 |
 | | bfloat16 | 1.05 | 10.6 | 26 |
 
+Tables of n-grams (Qwen4-Exp: 20 million rows each) are weights on the devices, which share them by
+rows: `jaxllm plan` counts them ([decision 077](decisions/077-n-grams-are-states.md)).
+
 The next table shows what published models need on v6e chips. It comes from their sizes alone: the
 chip's own compiler compiles their steps, and nothing is measured. `scripts/bench models` makes it;
 models that are missing have not been planned yet.

@@ -103,6 +103,32 @@ class BlockIndexPlan:
     local: int
     norm: NormPlan
 
+    @property
+    def most(self) -> int:
+        """Keys that a token sees at most."""
+        return self.top * self.block
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupIndexPlan:
+    """What chooses the keys that a token sees, in groups of `block` tokens, for all KV heads together (Qwen4-Exp).
+
+    An index head has `size` elements, as `BlockIndexPlan` says; queries of all `heads` are normalised and rotated. The
+    key of a group is the normalised mean of its tokens', rotated as at its first position. A token sees the `top`
+    complete groups with the best sums of positive scores, and those before it in an incomplete one.
+    """
+
+    heads: int
+    size: int
+    block: int
+    top: int
+    norm: NormPlan
+
+    @property
+    def most(self) -> int:
+        """Keys that a token sees at most."""
+        return self.top * self.block + self.block - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
@@ -148,7 +174,7 @@ class AttentionPlan:
     value_size: int | None = None
     """Elements of a value, likewise."""
     value_scale: float = 1.0
-    index: BlockIndexPlan | None = None
+    index: BlockIndexPlan | GroupIndexPlan | None = None
     """What chooses the keys that are seen; without it, all are."""
     experts: HeadExpertsPlan | None = None
     """Experts that give queries and take what attention gives; heads are those of a token's experts."""

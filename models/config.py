@@ -12,6 +12,7 @@ from jaxllm.models.attention_plan import (
     RopeConfig,
 )
 from jaxllm.models.errors import ModelError
+from jaxllm.models.gram_plan import WithGramsPlan
 from jaxllm.models.mlp_plan import ExpertsPlan
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.plan import EmbeddingPlan, LayerPlan, OutputPlan, RecurrentPlan
@@ -190,6 +191,11 @@ class ModelConfig:
     def routes_by_token(self) -> bool:
         """Whether a table says which experts a token has, in some layers."""
         return any(isinstance(layer.mlp, ExpertsPlan) and layer.mlp.router.by_token for layer in self.layers)
+
+    @property
+    def looks_up_grams(self) -> bool:
+        """Whether layers look up the last tokens together, see `GramsPlan`."""
+        return any(isinstance(plan, WithGramsPlan) for plan in self.recurrences)
 
     @property
     def shared_choice(self) -> int:

@@ -67,7 +67,7 @@ class Decoder(nnx.Module):
             for rope in ropes_of(config.layers)
         )
         per_token = batch.context.over_all_rows()
-        if config.routes_by_token:
+        if config.routes_by_token or config.looks_up_grams:
             per_token = per_token._replace(token_ids=batch.token_ids)
         told = LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows, per_token=per_token)
         return told if batch.cross_pages is None else told._replace(cross=self._cross(batch, cache))

@@ -24,7 +24,7 @@ class ForwardContext(NamedTuple):
     adapters: TokenSlots | None = None
     """The slot of each token's adapter. None: there are no slots."""
     token_ids: jax.Array | None = None
-    """int32 [T], where layers choose experts by them."""
+    """int32 [T], where layers choose experts by them, or look up the last ones together."""
 
     def over_all_rows(self) -> "ForwardContext":
         """A copy for a product that computes padding, too."""

@@ -103,6 +103,20 @@ class HyperConnectionsPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedStreamsPlan:
+    """Streams of the residual whose elements have gates of their own, products of low rank (Qwen4-Exp).
+
+    The residual is `count` streams, each normalised. A block gets their mean, each element times a gate:
+    sigmoid(up(silu(down(all) / count))), with `rank` elements between the two products. What comes out is added to each
+    stream, times 2 * sigmoid of one more product / count. After the layers streams are joined by such gates, too.
+    """
+
+    count: int
+    rank: int
+    norm: NormPlan
+
+
+@dataclass(frozen=True, kw_only=True)
 class NormedResidualPlan:
     """A block whose input stays as the residual after the norm before it, not before: `keep * normed + add * block`."""
 
@@ -159,7 +173,7 @@ class LayerPlan:
     """Whether the next layer adds what the MLP gives, after its own blocks (shortcut experts, arXiv 2404.05019)."""
     adds_late: bool = False
     """Whether the layer adds what the MLP of the one before it gives."""
-    streams: AltUpPlan | HyperConnectionsPlan | None = None
+    streams: AltUpPlan | HyperConnectionsPlan | GatedStreamsPlan | None = None
     """How the residual is several streams, in all layers of a model or in none."""
     adds_images: bool = False
     """Whether a part of the rows of images is added to what the layer gives (DeepStack, arXiv 2406.04334)."""

@@ -1,6 +1,7 @@
 """The plan of recurrent blocks: choices of a family, as `jaxllm.models.plan` has them for layers."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.plan import RecurrentPlan, StateArray
@@ -47,8 +48,8 @@ class GatedDeltaPlan(RecurrentPlan):
     """A gated delta net (arXiv 2412.06464), as Qwen3-Next has it.
 
     Queries, keys and values pass a causal convolution of `width` tokens and the activation; value heads share the
-    `key_heads`. What comes out is normalised by head, then gated by the SiLU of one more product. Rates are sigmoids
-    times `rate_scale`: with 2, what a state holds for a key may change its sign (arXiv 2411.12537).
+    `key_heads`. What comes out is normalised by head, then gated by an activation of one more product. Rates are
+    sigmoids times `rate_scale`: with 2, what a state holds for a key may change its sign (arXiv 2411.12537).
     """
 
     key_heads: int
@@ -57,6 +58,7 @@ class GatedDeltaPlan(RecurrentPlan):
     value_size: int
     width: int = 4
     activation: str = "silu"
+    gate_activation: Literal["silu", "sigmoid"] = "silu"
     norm: NormPlan = NormPlan()
     rate_scale: float = 1.0
 

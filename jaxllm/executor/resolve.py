@@ -280,7 +280,7 @@ def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: i
         problem = f"not supported by {where}; use tensor_parallel_size on one host"
     elif model.routes_by_token:
         problem = f"layers of {model.architecture} choose experts by token IDs"
-    elif embedding.each_layer is not None:
+    elif embedding.each_layer is not None or model.looks_up_grams:
         problem = f"each layer of {model.architecture} looks up token IDs"
     elif model.embedding_size != model.hidden_size:
         problem = f"embeddings of {model.architecture} are projected from {model.embedding_size} to {model.hidden_size}"

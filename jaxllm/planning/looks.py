@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan, GroupIndexPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.models.sharding import split_kv_heads
@@ -66,6 +66,6 @@ def _paged_looks(model: ModelConfig, attention: AttentionPlan, devices: int, flo
     index = attention.index
     if index is None:
         return (Look(attention.window, flops, part),)
-    # What is scored are keys, the half of that head.
-    scores = Look(0, 2.0 * heads * index.size, (1 - part) / 2)
-    return (Look(index.top * index.block, flops, part), scores)
+    # What is scored are keys, the half of that head; of groups their means.
+    each = index.heads / index.block if isinstance(index, GroupIndexPlan) else heads
+    return (Look(index.most, flops, part), Look(0, 2.0 * each * index.size, (1 - part) / 2))

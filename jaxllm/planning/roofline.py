@@ -16,10 +16,11 @@ import msgspec
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.memory.capacity import slot_bytes
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan
+from jaxllm.models.attention_plan import AnyAttentionPlan, AttentionPlan, CompressedAttentionPlan, GroupIndexPlan
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.gram_plan import WithGramsPlan
 from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
-from jaxllm.models.plan import HyperConnectionsPlan
+from jaxllm.models.plan import GatedStreamsPlan, HyperConnectionsPlan
 from jaxllm.models.sharding import split_kv_heads
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
@@ -154,6 +155,9 @@ def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: 
         unread += table * _bytes_each(model.weight_types, "embedding", item)
     each = model.embedding.each_layer
     unread += 0 if each is None else each.vocab_size * each.size * model.num_layers * item
+    # N-grams are read row by row as well.
+    grams = (plan.grams for plan in model.recurrences if isinstance(plan, WithGramsPlan))
+    unread += sum(sum(plan.shards) * plan.size * item for plan in grams)
     read = weight_bytes - int(unread) // devices
     logits = table * rows if gives_logits else 0
     return Work(2 * (_layer_weights(model) * tokens + logits) / devices, read)
@@ -239,7 +243,8 @@ def _attention_weights(model: ModelConfig, plan: AnyAttentionPlan) -> int:
     if isinstance(plan, AttentionPlan):
         size = model.head_size_of(plan)
         own = 0 if plan.source is not None else 1 if plan.values_are_keys else 2
-        index = 0 if plan.index is None else plan.index.size * (model.kv_heads_of(plan) + 1)
+        queries = plan.index.heads if isinstance(plan.index, GroupIndexPlan) else model.kv_heads_of(plan)
+        index = 0 if plan.index is None else plan.index.size * (queries + 1)
         return hidden * (size * (2 * model.heads_of(plan) + own * model.kv_heads_of(plan)) + index)
     if isinstance(plan, CompressedAttentionPlan):
         return _compressed_weights(model, plan)
@@ -266,7 +271,7 @@ def _streams_weights(model: ModelConfig) -> int:
     """Numbers in the larger matrices of residual streams.
 
     With alternating updates they are two for each further stream, and two in each layer; with hyper-connections one
-    before each block.
+    before each block; with gates of low rank one more before each block, and two there and after the layers.
     """
     plan = model.layers[0].streams
     if plan is None:
@@ -274,6 +279,9 @@ def _streams_weights(model: ModelConfig) -> int:
     if isinstance(plan, HyperConnectionsPlan):
         rows = plan.count * (2 + (plan.count if plan.iterations else 0))
         return 2 * model.num_layers * rows * plan.count * model.hidden_size
+    if isinstance(plan, GatedStreamsPlan):
+        wide = plan.count * model.hidden_size
+        return wide * (2 * plan.rank * (2 * model.num_layers + 1) + 2 * plan.count * model.num_layers)
     return 2 * model.hidden_size * ((plan.count - 1) * model.hidden_size + plan.rank * model.num_layers)
 
 

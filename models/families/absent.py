@@ -7,8 +7,6 @@ reason is in the words of docs/add-a-model.md: what a layer plan cannot say yet,
 from collections.abc import Mapping
 from typing import Final
 
-INDEXER: Final = "attention to keys that an index chooses otherwise than DeepSeek V3.2's"
-GATED_STREAMS: Final = "streams of the residual with gates of low rank"
 DECODER_OF_TWO: Final = "the decoder of an encoder-decoder model, which attends to what the encoder gives"
 FILE: Final = "no new layer: a family file"
 
@@ -41,7 +39,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "PLBartForCausalLM": DECODER_OF_TWO,
     "PegasusForCausalLM": DECODER_OF_TWO,
     "ProphetNetForCausalLM": "several streams that predict several tokens, in the decoder of an encoder-decoder model",
-    "Qwen4ExpForCausalLM": f"{INDEXER}; {GATED_STREAMS}; tables of n-grams",
     "ReformerModelWithLMHead": "attention within buckets of hashes",
     "RoCBertForCausalLM": "shapes and pronunciations of tokens, which requests do not have",
     "TrOCRForCausalLM": DECODER_OF_TWO,

@@ -58,12 +58,24 @@ def read_plain_qwen3_5(file: ConfigFile, architecture: str) -> ModelConfig:
 
 def read_qwen3_5_moe(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of Qwen3.5 with experts."""
+    text = text_part(file)
+    return _that_sees(_read_moe(text, architecture, _grid_rope(text.reading(**DEFAULTS))), file)
+
+
+def read_plain_qwen3_5_moe(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Qwen3.5 with experts, without images, which would have places in a grid."""
+    rope = _grid_rope(file.reading(**DEFAULTS))
+    return _read_moe(file, architecture, replace(rope, sections=(), mixes_sections=False))
+
+
+def _read_moe(text: ConfigFile, architecture: str, rope: RopeConfig) -> ModelConfig:
+    """Qwen3.5 with experts, from the options of its language model."""
     names = {"num_experts": "num_local_experts"}
     # There is no other MLP whose size would be needed.
-    text = text_part(file).reading(names, **DEFAULTS, num_key_value_heads=2, intermediate_size=512)
-    options = _options(text, _grid_rope(text))
+    text = text.reading(names, **DEFAULTS, num_key_value_heads=2, intermediate_size=512)
+    options = _options(text, rope)
     options["layers"] = _with_experts(text, options["layers"], count=256, per_token=8, only=None, normalised=True)
-    return _that_sees(ModelConfig(architecture=architecture, **options), file)
+    return ModelConfig(architecture=architecture, **options)
 
 
 def _grid_rope(text: ConfigFile) -> RopeConfig:

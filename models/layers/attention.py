@@ -22,8 +22,8 @@ from jaxllm.models.layers.rope import Rotation, pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import (
+    AnyIndex,
     AttentionOptions,
-    BlockIndex,
     RaggedBatch,
     get_backend,
     paged_attention,
@@ -110,7 +110,7 @@ class Attention(nnx.Module):
         parts: tuple[jax.Array, ...],
         kv_cache: jax.Array,
         context: LayerContext,
-        index: BlockIndex | None = None,
+        index: AnyIndex | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """The same from queries, keys and values that are apart, [T, heads * H] each, and perhaps a gate.
 
@@ -228,7 +228,7 @@ class Attention(nnx.Module):
             return attend(by_head, by_layer, *arrays)
         heads, cache, whole = partition(None, "heads"), partition(None, None, None, "kv_heads"), PartitionSpec()
         kv_heads, index = partition(None, "kv_heads"), arrays[-1]
-        index = None if index is None else replace(index, query=kv_heads, key=whole)
+        index = None if index is None else index.split_by(kv_heads, whole)
         in_specs = (partition("heads"), whole, heads, kv_heads, kv_heads, cache, whole, whole, index)
         sharded = over_model(attend, self.mesh, in_specs, (heads, cache))
         return sharded(by_head, by_layer, *arrays)

@@ -61,7 +61,8 @@ class GatedDeltaNet(nnx.Module):
         kept = (plan.states[1], *plan.draft_inputs[1:])
         own = (*states[1:2], *states[3:])
         out, held = by_heads(self._kernel, arrays, own, kept, context, self.options.mesh)
-        out = self.norm(out).reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
+        activation = jax.nn.silu if plan.gate_activation == "silu" else jax.nn.sigmoid
+        out = self.norm(out).reshape(gate.shape) * activation(gate.astype(jnp.float32))
         new = write_states(states[:1], (after,), context)
         return self.output(out.astype(x.dtype), forward), (*new, *held[:1], *inputs, *held[1:])
 

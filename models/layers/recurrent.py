@@ -10,6 +10,7 @@ from jaxllm.models.cache import States
 from jaxllm.models.channel_plan import RealGatedPlan, ShiftedMLPPlan, WeightedMeanPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
+from jaxllm.models.gram_plan import WithGramsPlan
 from jaxllm.models.layers.channel_delta import ChannelDeltaNet
 from jaxllm.models.layers.gated_delta import GatedDeltaNet
 from jaxllm.models.layers.lightning import LightningAttention
@@ -59,4 +60,7 @@ def make_recurrent(
     config: ModelConfig, plan: RecurrentPlan, options: ForwardOptions, *, dtype: jnp.dtype
 ) -> RecurrentBlock:
     """The block of a plan."""
+    if isinstance(plan, WithGramsPlan):
+        # What n-grams add is the layer's to make, before this block.
+        plan = plan.block
     return cast(RecurrentBlock, KINDS[type(plan)](config, plan, options, dtype=dtype))

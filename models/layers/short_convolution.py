@@ -20,7 +20,10 @@ from jaxllm.pallas_kernels.recurrence.loops import apart
 
 
 class Convolution(nnx.Module):
-    """`weight` [D, 1, X], as checkpoints have it, and perhaps a `bias` [D]; devices share the channels D."""
+    """`weight` [D, 1, X], as checkpoints have it, and perhaps a `bias` [D]; devices share the channels D.
+
+    With a `dilation` its taps are so many tokens apart.
+    """
 
     def __init__(
         self,
@@ -32,27 +35,44 @@ class Convolution(nnx.Module):
         options: ForwardOptions,
         axis: str | None = "mlp",
         rows: Rows | Merged = AS_THEY_ARE,
+        dilation: int = 1,
     ) -> None:
-        self.platform = options.platform
+        self.platform, self.dilation = options.platform, dilation
         self.weight = parameter((channels, 1, width), dtype, sharding(options.mesh, axis, None, None), rows)
         self.bias = parameter((channels,), dtype, sharding(options.mesh, axis), rows) if bias else None
 
     def __call__(
         self, x: jax.Array, states: jax.Array, inputs: States, context: LayerContext
     ) -> tuple[jax.Array, jax.Array, States]:
-        """See `causal_convolution`; `inputs` is the array for those of drafts, if there is one, and comes last."""
-        bias, rows = None if self.bias is None else self.bias[...], context.states
-        states, inputs = take_in_drafts(states, x, inputs, context, self.platform)
-        num_drafts = None if rows is None or rows.drafts is None else rows.drafts.num_drafts
-        ragged, weight = context.ragged, self.weight[...][:, 0]
-        convolve = partial(causal_convolution, query_start=ragged.query_start, num_drafts=num_drafts)
-        if len(states) > 1 or rows is None:
-            out, after = convolve(x, states, weight, bias)
-        else:
-            # Of one row the slot is read and written where it lies.
-            operands = (x, states, weight, bias)
-            out, after = apart(convolve, *operands, is_any=ragged.num_requests > 0, platform=self.platform)
-        return out, after, inputs
+        """See `convolve`."""
+        bias, weight = None if self.bias is None else self.bias[...], self.weight[...][:, 0]
+        if self.dilation > 1:
+            between = jnp.zeros((len(weight), (weight.shape[1] - 1) * self.dilation + 1), weight.dtype)
+            weight = between.at[:, :: self.dilation].set(weight)
+        return convolve(x, states, weight, bias, inputs, context, self.platform)
+
+
+def convolve(
+    x: jax.Array,
+    states: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    inputs: States,
+    context: LayerContext,
+    platform: str,
+) -> tuple[jax.Array, jax.Array, States]:
+    """See `causal_convolution`; `inputs` is the array for those of drafts, if there is one, and comes last."""
+    ragged, rows = context.ragged, context.states
+    states, inputs = take_in_drafts(states, x, inputs, context, platform)
+    num_drafts = None if rows is None or rows.drafts is None else rows.drafts.num_drafts
+    call = partial(causal_convolution, query_start=ragged.query_start, num_drafts=num_drafts)
+    if len(states) > 1 or rows is None:
+        out, after = call(x, states, weight, bias)
+    else:
+        # Of one row the slot is read and written where it lies.
+        operands = (x, states, weight, bias)
+        out, after = apart(call, *operands, is_any=ragged.num_requests > 0, platform=platform)
+    return out, after, inputs
 
 
 class ShortConvolution(nnx.Module):

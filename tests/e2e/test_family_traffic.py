@@ -28,7 +28,7 @@ def drawn(rng: np.random.Generator, prefixes: list[list[int]]) -> Drawn:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["dots3_note", "glm5_next", "mistral_large4"])
+@pytest.mark.parametrize("name", ["dots3_note", "glm5_next", "mistral_large4", "qwen4_exp"])
 def test_tokens_are_those_of_a_request_alone(tmp_path: Path, name: str) -> None:
     """With drafts, shared prefixes and preemption."""
     family = FAMILIES[name]

@@ -16,7 +16,7 @@ COVERING = (
     "falcon_mamba", "mamba", "falcon-7b", "zamba2", "zamba2-plain", "mistral4", "apertus1p5", "deepseek_v32",
     "mistral_large4", "dots3_note", "glm5_next", "deepseek_v4", "laguna", "minimax", "diffllama", "bert", "ctrl",
     "modernbert_decoder", "kimi_linear", "bailing_hybrid", "bitnet", "axk2", "hy_v4", "electra", "jetmoe",
-    "longcat_flash", "minimax_m3", "recurrent_gemma", "rembert", "rwkv", "xlstm", "zamba",
+    "longcat_flash", "minimax_m3", "qwen4_exp", "recurrent_gemma", "rembert", "rwkv", "xlstm", "zamba",
 )  # fmt: skip
 """Families that have, together, every choice that a layer plan or a configuration makes: see `every_family.choices`."""
 

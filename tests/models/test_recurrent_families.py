@@ -14,7 +14,7 @@ from tests.models.stacks import in_stacks
 from tests.models.test_families import Case, Stack, Tensors, check, randomise, save
 from tests.models.test_parity import SMALL
 
-FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
+FULL, LINEAR, SLIDING, INDEXED = "full_attention", "linear_attention", "sliding_attention", "indexed_attention"
 DELTA = {
     # What a head gives may be near zero, and the norm after it would make much of the last bits.
     "rms_norm_eps": 1e-3,
@@ -274,6 +274,35 @@ CASES = {
     ),
     # At 1e-3 the norm of one position makes 1.3e-4 of the last bits, in the loop alone.
     "qwen3_5_moe": Case("Qwen3_5MoeText", {**DELTA, **EXPERTS, "rms_norm_eps": 1e-2}),
+    "qwen4_exp": Case(
+        "Qwen4ExpText",
+        {
+            **DELTA,
+            **EXPERTS,
+            "rms_norm_eps": 1e-2,
+            "num_hidden_layers": 4,
+            "layer_types": [LINEAR, INDEXED, LINEAR, INDEXED],
+            "hc_count": 3,
+            "hc_lowrank": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25},
+            "output_gate_type": "sigmoid",
+            # With fewer heads two groups may have the same score, zero.
+            "indexer_n_heads": 16,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 8,
+            "indexer_budget": 9,
+            "indexer_compress_ratio": 3,
+            "ple_layer_ids": [1, 3],
+            "ple_embed_dim": 24,
+            "ple_conv_kernel_size": 3,
+            "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 50,
+            "make_ngram_vocab_size_divisible_by": 8,
+            "split_ngram_parts": 3,
+            # Prompts have it three times, and n-grams begin anew after it.
+            "eos_token_id": 96,
+        },
+    ),
 }
 
 

@@ -49,7 +49,7 @@ def quick(name: str) -> Any:
 FEW = (
     "bloom", "deepseek_v2", "deepseek_v4", "diffllama", "dots3_note", "falcon-7b", "falcon_h1", "gemma3n",
     "gemma4-experts", "glm5_next", "gpt_oss", "jamba", "kimi_linear", "lfm2", "llama4", "longcat_flash", "minimax",
-    "minimax_m3", "phimoe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm",
+    "minimax_m3", "phimoe", "qwen3_next", "qwen4_exp", "recurrent_gemma", "rwkv", "xlstm",
 )  # fmt: skip
 """Families that have, together, every kind of attention, recurrence and experts that devices share."""
 

@@ -57,6 +57,13 @@ FULL, LINEAR = "full", "linear_attention"
         ("glm5_next", {"index_kpool_always_select_tail": False}, "'index_kpool_always_select_tail' must be true"),
         ("glm5_next", {"indexer_types": [FULL] * 4 + ["shared"]}, "'indexer_types' must be 'full' for a layer unless"),
         ("glm5_next", {"qk_rope_head_dim": 8}, "'qk_rope_head_dim' must be 0"),
+        ("qwen4_exp", {"indexer_budget": 10}, "'indexer_budget' must be a multiple of 'indexer_compress_ratio' = 3"),
+        ("qwen4_exp", {"indexer_head_dim": 2}, "'indexer_head_dim' must be an even number from 4, what is rotated"),
+        ("qwen4_exp", {"ple_layer_ids": [1, 2]}, "'ple_layer_ids' must be numbers of 'linear_attention' layers"),
+        ("qwen4_exp", {"ple_embed_dim": 30}, "'ple_embed_dim' must be a multiple of 4, as many tables as there are"),
+        ("qwen4_exp", {"ngram_vocab_size_base": 2**30}, "'ngram_vocab_size_base' must be smaller: a layer's tables"),
+        ("qwen4_exp", {"eos_token_id": None}, "'eos_token_id' must be given: it stands where n-grams begin"),
+        ("qwen4_exp", {"output_gate_type": "relu"}, "'output_gate_type' must be 'silu' or 'sigmoid'"),
     ],
 )
 def test_what_cannot_be_is_an_error(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:
