@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.compare import MODELS
+from benchmarks.shared.reference_checkpoint import read_once, write_reference_checkpoint
 from benchmarks.shared.reference_model import write_reference_model
 
 CHILD = """
 import json, sys, time
-began, options = float(sys.argv[1]), json.loads(sys.argv[2])
+began, options, has_tokenizer = float(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3] == "True"
 phases, stages, work = {"interpreter": (time.time() - began, time.process_time())}, {}, {}
 clock = (time.perf_counter(), time.process_time())
 
@@ -45,7 +47,7 @@ from jaxllm.executor.resolve import resolve_config
 config = EngineConfig.from_options(options)
 resolve_config(config)
 lap("configuration")
-engine = LLMEngine.from_config(config, skip_tokenizer_init=options["load_format"] == "dummy", progress=progress)
+engine = LLMEngine.from_config(config, skip_tokenizer_init=not has_tokenizer, progress=progress)
 lap("engine")
 engine.add_request("0", [5, 6, 7], SamplingParams(max_tokens=1, temperature=0))
 while engine.has_unfinished_requests():
@@ -85,9 +87,9 @@ class Start:
         return sum(walls), sum(cpus)
 
 
-def start_once(options: Mapping[str, object], cache_home: str) -> Start:
+def start_once(options: Mapping[str, object], cache_home: str, *, has_tokenizer: bool) -> Start:
     """One start in a fresh process, with its caches in a folder."""
-    command = [sys.executable, "-c", CHILD, str(time.time()), json.dumps(options)]
+    command = [sys.executable, "-c", CHILD, str(time.time()), json.dumps(options), str(has_tokenizer)]
     environment = {**_environment(), "XDG_CACHE_HOME": cache_home}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return Start(**json.loads(done.stdout.splitlines()[-1]))
@@ -130,24 +132,40 @@ def _pair(times: tuple[float, float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print seconds per phase, cold and warm."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", default="demo", help="a model, or 'reference' for 125 M random parameters")
+    parser.add_argument(
+        "--model",
+        default="demo",
+        help="a model; 'reference' for 125 M parameters made at random in each start; or "
+        f"{', '.join(MODELS)} for a checkpoint of that size in bfloat16, written first and deleted at the end",
+    )
     parser.add_argument("--warm-runs", type=int, default=2, help="starts with filled caches")
     parser.add_argument("--options", default="{}", help="options of the engine, as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     small = {name: [run_once(command) for _ in range(5)] for name, command in SMALL.items()}
     with tempfile.TemporaryDirectory() as scratch:
-        reference = options.model == "reference"
-        model = str(write_reference_model(Path(scratch) / "model")) if reference else options.model
-        engine = {"model": model, "load_format": "dummy" if reference else "auto", **json.loads(options.options)}
-        runs = {"cold": start_once(engine, scratch)}
-        for index in range(options.warm_runs):
-            runs[f"warm {index + 1}"] = start_once(engine, scratch)
+        engine: dict[str, object] = {"model": options.model, **json.loads(options.options)}
+        folder, has_tokenizer = Path(scratch) / "model", False
+        reads: list[tuple[float, float]] = []
+        if options.model == "reference":
+            engine |= {"model": str(write_reference_model(folder)), "load_format": "dummy"}
+        elif options.model in MODELS:
+            engine |= {"model": str(write_reference_checkpoint(folder, MODELS[options.model]))}
+        else:
+            has_tokenizer = True
+        runs = {}
+        for name in ("cold", *(f"warm {index + 1}" for index in range(options.warm_runs))):
+            if options.model in MODELS:
+                reads.append(read_once(folder))
+            runs[name] = start_once(engine, scratch, has_tokenizer=has_tokenizer)
     if options.json:
-        print(json.dumps({"small": small, "runs": {name: asdict(run) for name, run in runs.items()}}, indent=1))
+        found = {"small": small, "reading": reads, "runs": {name: asdict(run) for name, run in runs.items()}}
+        print(json.dumps(found, indent=1))
         return
     for name, times in small.items():
         print(f"{name:36}{_pair(sorted(times)[len(times) // 2]):>16}  (median of {len(times)})")
+    if reads:
+        print(f"{'reading the bytes, nothing else':36}" + "".join(f"{_pair(each):>16}" for each in reads))
     show(runs)
 
 

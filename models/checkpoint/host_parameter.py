@@ -1,7 +1,7 @@
 """Parameters that are put together on the host."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -9,6 +9,21 @@ import numpy as np
 from jaxllm.models.checkpoint.safetensors_file import aligned_empty
 from jaxllm.models.layers.parameter import Merged, ParameterSpec, Part
 from jaxllm.models.sharding import put
+from jaxllm.pallas_kernels.linear import WeightLayout
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The part of a parameter's memory that one tensor becomes. Threads may pack different rows at the same time."""
+
+    array: np.ndarray
+    layout: WeightLayout
+    """That of the whole parameter."""
+
+    def pack(self, first: int, rows: np.ndarray) -> None:
+        """Pack rows of the tensor from row `first` on: whole entries, or those at its end."""
+        unit = self.layout.rows_per_entry
+        self.layout.pack_into(self.array[first // unit : -(-(first + len(rows)) // unit)], rows)
 
 
 def whole_parameter(spec: ParameterSpec, tensor: np.ndarray) -> jax.Array:
@@ -40,8 +55,7 @@ class HostParameter:
 
     def add(self, tensor: np.ndarray, layer: int | None, part: Part | None, blocks: int) -> None:
         """Take the rows of a layer, or of those one part, which begins somewhere in each of its `blocks` blocks."""
-        into = self.array if layer is None else self.array[layer]
-        layout = self._spec.layout
+        into, layout = self._of_layer(layer), self._spec.layout
         if part is None:
             layout.pack_into(into, tensor)
         elif _is_whole_entries(self._spec):
@@ -49,9 +63,8 @@ class HostParameter:
             every = into.reshape(blocks, -1, *into.shape[1:])
             for block, rows in zip(every, tensor.reshape(blocks, -1, *tensor.shape[1:]), strict=True):
                 layout.pack_into(block[part.start // unit : (part.start + part.size) // unit], rows)
-            self._rows[layer] = self._rows.get(layer, 0) + len(tensor)
-            if self._rows[layer] < layout.shape[0]:
-                return
+            self._count(layer, len(tensor))
+            return
         else:
             parts = self._parts.setdefault(layer, {})
             parts[part.start] = tensor
@@ -59,6 +72,28 @@ class HostParameter:
                 return
             layout.pack_into(into, _joined(self._parts.pop(layer), blocks))
         self._missing -= 1
+
+    def entries(self, layer: int | None, part: Part | None) -> Entries:
+        """Where a tensor that has a place of its own is packed (see `has_own_entries`); then call `count`."""
+        into, unit = self._of_layer(layer), self._spec.layout.rows_per_entry
+        if part is not None:
+            into = into[part.start // unit : (part.start + part.size) // unit]
+        return Entries(into, self._spec.layout)
+
+    def count(self, layer: int | None, part: Part | None) -> None:
+        """Take a tensor as added whose rows have been packed into its entries."""
+        if part is None:
+            self._missing -= 1
+        else:
+            self._count(layer, part.size)
+
+    def _of_layer(self, layer: int | None) -> np.ndarray:
+        return self.array if layer is None else self.array[layer]
+
+    def _count(self, layer: int | None, rows: int) -> None:
+        self._rows[layer] = self._rows.get(layer, 0) + rows
+        if self._rows[layer] == self._spec.layout.shape[0]:
+            self._missing -= 1
 
     def to_device(self) -> jax.Array:
         """The parameter. This object is not used afterwards."""
@@ -68,6 +103,11 @@ class HostParameter:
 def one_layer(spec: ParameterSpec) -> ParameterSpec:
     """One layer's part of a parameter of all layers, without a placement."""
     return replace(spec, array=jax.ShapeDtypeStruct(spec.array.shape[1:], spec.array.dtype))
+
+
+def has_own_entries(spec: ParameterSpec, part: Part | None, blocks: int) -> bool:
+    """Whether a tensor, or one part of the parameter, is packed into entries that lie together and are its own."""
+    return spec.layout.is_packed and blocks == 1 and (part is None or _is_whole_entries(spec))
 
 
 def _is_whole_entries(spec: ParameterSpec) -> bool:

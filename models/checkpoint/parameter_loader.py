@@ -16,12 +16,13 @@ import numpy.typing as npt
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
+from jaxllm.models.checkpoint.host_parameter import Entries, HostParameter, has_own_entries, one_layer
 from jaxllm.models.checkpoint.read_ahead import read_ahead
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.tensor_source import Whole
 from jaxllm.models.checkpoint.weight_target import ParameterPath, Specs, WeightTarget
 from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.models.sharding import put
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def load_arrays(
     """Read a checkpoint, tensor by tensor, each to its parameter's type and straight to the devices.
 
     Each device gets only its part of a parameter that is split over devices. Where devices are those of several
-    hosts, rows that are only for others are not read. Host memory beyond the result is the
-    tensors of one parameter, and what `read_ahead` has read beyond them. `filling` takes them, if one has begun
-    already. With a `change` parameters have other values. Raises `ModelError`.
+    hosts, rows that are only for others are not read. Host memory beyond the result is the tensors of one parameter,
+    and what `read_ahead` has read beyond them; tensors that are only packed need none. `filling` takes them, if one has
+    begun already. With a `change` parameters have other values. Raises `ModelError`.
     """
     total = sum(tensor.num_bytes for tensor, _ in tensors)
     filling = ParameterLoader(specs, change) if filling is None else filling
@@ -63,13 +64,16 @@ def load_arrays(
     wanted = (
         (tensor, np.dtype(np.float32), None)
         if change is not None and any(map(change.changes, own))
-        else (tensor, _read_as(own, specs), _rows_here(tensor, own, specs))
+        else (tensor, _read_as(own, specs), filling.packing_of(tensor, own) or _rows_here(tensor, own, specs))
         for tensor, own in tensors
     )
     with closing(read_ahead(wanted)) as read:
         for (_, own), (tensor, values) in zip(tensors, read, strict=True):
             for slot in own:
-                filling.take(tensor.name, slot, values)
+                if isinstance(values, Entries):
+                    filling.take_packed(slot)
+                else:
+                    filling.take(tensor.name, slot, values)
             done += tensor.num_bytes
             if progress:
                 progress(done, total)
@@ -120,6 +124,28 @@ class ParameterLoader:
         self._layers: dict[tuple[ParameterPath, int | None], HostParameter] = {}
         self._orders: dict[tuple[ParameterPath, int | None], np.ndarray] = {}
 
+    def packing_of(self, tensor: "Found", own: Sequence[WeightTarget]) -> Callable[[], Entries] | None:
+        """What gives the memory that a tensor's rows can be packed into as they are read; None: `take` it instead.
+
+        Those are tensors that become the rows of one parameter, or of a part of it, as they are.
+        """
+        slot, spec = own[0], self._specs[own[0].path]
+        where = spec.array.sharding
+        is_plain = type(tensor) is Tensor and len(tensor.shape) == 2 and spec.matrix is None
+        is_here = where is None or where.is_fully_addressable
+        as_it_is = len(own) == 1 and isinstance(slot.take, Whole) and slot.rows.is_identity
+        if is_plain and is_here and as_it_is and has_own_entries(spec, slot.part, slot.blocks):
+            return partial(self._entries, slot)
+        return None
+
+    def _entries(self, slot: WeightTarget) -> Entries:
+        return self._on_host(slot).entries(slot.layer, slot.part)
+
+    def take_packed(self, slot: WeightTarget) -> None:
+        """Take a slot as filled whose tensor has been packed into what `packing_of` gave."""
+        self._on_host(slot).count(slot.layer, slot.part)
+        self._put_if_complete(slot)
+
     def take(self, name: str, slot: WeightTarget, tensor: "np.ndarray | QuantizedMatrix") -> None:
         """Put what a slot has of the tensor called `name` where it belongs."""
         spec = self._specs[slot.path]
@@ -158,7 +184,7 @@ class ParameterLoader:
         array = spec.array
         is_small = slot.layer is not None and len(spec.layout.shape) == 1
         if spec.layout.is_packed or is_small or (slot.part is not None and slot.layer is None):
-            self._add_to_host(slot, values, 1 if slot.layer is None else array.shape[0])
+            self._add_to_host(slot, values)
         elif slot.layer is not None:
             self._write(slot, values)
         else:
@@ -169,13 +195,21 @@ class ParameterLoader:
             # Without waiting, host copies of the tensors would queue up after a slow device.
             arrays[slot.path].block_until_ready()
 
-    def _add_to_host(self, slot: WeightTarget, values: np.ndarray, layers: int) -> None:
+    def _add_to_host(self, slot: WeightTarget, values: np.ndarray) -> None:
         """Put values into a parameter on the host, and that on the devices when it is complete."""
-        parameter = self._incomplete.get(slot.path) or HostParameter(self._specs[slot.path], layers)
-        self._incomplete[slot.path] = parameter
-        parameter.add(values, slot.layer, slot.part, slot.blocks)
-        if parameter.is_complete:
-            self.arrays[slot.path] = self._incomplete.pop(slot.path).to_device()
+        self._on_host(slot).add(values, slot.layer, slot.part, slot.blocks)
+        self._put_if_complete(slot)
+
+    def _on_host(self, slot: WeightTarget) -> HostParameter:
+        """The parameter of a slot, as far as it is there."""
+        if slot.path not in self._incomplete:
+            spec = self._specs[slot.path]
+            self._incomplete[slot.path] = HostParameter(spec, layers_in(slot, spec))
+        return self._incomplete[slot.path]
+
+    def _put_if_complete(self, slot: WeightTarget) -> None:
+        if self._incomplete[slot.path].is_complete:
+            self.arrays[slot.path] = self._incomplete.pop(slot.path).to_device().block_until_ready()
 
     def _write(self, slot: WeightTarget, values: np.ndarray) -> None:
         """Write a layer into a parameter of all layers on the devices, or part of it."""
@@ -199,6 +233,11 @@ class ParameterLoader:
             self._layers[key] = HostParameter(one_layer(self._specs[slot.path]), 1)
         self._layers[key].add(values, None, slot.part, slot.blocks)
         return self._layers.pop(key).array if self._layers[key].is_complete else None
+
+
+def layers_in(slot: WeightTarget, spec: ParameterSpec) -> int:
+    """Layers of a parameter."""
+    return 1 if slot.layer is None else int(spec.array.shape[0])
 
 
 def _without_layers(sharding: Any) -> NamedSharding | None:

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
+from jaxllm.models.checkpoint.host_parameter import Entries, HostParameter, one_layer
 from jaxllm.models.checkpoint.leaves import shown
-from jaxllm.models.checkpoint.parameter_loader import ParameterLoader
+from jaxllm.models.checkpoint.parameter_loader import ParameterLoader, layers_in
 from jaxllm.models.checkpoint.weight_target import ParameterPath, Specs, WeightTarget
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.models.sharding import put
 
 if TYPE_CHECKING:
+    from jaxllm.models.checkpoint.matching import Found
     from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix
 
 _Key = tuple[ParameterPath, int | None]
@@ -57,11 +58,16 @@ class ParameterReloader(ParameterLoader):
         finally:
             self.has_changed |= self.arrays.get(slot.path) is not before
 
-    def _add_to_host(self, slot: WeightTarget, values: np.ndarray, layers: int) -> None:
+    def packing_of(self, tensor: "Found", own: Sequence[WeightTarget]) -> Callable[[], Entries] | None:
+        """None: what is there stays until all of a parameter has come."""
+        return None
+
+    def _add_to_host(self, slot: WeightTarget, values: np.ndarray) -> None:
         """Keep what comes until all of a parameter is there."""
         # Whoever gave the values may go on with their memory.
         self._pieces.setdefault((slot.path, None), []).append((slot, values))
         pieces = self._pieces[slot.path, None]
+        layers = layers_in(slot, self._specs[slot.path])
         if sum(_rows(each) for each in pieces) == layers * self._specs[slot.path].layout.shape[0]:
             del self._pieces[slot.path, None]
             # The old one goes before the new one comes.

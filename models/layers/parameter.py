@@ -40,6 +40,11 @@ class Rows:
     order: tuple[int, ...] | None = None
     columns: tuple[int, ...] | None = None
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing changes."""
+        return self.times == 1 and not self.padding and self.order is None and self.columns is None
+
     def of_tensor(self, rows: int) -> int:
         """Rows of the checkpoint's tensor, from those of the parameter."""
         return (rows - self.padding) // self.times

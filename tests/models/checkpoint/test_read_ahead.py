@@ -4,15 +4,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from jaxllm.models.checkpoint import read_ahead as module
+from jaxllm.models.checkpoint.host_parameter import Entries
 from jaxllm.models.checkpoint.read_ahead import THREADS, read_ahead
 from jaxllm.models.checkpoint.safetensors_file import Tensor, read_header
 from jaxllm.models.errors import ModelError
+from jaxllm.pallas_kernels.linear.cpu.packed import packed_layout
 
 SHAPES = ((70, 33), (), (0, 4), (5,), (200, 40), (3, 4, 5))
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -39,6 +42,22 @@ def test_values_and_order(monkeypatch: pytest.MonkeyPatch, tensors: list[Tensor]
             assert isinstance(values, np.ndarray)
             assert values.dtype == dtype
             np.testing.assert_array_equal(values, tensor.read(dtype))
+
+
+@pytest.mark.parametrize("buffer", [64, 4096])
+def test_rows_packed_as_they_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, buffer: int) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 2 * 32 * 16 * 2)
+    monkeypatch.setattr(module, "BUFFER_BYTES", buffer)
+    matrix = np.random.default_rng(0).random((203, 32)).astype(np.float32)
+    save_file({"matrix": matrix}, tmp_path / "file")
+    (tensor,) = read_header(tmp_path / "file")
+    layout = packed_layout(matrix.shape, "bfloat16", multiplies_pairs=True)
+    # What is not written stays as it is, and 7.0 is no value of the matrix.
+    entries = Entries(np.full(layout.array_shape, 7, BFLOAT16), layout)
+    ((found, values),) = read_ahead([(tensor, BFLOAT16, lambda: entries)])
+    assert found == tensor
+    assert values is entries
+    np.testing.assert_array_equal(entries.array, np.asarray(layout.pack(jnp.asarray(matrix.astype(BFLOAT16)))))
 
 
 def test_only_the_rows_that_are_wanted(monkeypatch: pytest.MonkeyPatch, tensors: list[Tensor]) -> None:
