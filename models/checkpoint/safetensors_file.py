@@ -117,7 +117,7 @@ class Tensor:
             raise ModelError(f"{self.path}: cannot read it ({error.strerror})") from None
 
     def _convert(self, file: Any, flat: np.ndarray, source: np.dtype[Any]) -> None:
-        chunk = np.empty(CHUNK_BYTES // source.itemsize, source)
+        chunk = np.empty(max(1, min(CHUNK_BYTES // source.itemsize, flat.size)), source)
         for begin in range(0, flat.size, chunk.size):
             part = chunk[: flat.size - begin]
             self.fill(file, part.view(np.uint8))
