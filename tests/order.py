@@ -132,6 +132,7 @@ LONG = (
     "e2e/test_same_tokens.py",
     "models/test_stack.py",
     "e2e/sound/test_transcriptions.py",
+    "e2e/sound/test_demo_sound.py",
     "e2e/sound/test_chat_sound.py",
     "e2e/sound/test_server_sound.py",
     "serving/server/test_server.py",

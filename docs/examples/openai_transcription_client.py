@@ -1,6 +1,6 @@
-"""Writes down a sound file, whole and as a stream: `python openai_transcription_client.py speech.wav`.
+"""Writes down a sound file, whole and as a stream: `python openai_transcription_client.py spoken_numbers.ogg`.
 
-It needs a server with Whisper: `jaxllm serve openai/whisper-large-v3-turbo`.
+It needs a server with Whisper: `jaxllm serve demo-sound`, or `jaxllm serve openai/whisper-large-v3-turbo`.
 """
 
 import os

@@ -18,8 +18,8 @@ class ModelOptions(Section):
 
     model: str = option(
         "demo",
-        "The model: 'demo' or 'demo-vision' (both ship with jaxllm), a local folder or GGUF file, or a Hugging Face "
-        "Hub ID.",
+        "The model: 'demo', 'demo-vision' or 'demo-sound' (they ship with jaxllm), a local folder or GGUF file, or a "
+        "Hugging Face Hub ID.",
     )
     tokenizer: str | None = option(None, "Local folder or Hub ID of the tokenizer. Default: the model's own tokenizer.")
     revision: str | None = option(None, "Branch, tag or commit of the model on the Hub.")

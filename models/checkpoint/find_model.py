@@ -13,9 +13,14 @@ from jaxllm.models.errors import ModelError, nearest
 
 DEMO = "demo"
 
-SHIPPED = {DEMO: "demo", "demo-eagle3": "demo_eagle3", "demo-vision": "demo_vision"}
-"""Models that come with jaxllm, and their folders: a small Llama, an EAGLE-3 head that guesses for it, and an Idefics 3
-that was made of it and describes pictures of shapes."""
+SHIPPED = {
+    DEMO: "demo",
+    "demo-eagle3": "demo_eagle3",
+    "demo-sound": "demo_sound",
+    "demo-vision": "demo_vision",
+}
+"""Models that come with jaxllm, and their folders: a small Llama, an EAGLE-3 head that guesses for it, a Whisper that
+hears numbers, and an Idefics 3 that was made of the Llama and describes pictures of shapes."""
 
 
 def find_model(

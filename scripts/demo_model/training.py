@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -67,14 +67,14 @@ class Progress:
     seconds: float
 
 
-def optimizer(params: Params) -> optax.GradientTransformationExtraArgs:
-    """Muon for the matrices of the layers, Adam for embeddings and norms, both at the scale of Adam's updates.
+def optimizer(params: Params, tables: Collection[str] = (EMBEDDING,)) -> optax.GradientTransformationExtraArgs:
+    """Muon for the matrices of the layers, Adam for tables, norms and biases, both at the scale of Adam's updates.
 
     Per minute, Muon brings so small a model further than AdamW does.  The learning rate is a hyperparameter of the
     state, so that the schedule can follow the clock.
     """
     is_matrix = {
-        name: optax.contrib.MuonDimensionNumbers() if array.ndim == 2 and name != EMBEDDING else None
+        name: optax.contrib.MuonDimensionNumbers() if array.ndim == 2 and name not in tables else None
         for name, array in params.items()
     }
 

@@ -16,6 +16,7 @@ def test_local_models(tmp_path: Path) -> None:
     assert find_model(str(tmp_path)) == tmp_path
     assert find_model("demo") == Path(module.__file__).parents[1] / "demo"
     assert find_model("demo-vision") == Path(module.__file__).parents[1] / "demo_vision"
+    assert find_model("demo-sound") == Path(module.__file__).parents[1] / "demo_sound"
     assert find_model("demo-eagle3") == Path(module.__file__).parents[1] / "demo_eagle3"
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match="is a file; give the folder"):
@@ -36,7 +37,7 @@ def test_hub_id_that_is_nowhere(tmp_path: Path) -> None:
         "model 'some-org/some-model': no such local folder, and it is not in the local Hub cache, and HF_HUB_OFFLINE "
         "is set"
     )
-    with pytest.raises(ModelError, match="is set; did you mean 'demo' or 'demo-vision'"):
+    with pytest.raises(ModelError, match="is set; did you mean 'demo' or 'demo-sound' or 'demo-vision'"):
         find_model("demos", download_dir=str(tmp_path))
     with pytest.raises(ModelError, match="not a valid Hub ID"):
         find_model("some org/model?", download_dir=str(tmp_path))
