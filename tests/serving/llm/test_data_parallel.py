@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPTIONS: dict[str, Any] = {
     "optimization_level": 0, "strict_compilation": True, "max_num_seqs": 4, "max_num_batched_tokens": 16,
-    "data_parallel_size": 2, "num_gpu_blocks_override": 300,
+    "data_parallel_size": 2, "num_gpu_blocks_override": 300, "kv_offloading_size": 0.05, "kv_offloading": "always",
 }  # fmt: skip
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.5, seed=1)
 SEEDED = SamplingParams(max_tokens=20, temperature=1, seed=7, ignore_eos=True)
@@ -28,13 +28,15 @@ PROMPTS = [f"Tell me about the number {number}." for number in range(12)]
 
 
 class Seen:
-    """An observer that counts tokens by engine."""
+    """An observer that counts tokens by engine, and those that have come from its host memory."""
 
     def __init__(self) -> None:
         self.tokens = {0: 0, 1: 0}
+        self.loaded = {0: 0, 1: 0}
 
     def observe(self, stats: Any, measured: Any, engine: int = 0) -> None:
         self.tokens[engine] += measured.generation_tokens
+        self.loaded[engine] = stats.offload.hits
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -94,6 +96,10 @@ async def test_places_are_counted_together(llm: AsyncLLM) -> None:
 async def test_requests_of_one_that_dies_go_on(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (health, asynchronous):
         monkeypatch.setattr(module, "RESTART_WAIT_SECONDS", 120.0)  # as long as a start may take on a busy machine
+    seen = Seen()
+    llm.observers.append(seen)
+    story = " ".join(map(str, range(200)))
+    told = await text_of(llm, story, SEEDED, data_parallel_rank=1)
     pid = llm.engine_pids[0]
     pinned = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG, data_parallel_rank=0))
     kept = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG, data_parallel_rank=1))
@@ -110,6 +116,11 @@ async def test_requests_of_one_that_dies_go_on(llm: AsyncLLM, monkeypatch: pytes
     assert not await llm.reset_prefix_cache(), "the other engine runs a request"
     texts = await asyncio.gather(kept, pinned, *others)
     assert len(set(texts)) == 1
+    # The other engine had room for three of them, so that a prompt of before comes from its host memory.
+    before = seen.loaded[1]
+    assert await text_of(llm, story, SEEDED, data_parallel_rank=1) == told
+    llm.observers.remove(seen)
+    assert seen.loaded[1] >= before + 64
     assert await text_of(llm, PROMPTS[0], SEEDED, data_parallel_rank=0), "it waits for the next one"
     assert llm.engine_pids[0] != pid
     await until(lambda: llm.num_unfinished == 0)
