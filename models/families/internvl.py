@@ -22,8 +22,13 @@ _NORMS: Final = {"layer_norm": NormPlan(kind="layer", bias=True), "rms_norm": No
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """The configuration of the language model in `text_config`, and the tower's."""
     section = file.section("vision_config") or ConfigFile({}, file.source)
+    return read_with_vision(file, architecture, section, "qwen2")
+
+
+def read_with_vision(file: ConfigFile, architecture: str, section: ConfigFile, text: str) -> ModelConfig:
+    """The same, whose vision model has this section, and whose language model is of type `text` unless it says so."""
     vision = section.reading(hidden_size=1024, num_attention_heads=16, image_size=448, patch_size=14)
-    return replace(read_text_model(file, architecture, "qwen2"), tower=read_tower(file, vision))
+    return replace(read_text_model(file, architecture, text), tower=read_tower(file, vision))
 
 
 def read_tower(file: ConfigFile, vision: ConfigFile) -> TowerPlan:

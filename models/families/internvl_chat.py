@@ -9,7 +9,7 @@ from jaxllm.models.checkpoint.tensor_source import ConvolutionAsMatrix, OfOne, S
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import phi3
 from jaxllm.models.families.family import TEXT_PARTS, Family, Names
-from jaxllm.models.families.internvl import read_tower
+from jaxllm.models.families.internvl import read_tower, read_with_vision
 from jaxllm.models.families.llama_like import internlm2_names, read_internlm2
 from jaxllm.models.families.text_models import READERS, TEXT_NAMES, read_text_model
 from jaxllm.models.towers.plan import PixelPlan
@@ -59,6 +59,13 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     return replace(found, tower=tower, language=text.text("model_type", "qwen2"))
 
 
+def read_qianfan(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Qianfan-OCR, whose configuration is that of transformers: Qwen3, and a vision model with biases."""
+    vision = (file.section("vision_config") or ConfigFile({}, file.source)).reading(attention_bias=True)
+    vision.ignore("drop_path_rate", "projection_dropout")
+    return read_with_vision(file, architecture, vision, "qwen3")
+
+
 _VISION_MODEL = "vision_model"
 _LAYER = f"{_VISION_MODEL}.encoder.layers.*"
 
@@ -95,4 +102,11 @@ FAMILY = Family(
     renamed={**TEXT_PARTS, "language_model.output.": "output."},
     other_parts=(f"{_VISION_MODEL}.", "mlp1."),
     like="InternVL",
+)
+QIANFAN = Family(
+    read_qianfan,
+    weight_names=weight_names,
+    # The last as transformers 5.24 writes it.
+    renamed={**TEXT_PARTS, "language_model.model.encoder.": "model."},
+    other_parts=(f"{_VISION_MODEL}.", "mlp1."),
 )

@@ -23,6 +23,7 @@ from jaxllm.models.families.vision import (
     taken_layers,
 )
 from jaxllm.models.layers.activation import read_activation
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.towers.plan import PixelPlan, TowerPlan, program_sizes
 from jaxllm.models.towers.pooled_projector import AlsoMeansPlan
 from jaxllm.models.towers.projectors import TwoLayerPlan
@@ -104,6 +105,17 @@ def read_next_video(file: ConfigFile, architecture: str) -> ModelConfig:
     )
 
 
+def read_vip(file: ConfigFile, architecture: str) -> ModelConfig:
+    """ViP-LLaVA (arXiv 2312.00784): the states of several layers of the vision model, normalised together."""
+    file = file.reading(vision_feature_layer=[-2, -5, -8, -11, 6])
+    config = read_config(file, architecture)
+    tower = config.tower
+    assert tower is not None
+    assert isinstance(tower.projector, TwoLayerPlan)
+    norm = NormPlan(kind="layer", eps=file.number("projector_layernorm_eps", 1e-5), bias=True)
+    return replace(config, tower=replace(tower, projector=replace(tower.projector, norm=norm)))
+
+
 def _with_lines(config: ModelConfig, file: ConfigFile) -> ModelConfig:
     assert config.tower is not None
     if config.tower.class_rows or config.tower.side is None:
@@ -165,6 +177,7 @@ def names(config: ModelConfig) -> Names:
         **vision(VISION),
         "tower.projector.first": f"{PROJECTOR}.linear_1",
         "tower.projector.second": f"{PROJECTOR}.linear_2",
+        "tower.projector.norm": f"{PROJECTOR}.projector_layernorm",
         **learned,
     }
 
@@ -172,4 +185,5 @@ def names(config: ModelConfig) -> Names:
 FAMILY = Family(read_config, weight_names=names, renamed=PARTS, other_parts=SEEING_PARTS)
 NEXT = replace(FAMILY, read_config=read_next)
 NEXT_VIDEO = replace(FAMILY, read_config=read_next_video)
+VIP = replace(FAMILY, read_config=read_vip)
 ONE_VISION = replace(FAMILY, read_config=read_one_vision)

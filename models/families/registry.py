@@ -302,6 +302,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "InternVLChatModel": _Known("internvl_chat"),
     "InternVLForConditionalGeneration": _Known("internvl"),
     "JAISLMHeadModel": _Known("jais"),
+    "JanusForConditionalGeneration": _Known("janus"),
     "KimiK25ForConditionalGeneration": _Known("kimi_k25"),
     "KimiVLForConditionalGeneration": _Known("kimi_k25.KIMI_VL"),
     "Kimi_K25ForConditionalGeneration": _Known("kimi_k25"),
@@ -325,6 +326,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "Phi3VForCausalLM": _Known("phi3_vision"),
     "Phi4MMForCausalLM": _Known("phi4_multimodal.PUBLISHED"),
     "Phi4MultimodalForCausalLM": _Known("phi4_multimodal"),
+    "QianfanOCRForConditionalGeneration": _Known("internvl_chat.QIANFAN"),
     "Qwen2ForProcessRewardModel": _Known("qwen2.PROCESS_REWARD"),
     "Qwen2ForRewardModel": _Known("qwen2.REWARD"),
     "Qwen2AudioForConditionalGeneration": _Known("hearing"),
@@ -339,6 +341,7 @@ _FAMILIES: dict[str, _Known | Family | EntryPoint] = {
     "RWForCausalLM": _Known("falcon"),
     "SmolVLMForConditionalGeneration": _Known("idefics3"),
     "UltravoxModel": _Known("ultravox"),
+    "VipLlavaForConditionalGeneration": _Known("llava.VIP"),
     "VoxtralForConditionalGeneration": _Known("hearing.VOXTRAL"),
     "WhisperForConditionalGeneration": _Known("whisper"),
 }

@@ -32,6 +32,7 @@ _OF_PROCESSORS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]
     "Gemma3Processor": lambda fields: {"do_pan_and_scan": False},
     "InternVLProcessor": lambda fields: {"crop_to_patches": True},
     "PixtralProcessor": _pixtral,
+    "QianfanOCRProcessor": lambda fields: {"crop_to_patches": True},
 }
 """What transformers' processors tell their image processors, whatever preprocessor_config.json says."""
 

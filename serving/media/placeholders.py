@@ -176,6 +176,19 @@ def _internvl_chat(model: Model) -> Placeholder:
     )
 
 
+def _qianfan(model: Model) -> Placeholder:
+    """As with InternVL, but prompts have `<image>`, which need not be a token."""
+    length, token = model.settings.integer("image_seq_length", 256), model.token("context_image_token")
+    return NamedImages(
+        marker=token,
+        feature=token,
+        count=lambda image: length * len(image.crops),
+        before=model.token("start_image_token"),
+        after=model.token("end_image_token"),
+        names=re.compile(re.escape(model.settings.text("image_placeholder_token", IMAGE))),
+    )
+
+
 def _aya(model: Model) -> Placeholder:
     settings = model.settings
     patch = settings.integer("patch_size", 28) * settings.integer("downsample_factor", 1, 1, 16)
@@ -206,6 +219,12 @@ def _cohere2_vision(model: Model) -> Placeholder:
 def _deepseek_vl(model: Model) -> Placeholder:
     length, token = model.settings.integer("num_image_tokens", 576), model.token("image_token")
     return TokenPerFeature(token, token, lambda image: length)
+
+
+def _janus(model: Model) -> Placeholder:
+    model.settings.require("use_default_system_prompt", False, False)
+    length, token = model.settings.integer("num_image_tokens", 576), model.token("image_token")
+    return TokenPerFeature(token, token, lambda image: length, model.token("boi_token"), model.token("eoi_token"))
 
 
 def _lfm2_vl(model: Model) -> Placeholder:
@@ -286,6 +305,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "Idefics3Processor": _idefics3,
     "InternVLChatProcessor": _internvl_chat,
     "InternVLProcessor": _internvl,
+    "JanusProcessor": _janus,
     "LightOnOcrProcessor": _lighton,
     "LlavaNextProcessor": _llava_next,
     "LlavaNextVideoProcessor": _llava_next_video,
@@ -302,6 +322,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "Phi4MultimodalProcessor": _phi4_multimodal,
     "MiniCPMV4_6Processor": _minicpmv,
     "PixtralProcessor": _pixtral,
+    "QianfanOCRProcessor": _qianfan,
     "Qwen2VLProcessor": _merged("<|image_pad|>"),
     "Qwen2_5_VLProcessor": _merged("<|image_pad|>"),
     "Qwen3VLProcessor": _merged("<|image_pad|>"),

@@ -515,6 +515,16 @@ SEEING = {
             "moe_intermediate_size": 24,
         },
     ),
+    "qianfan_ocr": (
+        transformers.QianfanOCRConfig,
+        transformers.QianfanOCRForConditionalGeneration,
+        {**SMALL, "model_type": "qwen3", "head_dim": 16},
+    ),
+    "vipllava": (
+        transformers.VipLlavaConfig,
+        transformers.VipLlavaForConditionalGeneration,
+        {**SMALL, "model_type": "llama"},
+    ),
     "lighton_ocr": (
         transformers.LightOnOcrConfig,
         transformers.LightOnOcrForConditionalGeneration,
@@ -534,6 +544,11 @@ SEEING = {
     "deepseek_vl": (
         transformers.DeepseekVLConfig,
         transformers.DeepseekVLForConditionalGeneration,
+        {**SMALL, "model_type": "llama"},
+    ),
+    "janus": (
+        transformers.JanusConfig,
+        transformers.JanusForConditionalGeneration,
         {**SMALL, "model_type": "llama"},
     ),
     "kimi_k25": (
@@ -676,6 +691,7 @@ OTHER_VISION: dict[str, dict[str, Any]] = {
         "channel_multiplier": [1, 1],
         "attn_resolutions": [],
     },
+    "janus": {**VISION, **SIZES, "projection_dim": SMALL["hidden_size"]},
     "dots3_note": {**VISION, "mlp_layer_types": ["dense"], "adapter_in_dim": 16, "adapter_out_dim": 64},
     # They take the states before the last layer.
     "llava": {**VISION, **SIZES, "num_hidden_layers": 2},
@@ -697,6 +713,8 @@ OTHER_VISION: dict[str, dict[str, Any]] = {
 }
 """Of those that have other options than most."""
 OTHER_OPTIONS: dict[str, dict[str, Any]] = {
+    "janus": {"vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "latent_channels": 32}},
+    "vipllava": {"vision_feature_layer": [-1]},
     "apertus1p5": {
         "image_token_id": 1,
         "audio_token_id": 2,

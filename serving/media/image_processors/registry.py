@@ -37,6 +37,7 @@ IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "Idefics2ImageProcessor": Idefics2,
     "Idefics3ImageProcessor": Idefics3,
     "KimiVLImageProcessor": KimiVL,
+    "JanusImageProcessor": DeepSeekVL,
     "Kimi_K25ImageProcessor": KimiK25,
     "Lfm2VlImageProcessor": LFM2VL,
     "Llama4ImageProcessor": Llama4,

@@ -100,6 +100,8 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
             {"embd_layer": PHI3V, "img_processor": {"image_dim_out": 768}},
             "'image_dim_out' must be 1024, the hidden size of CLIP",
         ),
+        ("Janus", {"vision_config": {"depth": 3}}, "'depth' must be 2"),
+        ("Janus", {"vision_config": {"projection_dim": 64}}, "'projection_dim' must be 4096"),
         ("DeepseekVL", {"vision_config": {"model_type": "clip_vision_model"}}, "'model_type' must be siglip"),
         ("InternVL", {"downsample_ratio": 0.3}, "1 / n, for a divisor n of 32"),
         ("InternVL", {"vision_config": {"norm_type": "group"}}, "'norm_type' must be one of layer_norm, rms_norm"),

@@ -4,7 +4,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+from transformers import (
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    VipLlavaConfig,
+    VipLlavaForConditionalGeneration,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -20,12 +26,14 @@ NEWER = {
 OLDER = {"vision_tower.": "vision_tower.vision_model."}
 
 
-def config(vision: Mapping[str, Any], text: Mapping[str, Any], **options: Any) -> Callable[..., Any]:
+def config(
+    vision: Mapping[str, Any], text: Mapping[str, Any], kind: type[Any] = LlavaConfig, **options: Any
+) -> Callable[..., Any]:
     def make(vocab_size: int, ids: Mapping[str, int]) -> Any:
-        return LlavaConfig(
+        return kind(
             vision_config=vision,
             text_config={**LLAMA, **text, "vocab_size": vocab_size},
-            image_token_id=ids["<image>"],
+            image_token_index=ids["<image>"],
             **options,
         )
 
@@ -63,5 +71,11 @@ CASES = {
         ),
         partial(processor, siglip=True, added=0, strategy="full"),
         has_answers=False,
+    ),
+    "vip-llava": SeeingCase(
+        VipLlavaForConditionalGeneration,
+        config(CLIP, {}, VipLlavaConfig, vision_feature_layer=[-2, -3, 1]),
+        partial(processor, added=1, strategy="default"),
+        renamed=(NEWER,),
     ),
 }  # fmt: skip

@@ -159,6 +159,7 @@ ORACLES: dict[str, Oracle] = {
     ),
     "minicpm-v": Oracle("minicpmv4_6", "MiniCPMV4_6ImageProcessor", {"scale_resolution": 168}, joined),
     "minicpm-v whole": Oracle("minicpmv4_6", "MiniCPMV4_6ImageProcessor", {"slice_mode": False}, joined),
+    "janus": Oracle("janus", "JanusImageProcessor", {"size": {"height": 112, "width": 112}}),
     "deepseek-vl": Oracle("deepseek_vl", "DeepseekVLImageProcessor", {"size": {"height": 112, "width": 112}}),
     "gemma4": Oracle("gemma4", "Gemma4ImageProcessor", {"max_soft_tokens": 70}, patch_size=16, layout="padded rows"),
     "gemma4 280": Oracle("gemma4", "Gemma4ImageProcessor", patch_size=16, layout="padded rows"),
