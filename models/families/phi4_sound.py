@@ -149,12 +149,10 @@ def sound_names(config: ModelConfig, of: SoundNames | None = None) -> Names:
     for part in ("query", "key", "value"):
         found[f"{own}.attention.{part}"] = f"{layer}.self_attn.{of.attention.format(part[0])}"
     for part, name in (("first", "feed_forward_in"), ("last", "feed_forward_out")):
-        found |= {
-            f"{own}.{part}_norm": f"{layer}.{name}.layer_norm",
-            f"{own}.{part}_mlp.up": Source(f"{layer}.{name}.{of.up}", Fused(inner, 0)),
-            f"{own}.{part}_mlp.gate": Source(f"{layer}.{name}.{of.up}", Fused(inner, 1)),
-            f"{own}.{part}_mlp.down": f"{layer}.{name}.{of.down}",
-        }
+        found[f"{own}.{part}_norm"] = f"{layer}.{name}.layer_norm"
+        found[f"{own}.{part}_mlp.up"] = Source(f"{layer}.{name}.{of.up}", Fused(inner, 0))
+        found[f"{own}.{part}_mlp.gate"] = Source(f"{layer}.{name}.{of.up}", Fused(inner, 1))
+        found[f"{own}.{part}_mlp.down"] = f"{layer}.{name}.{of.down}"
     # A convolution of each channel, a product, and an activation, one after the other.
     halves = range(plan.reductions - 1)
     found[f"{module}.halves.*.depthwise"] = Source(f"{encoder}.embed.conv.*", layers=[2 + 3 * each for each in halves])

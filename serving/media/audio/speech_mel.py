@@ -111,7 +111,8 @@ class SpeechMel:
         numbers = (frames - np.float32(self.preemphasis) * before) * _LOUDEST
         spectra = np.fft.rfft(self._window * numbers, self.num_fft).astype(np.complex64)
         power = np.abs(spectra) ** 2
-        return np.ascontiguousarray(np.log(np.maximum(power @ self._filters, np.float32(1.0))).T)
+        features: Samples = np.log(np.maximum(power @ self._filters, np.float32(1.0)))
+        return np.ascontiguousarray(features.T)
 
 
 def _filters_of(num_fft: int, num_bins: int, low: float, high: float) -> NDArray[np.float64]:
@@ -120,7 +121,8 @@ def _filters_of(num_fft: int, num_bins: int, low: float, high: float) -> NDArray
     corners = np.linspace(_to_mel(np.float64(low)), _to_mel(np.float64(high)), num_bins + 2)
     rising = (places - corners[:-2]) / np.diff(corners)[:-1]
     falling = (corners[2:] - places) / np.diff(corners)[1:]
-    return np.maximum(0.0, np.minimum(rising, falling))
+    triangles: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
+    return triangles
 
 
 def _to_mel(hertz: Any) -> Any:

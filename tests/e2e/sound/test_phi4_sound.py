@@ -158,9 +158,9 @@ def test_requests_that_it_does_not_take(llm: LLM, saved: Saved) -> None:
     ):
         with pytest.raises(RequestError, match=words):
             llm.generate([prompt], GREEDY)
-    parts = [{"type": "image_pil", "image_pil": image}, {"type": "audio", "audio": sound}]
+    parts: Any = [{"type": "image_pil", "image_pil": image}, {"type": "audio", "audio": sound}]
     with pytest.raises(RequestError, match="cannot be combined with image"):
-        llm.chat([{"role": "user", "content": parts}], GREEDY, chat_template=TEMPLATE)  # type: ignore[list-item]
+        llm.chat([{"role": "user", "content": parts}], GREEDY, chat_template=TEMPLATE)
 
 
 def test_configurations_that_it_does_not_have(saved: Saved, tmp_path: Path) -> None:
