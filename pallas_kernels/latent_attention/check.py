@@ -23,7 +23,8 @@ def run_case(implementation: str, inputs: Inputs, *, checks: bool = False) -> Re
     backend = get_latent_backend(implementation)
 
     def attend(inputs: Inputs) -> Result:
-        sizes, options = inputs.case.sizes, LatentOptions(inputs.case.scale, checks=checks, sinks=inputs.sinks)
+        sizes, window = inputs.case.sizes, inputs.case.window
+        options = LatentOptions(inputs.case.scale, checks=checks, sinks=inputs.sinks, window=window)
         cache = backend.from_canonical(inputs.kv_cache, sizes)
         arrays = inputs.q_latent, inputs.q_rope, inputs.latent, inputs.k_rope, cache
         where = jnp.int32(LAYER), inputs.prepared(implementation), options

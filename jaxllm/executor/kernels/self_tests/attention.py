@@ -6,7 +6,7 @@ from functools import partial
 
 from jaxllm.executor.kernels.self_test import SelfTest
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.models.kv_shape import latent_sizes
+from jaxllm.models.kv_shape import latent_kinds
 from jaxllm.pallas_kernels.latent_attention import check as latent_check
 from jaxllm.pallas_kernels.latent_attention.cases import Case as LatentCase
 from jaxllm.pallas_kernels.latent_attention.cases import Inputs as LatentInputs
@@ -31,8 +31,9 @@ class AttentionCase:
 
 def attention_cases(resolved: ResolvedConfig) -> Sequence[AttentionCase]:
     """One batch for each kind of layer, with the heads that one device has."""
-    batches = paged_cases(resolved) if resolved.model.latent is None else [latent_case(resolved)]
-    return [AttentionCase(batch, resolved.attention_checks) for batch in batches]
+    batches = paged_cases(resolved) if resolved.model.latent is None else latent_cases(resolved)
+    # Kinds of layers may have the same.
+    return [AttentionCase(batch, resolved.attention_checks) for batch in dict.fromkeys(batches)]
 
 
 def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
@@ -63,27 +64,29 @@ def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
             yield replace(own, window=100 if is_windowed else None, spans=spans)
 
 
-def latent_case(resolved: ResolvedConfig) -> LatentCase:
-    """The batch for latent attention, of which a model has one kind."""
-    latent, sizes = resolved.model.latent, latent_sizes(resolved.model)
-    assert latent is not None
-    assert sizes is not None
+def latent_cases(resolved: ResolvedConfig) -> Iterator[LatentCase]:
+    """Batches for latent attention of each kind."""
+    model = resolved.model
     rows, most_short = _rows(resolved)
-    index = latent.index
-    return LatentCase(
-        "self_test",
-        rows,
-        num_heads=resolved.model.num_heads // resolved.num_devices,
-        latent_size=sizes.latent,
-        rope_size=sizes.rope,
-        index_heads=0 if index is None else index.heads,
-        index_size=sizes.index,
-        top=0 if index is None else min(index.top, 128),
-        page_size=resolved.page_size,
-        padding_tokens=3,
-        dtype=resolved.dtype,
-        most_short=most_short,
-    )
+    for plan, (rank, rope, index_size) in zip(model.latents, latent_kinds(model), strict=True):
+        # Kernels do not choose groups of keys.
+        index = plan.index if plan.index is not None and plan.index.pool == 1 else None
+        yield LatentCase(
+            "self_test",
+            rows,
+            num_heads=model.heads_of(plan) // resolved.num_devices,
+            latent_size=rank,
+            rope_size=rope,
+            index_heads=0 if index is None else index.heads,
+            index_size=0 if index is None else index_size,
+            top=0 if index is None else min(index.top, 128),
+            sinks=plan.sinks,
+            window=min(plan.window, 100),
+            page_size=resolved.page_size,
+            padding_tokens=3,
+            dtype=resolved.dtype,
+            most_short=most_short,
+        )
 
 
 def _rows(resolved: ResolvedConfig) -> tuple[tuple[tuple[int, int], ...], int]:

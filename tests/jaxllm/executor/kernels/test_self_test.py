@@ -106,17 +106,20 @@ def test_a_gpu_serves_with_the_other_kernel_where_that_is_right(caplog: pytest.L
 def test_latent_attention_is_tested_with_latents() -> None:
     latent = LatentAttentionPlan(rank=32, plain_size=16, rope_size=16, value_size=16)
     before = resolved()
-    model = dataclasses.replace(before.model, layers=(LayerPlan(attention=latent),) * 2)
+    windowed = latent.but(rank=48, window=300, sinks=True)
+    layers = tuple(LayerPlan(attention=plan) for plan in (latent, windowed, latent))
+    model = dataclasses.replace(before.model, layers=layers)
     before = dataclasses.replace(before, model=model).with_kernel("attention", "tpu")
     asked = []
 
     def wrong(name: str, inputs: LatentInputs, *, checks: bool = False) -> Result:
-        asked.append((name, inputs.case.sizes, checks))
+        asked.append((name, inputs.case.sizes, inputs.case.window, inputs.sinks is not None, checks))
         out, cache = latent_check.run_case("xla", inputs)
         return out + (0.0 if checks else 1.0), cache
 
     after = verify(before, wrong)
-    assert asked == [("tpu", LatentSizes(32, 16), False), ("tpu", LatentSizes(32, 16), True)]
+    first, second = ("tpu", LatentSizes(32, 16), 0, False), ("tpu", LatentSizes(48, 16), 100, True)
+    assert asked == [(*first, False), (*first, True), (*second, True)]
     assert after.attention_checks
     assert after.backend("attention") == "tpu"
 
