@@ -61,8 +61,8 @@ def m3_runner(case: paged.Case) -> Run:
 
     def make(name: str) -> Callable[[], None]:
         def call(own: tuple[Any, ...], cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-            arrays, index = own
-            return paged_attention(*arrays, cache, 0, inputs.batch, inputs.options, index=index, implementation=name)
+            (q, k, v), index = own
+            return paged_attention(q, k, v, cache, 0, inputs.batch, inputs.options, index=index, implementation=name)
 
         cache = get_backend(name).from_canonical(inputs.kv_cache)
         return _keeping(jax.jit(call, donate_argnums=1), (arrays, index), cache)

@@ -207,7 +207,7 @@ def call_kernel(
     page_size = kv_cache.shape[4] // (head_size + options.scale_bytes)
     if head_size % MULTIPLE or page_size % MULTIPLE:
         raise ValueError(f"head size {head_size} and page size {page_size} must be multiples of {MULTIPLE}")
-    rest = () if batch.visible_until is None else (batch.visible_until,)
+    rest: tuple[jax.Array, ...] = () if batch.visible_until is None else (batch.visible_until,)
     scaled, spans, is_chosen = options.scale_bytes > 0, len(rest) > 0, False
     if index is not None:
         choice, queries = index
