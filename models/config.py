@@ -12,7 +12,6 @@ from jaxllm.models.attention_plan import (
     RopeConfig,
 )
 from jaxllm.models.errors import ModelError
-from jaxllm.models.gram_plan import WithGramsPlan
 from jaxllm.models.mlp_plan import ExpertsPlan
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.plan import EmbeddingPlan, LayerPlan, OutputPlan, RecurrentPlan
@@ -194,8 +193,8 @@ class ModelConfig:
 
     @property
     def looks_up_grams(self) -> bool:
-        """Whether layers look up the last tokens together, see `GramsPlan`."""
-        return any(isinstance(plan, WithGramsPlan) for plan in self.recurrences)
+        """Whether layers look up the last tokens together, see `WithGramsPlan`."""
+        return any(plan.reads_tokens for plan in self.recurrences)
 
     @property
     def shared_choice(self) -> int:

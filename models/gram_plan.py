@@ -84,13 +84,18 @@ class WithGramsPlan(RecurrentPlan):
 
     @property
     def split_sizes(self) -> tuple[int, ...]:
-        """Those of the block: devices share nothing of n-grams but their table."""
-        return self.block.split_sizes
+        """Those of the block, and the rows of the table: devices share nothing else of n-grams."""
+        return (*self.block.split_sizes, sum(self.grams.shards))
 
     @property
     def orders_by_device(self) -> bool:
         """See `RecurrentPlan`."""
         return self.block.orders_by_device
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Yes: n-grams are made of them."""
+        return True
 
     def num_weights(self, hidden_size: int) -> int:
         """Those of both."""

@@ -47,6 +47,11 @@ class RecurrentPlan:
         """Whether the order of what `states` holds may depend on the number of devices."""
         return True
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the layer looks up the IDs of tokens."""
+        return False
+
     def num_weights(self, hidden_size: int) -> int:
         """Numbers in the matrices that a token is multiplied with."""
         raise NotImplementedError

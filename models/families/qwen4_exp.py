@@ -5,6 +5,7 @@ Some layers add embeddings of n-grams. Images are not seen, and layers that pred
 
 from dataclasses import replace
 from math import isqrt
+from typing import Literal
 
 from jaxllm.models.attention_plan import AttentionPlan, GroupIndexPlan
 from jaxllm.models.checkpoint.config_file import ConfigFile
@@ -48,10 +49,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     streams = GatedStreamsPlan(
         count=file.integer("hc_count", 4, minimum=2), rank=file.integer("hc_lowrank", 320), norm=norm
     )
-    index, grams = _index(file, config, norm), _grams(file, config, streams)
-    gate = file.text("output_gate_type", "") if file.values.get("output_gate_type") else file.text("hidden_act", "silu")
-    if gate not in ("silu", "sigmoid"):
-        raise file.wrong("output_gate_type", "'silu' or 'sigmoid'")
+    index, grams, gate = _index(file, config, norm), _grams(file, config, streams), _gate(file)
     layers = list[LayerPlan]()
     for number, layer in enumerate(config.layers):
         own = replace(layer, streams=streams, attention_norm=None, mlp_norm=None)
@@ -67,6 +65,18 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         raise file.wrong("ple_layer_ids", f"numbers of 'linear_attention' layers, and layer {wrong + 1} is not one")
     # The mix after the layers has a norm of its own.
     return replace(config, layers=tuple(layers), norm=None)
+
+
+def _gate(file: ConfigFile) -> Literal["silu", "sigmoid"]:
+    """The activation that gates what a recurrence gives: that of the model by default."""
+    key = "output_gate_type" if file.values.get("output_gate_type") else "hidden_act"
+    given = file.text(key, "silu")
+    file.ignore("output_gate_type")
+    if given == "silu":
+        return "silu"
+    if given == "sigmoid":
+        return "sigmoid"
+    raise file.wrong(key, "'silu' or 'sigmoid'")
 
 
 def _index(file: ConfigFile, config: ModelConfig, norm: NormPlan) -> GroupIndexPlan:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import ForwardContext, LayerContext
 from jaxllm.models.gram_plan import WithGramsPlan
@@ -87,7 +88,7 @@ class GatedStreamsLayer(DecoderLayer):
 
     def _with_grams(
         self, x: jax.Array, cache: LayerCache, context: LayerContext
-    ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, ...]]:
+    ) -> tuple[jax.Array, LayerCache, States]:
         """The streams with n-grams, the states of the recurrence, and the new ones of n-grams."""
         if self.grams is None:
             return x, cache, ()
@@ -96,15 +97,15 @@ class GatedStreamsLayer(DecoderLayer):
         added, after = self.grams(x, (*states[count:], *drafts[len(drafts) - own :]), context)
         return x + added, (*states[:count], *drafts[: len(drafts) - own]), after
 
-    def _with_states(self, cache: LayerCache, grams: tuple[jax.Array, ...]) -> LayerCache:
+    def _with_states(self, cache: LayerCache, grams: States) -> LayerCache:
         """What both keep, in the order of `WithGramsPlan`."""
         if self.grams is None or not grams:
             return cache
         assert isinstance(self.plan.recurrence, WithGramsPlan)
-        count, own, states = len(self.plan.recurrence.block.states), len(self.grams.plan.states), cast(tuple, cache)
+        count, own, states = len(self.plan.recurrence.block.states), len(self.grams.plan.states), cast(States, cache)
         return (*states[:count], *grams[:own], *states[count:], *grams[own:])
 
-    def _parts(self, cache: LayerCache) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], int]:
+    def _parts(self, cache: LayerCache) -> tuple[States, States, int]:
         """States and inputs of drafts, where there are any, and how many of the states are the recurrence's."""
         assert isinstance(cache, tuple)
         assert isinstance(self.plan.recurrence, WithGramsPlan)

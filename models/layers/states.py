@@ -1,5 +1,7 @@
 """Reading and writing the states of a step's rows, which lie in the slots of their requests."""
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -7,11 +9,20 @@ from jax.typing import DTypeLike
 
 from jaxllm.models.cache import States
 from jaxllm.models.forward_context import LayerContext
-from jaxllm.models.plan import RecurrentPlan
+from jaxllm.models.plan import StateArray
 from jaxllm.pallas_kernels.recurrence.loops import apart
 
 
-def read_states(states: States, plan: RecurrentPlan, context: LayerContext, dtype: DTypeLike) -> States:
+class HasStates(Protocol):
+    """A plan of what keeps something of each request, such as a `RecurrentPlan`."""
+
+    @property
+    def states(self) -> tuple[StateArray, ...]:
+        """Its state; zeros where a request begins."""
+        ...
+
+
+def read_states(states: States, plan: HasStates, context: LayerContext, dtype: DTypeLike) -> States:
     """The states [R, ...] of the rows, in the order of `plan.states`: zeros for rows that begin.
 
     `states` are the arrays [L, slots, ...] of all layers that keep the same; `dtype` is that of activations. Where

@@ -374,6 +374,7 @@ def test_nemotron_h_has_an_output_layer_of_its_own_whatever_is_said(tmp_path: Pa
 SEEING = {
     "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
     "qwen3_5_moe": (transformers.Qwen3_5MoeConfig, transformers.Qwen3_5MoeForConditionalGeneration),
+    "qwen4_exp": (transformers.Qwen4ExpConfig, transformers.Qwen4ExpForConditionalGeneration),
 }
 
 
