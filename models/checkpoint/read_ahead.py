@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     In place of rows, what gives the memory that all rows are packed into as they are read, called when that begins.
     """
-    Values = np.ndarray | QuantizedMatrix | Entries
+    Values: TypeAlias = np.ndarray[Any, Any] | QuantizedMatrix | Entries
 
 T = TypeVar("T")
 Job = tuple[int, Callable[[ThreadPoolExecutor], Callable[[], T]]]

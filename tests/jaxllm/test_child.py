@@ -29,7 +29,7 @@ def importing(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.
     variables["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{variables.get('PYTHONPATH', '')}"
     ours, theirs = socket.socketpair()
     command = child.command("slow", str(tmp_path / "folder"))
-    process = subprocess.Popen(command, stdin=theirs, env=variables, cwd=tmp_path)
+    process = subprocess.Popen(command, stdin=theirs.fileno(), env=variables, cwd=tmp_path)
     theirs.close()
     try:
         _wait_for((tmp_path / "imports").exists)

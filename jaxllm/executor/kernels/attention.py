@@ -1,12 +1,12 @@
 """Which implementation of paged or latent attention an engine takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.operation import Kernel, OperationKernels, Workload
-from jaxllm.models.attention_plan import AttentionPlan
+from jaxllm.models.attention_plan import AttentionPlan, BlockIndexPlan, GroupIndexPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_kinds, latent_sizes
 from jaxllm.pallas_kernels.paged_attention import get_backend
@@ -40,20 +40,33 @@ class AttentionShape:
     """What latent attention has that a kernel may lack."""
     latent_kinds: tuple[tuple[int, int, int], ...] = ()
     """Sizes of latents, of rotary parts and of index keys, which may differ from layer to layer."""
+    groups: bool = False
+    """Whether the index scores groups of tokens by the means of their keys."""
 
 
 def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
     """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
     model, kind = workload.model, workload.kv_cache
     seen = workload.sees_spans, bool(model.compressed), _index_block(model), _latent_features(model)
-    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, *seen, latent_kinds(model)
+    rest = (
+        workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic, *seen, latent_kinds(model),
+        _has_groups(model),
+    )  # fmt: skip
     return tuple(AttentionShape(heads // kv_heads, size, *rest) for heads, kv_heads, size in model.attention_heads)
 
 
 def _index_block(model: ModelConfig) -> int:
     """See `AttentionShape.index`. All layers with an index have blocks of one size."""
+    return max((index.block for index in _indexes(model)), default=0)
+
+
+def _has_groups(model: ModelConfig) -> bool:
+    return any(isinstance(index, GroupIndexPlan) for index in _indexes(model))
+
+
+def _indexes(model: ModelConfig) -> Iterator[BlockIndexPlan | GroupIndexPlan]:
     plans = (layer.attention for layer in model.attention_layers)
-    return max((plan.index.block for plan in plans if isinstance(plan, AttentionPlan) and plan.index), default=0)
+    return (plan.index for plan in plans if isinstance(plan, AttentionPlan) and plan.index)
 
 
 def _latent_features(model: ModelConfig) -> "frozenset[LatentFeature]":
@@ -114,6 +127,8 @@ def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
 
 
 def _cpu_refusal(_: Any, shape: AttentionShape) -> str | None:
+    if shape.groups:
+        return "does not support an index of groups of keys"
     if shape.index % MULTIPLE:
         return f"needs an index of blocks of keys that are multiples of {MULTIPLE}, not {shape.index}"
     if shape.head_size % MULTIPLE == 0 and shape.page_size % MULTIPLE == 0 and shape.dtype in CACHE_BYTES:

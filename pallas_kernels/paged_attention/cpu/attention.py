@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxllm.pallas_kernels.cpu_common.processor import host_processor
 from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, CacheGeometry
-from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
+from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex, BlockIndex
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import SCALE
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
@@ -110,11 +110,12 @@ def cpu_indexed_attention(
     layer: int | jax.Array,
     batch: RaggedBatch,
     options: AttentionOptions,
-    index: BlockIndex,
+    index: AnyIndex,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`. Where no request can have more blocks than are chosen, they are not compared.
 
     Raises:
+        NotImplementedError: the index scores groups of keys by their means.
         ValueError: heads, pages or blocks are no multiples of 16.
     """
     new, heads = _stored(*index.joined(k, v), kv_cache, options), (q.shape[1], k.shape[1])
@@ -193,13 +194,14 @@ def call_kernel(
     *,
     paired: bool = False,
     is_narrow: bool = False,
-    index: tuple[BlockIndex, jax.Array] | None = None,
+    index: tuple[AnyIndex, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Results [T, N, H], float32 or if `paired` or `is_narrow` bfloat16, and the cache; `arrays` are as in `work`.
 
     `heads` are N and K. An `index` has queries as the kernel takes them, rows of H times four bytes.
 
     Raises:
+        NotImplementedError: an index scores groups of keys by their means.
         ValueError: heads, pages or blocks of an index are no multiples of 16.
     """
     num_heads, num_kv_heads = heads
@@ -211,6 +213,8 @@ def call_kernel(
     scaled, spans, is_chosen = options.scale_bytes > 0, len(rest) > 0, False
     if index is not None:
         choice, queries = index
+        if not isinstance(choice, BlockIndex):
+            raise NotImplementedError("the kernel for CPUs does not score groups of keys by their means")
         if choice.block % MULTIPLE:
             raise ValueError(f"blocks of {choice.block} keys must be multiples of {MULTIPLE}")
         is_chosen = batch.page_table.shape[1] * page_size > choice.top * choice.block

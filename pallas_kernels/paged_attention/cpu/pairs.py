@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.block_index import BlockIndex
+from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import MULTIPLE, call_kernel, transposed_shape
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
@@ -68,12 +68,12 @@ def paired_indexed_attention(
     layer: int | jax.Array,
     batch: RaggedBatch,
     options: AttentionOptions,
-    index: BlockIndex,
+    index: AnyIndex,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`, and `paired_attention`. Queries of the index are bfloat16, too.
 
     Raises:
-        NotImplementedError: the cache is not bfloat16.
+        NotImplementedError: the cache is not bfloat16, or the index scores groups of keys by their means.
         ValueError: heads, pages or blocks are no multiples of 16.
     """
     _check(kv_cache)

@@ -24,8 +24,14 @@ def test_attention_with_sinks(implementation: str) -> None:
     units, sinks = random.normal(size=(UNITS, 16)).astype(np.float32), random.normal(size=HEADS).astype(np.float32)
     seen, counts = random.integers(0, UNITS, (TOKENS, 150)), random.integers(1, 151, TOKENS)
     lists = jnp.asarray(seen, jnp.int32), jnp.asarray(counts, jnp.int32), jnp.int32(TOKENS - 2)
-    options = {"scale": 0.7, "sinks": jnp.asarray(sinks), "implementation": implementation}
-    found = attend_to_units(jnp.asarray(query), jnp.asarray(units), *lists, **options)
+    found = attend_to_units(
+        jnp.asarray(query),
+        jnp.asarray(units),
+        *lists,
+        scale=0.7,
+        sinks=jnp.asarray(sinks),
+        implementation=implementation,
+    )
     for token in range(TOKENS - 2):
         keys = units[seen[token, : counts[token]]]
         scores = np.concatenate([query[token] @ keys.T * 0.7, sinks[:, None]], axis=1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, FilePayload, expect
 
 from tests.conftest import ROOT
 from tests.serving.server_process import ServerProcess, running
@@ -45,9 +45,9 @@ def test_an_image_is_added_sent_described_and_kept(
     page.goto(seeing_server.url)
     page.get_by_role("button", name="Exact").click()
     files, picture = page.get_by_label("Images", exact=True), drawing()
-    files.set_input_files([{"name": "note.png", "mimeType": "image/png", "buffer": b"no image at all"}])
+    files.set_input_files([FilePayload(name="note.png", mimeType="image/png", buffer=b"no image at all")])
     expect(page.get_by_role("status")).to_contain_text("note.png is no image")
-    files.set_input_files([{"name": f"{each}.png", "mimeType": "image/png", "buffer": picture} for each in range(2)])
+    files.set_input_files([FilePayload(name=f"{each}.png", mimeType="image/png", buffer=picture) for each in range(2)])
     expect(page.get_by_alt_text("Image 2 of this message")).to_be_visible()
     page.get_by_role("button", name="Remove image 2").click()
     expect(page.get_by_alt_text("Image 2 of this message")).to_have_count(0)

@@ -31,9 +31,11 @@ class AttentionCase:
 
 def attention_cases(resolved: ResolvedConfig) -> Sequence[AttentionCase]:
     """One batch for each kind of layer, with the heads that one device has."""
-    batches = paged_cases(resolved) if resolved.model.latent is None else latent_cases(resolved)
+    batches: list[Case | LatentCase] = []
+    batches += paged_cases(resolved) if resolved.model.latent is None else latent_cases(resolved)
     # Kinds of layers may have the same.
-    return [AttentionCase(batch, resolved.attention_checks) for batch in dict.fromkeys(batches)]
+    different: dict[Case | LatentCase, None] = dict.fromkeys(batches)
+    return [AttentionCase(batch, resolved.attention_checks) for batch in different]
 
 
 def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
