@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh
 
 from jaxllm.models.config import ModelConfig
@@ -19,6 +20,9 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, token_axis
 from jaxllm.pallas_kernels.linear import RowMajor, Weight
 from jaxllm.pallas_kernels.linear import linear as matmul
+
+MANY_TOKENS = 512
+"""Steps of so many and more are bound by arithmetic."""
 
 
 class GatedMLP(nnx.Module):
@@ -42,6 +46,9 @@ class GatedMLP(nnx.Module):
             from jaxllm.models.layers.ring_mlp import run_ring_mlp
 
             return run_ring_mlp(self._partial_product, x, self.gate_up.weight[...], self.down.weight[...], self.mesh)
+        if self.platform == "tpu" and model_parallel(self.mesh) == 1 and len(x) >= MANY_TOKENS:
+            # XLA would fuse the norm before this with the product, and compute it again for each block of outputs.
+            x = lax.optimization_barrier(x)
         return self.down(self.norm(self.activation(self.gate_up(x, context))), context)
 
     def _travels(self, mesh: Mesh, tokens: int) -> bool:
