@@ -31,7 +31,10 @@ from tests.quick import QUICK
 
 SOON = ("llama", "phi3", "gpt2", "deepseek_v2", "mamba2")
 SHAPE, SLOT = AdapterShape(16, 8, "float32"), 5
-REFUSED = ("altup_", "per_layer_model_projection", "project_in", "project_out", "weights_proj", "mlp.gate.wg")
+REFUSED = (
+    "altup_", "hyper_connection", "per_layer_model_projection", "project_in", "project_out", "weights_proj",
+    "mlp.gate.wg",
+)  # fmt: skip
 """Parts of names of modules without slots: before and after the layers, weights of an indexer's heads, a router."""
 
 
