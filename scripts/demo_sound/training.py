@@ -103,7 +103,7 @@ def update(
 
     def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         states = encoded(params, shape, jnp.asarray(batch.features))
-        scores, heard = logits(params, shape, states, jnp.asarray(batch.tokens[:, :-1]))
+        scores, heard = logits(params, shape, states, jnp.asarray(batch.tokens)[:, :-1])
         # A window without speech says so at first; what is written after that is as of others.
         wanted = jnp.asarray(batch.tokens)[:, 1:]
         wanted = wanted.at[:, 0].set(jnp.where(batch.no_speech, no_speech, wanted[:, 0]))
