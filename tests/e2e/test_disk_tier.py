@@ -129,6 +129,8 @@ def test_a_restart_finds_prefixes(engine: Engine, folder: Path, adapter: Path, m
         salted.cache_salt = "another's"
         assert run(after, [salted])["salted"].token_ids == expected["0"]
         assert after.stats().offload.disk_queries == before
+        # What nobody has asked: all else is in files already.
+        run(after, [request("new", list(reversed(prompts()[0])), **PARAMS)])
         settled(after)
         check_events(after)
     finally:
