@@ -163,7 +163,7 @@ def test_a_system_that_has_nothing_to_give(run_python: RunPython) -> None:
 
 
 def test_it_is_killed_when_it_hangs() -> None:
-    canary = demo_canary(Budget(seconds=0.1))
+    canary = demo_canary(Budget(seconds=1.0))
     try:
         assert error_of(canary.ask(good(0))) is None
         assert canary.pid is not None
