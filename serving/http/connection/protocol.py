@@ -5,7 +5,6 @@ A request is rejected here before the application hears of it, so that no key is
 
 import asyncio
 import json
-import os
 import select
 import socket
 import struct
@@ -188,20 +187,7 @@ class LimitedProtocol(HttpToolsProtocol):
         then would cut off a client that has done nothing wrong.
         """
         if not self._has_unread():
-            self._say_goodbye()
             super().timeout_keep_alive_handler()
-
-    def _say_goodbye(self) -> None:
-        """Let the client know at once that nothing more comes: the transport closes later, in the event loop's time.
-
-        What the client sends until then would never be read. TLS has its own way to say so, and takes longer.
-        """
-        system = self.transport.get_extra_info("socket")
-        is_tls = self.transport.get_extra_info("sslcontext") is not None
-        if system is None or is_tls or self.transport.is_closing() or self.transport.get_write_buffer_size():
-            return
-        with suppress(OSError), socket.socket(fileno=os.dup(system.fileno())) as same:
-            same.shutdown(socket.SHUT_WR)
 
     def _has_unread(self) -> bool:
         system = self.transport.get_extra_info("socket")

@@ -101,16 +101,6 @@ class LimitedServer:
         delivery.watch(self.undelivered.set)
         return PlainTextResponse("read me")
 
-    def time_out_and_hold_up(self, seconds: float) -> None:
-        """Close what is idle, and let the event loop do nothing else for a while before the connections are closed."""
-
-        def hold() -> None:
-            for connection in list(self.http.server_state.connections):
-                connection.timeout_keep_alive_handler()  # type: ignore[union-attr]
-            time.sleep(seconds)
-
-        self._loop.call_soon_threadsafe(hold)
-
     def hold_up(self, seconds: float) -> None:
         """Let the event loop do nothing else for a while, as it takes what sockets have."""
         woken, waking = socket.socketpair()

@@ -231,17 +231,6 @@ def test_a_request_that_came_in_time_is_read_by_a_busy_server(impatient: Limited
         assert 1 < seconds_until_closed(connection)[0] < 5
 
 
-def test_a_client_hears_at_once_that_its_idle_connection_ends(server: LimitedServer) -> None:
-    """If it heard only when the event loop has time, it would send a request that nobody reads."""
-    with server.connect() as connection:
-        connection.sendall(HELLO)
-        assert connection.recv(65536).endswith(b"hello")
-        server.time_out_and_hold_up(2)
-        began = time.monotonic()
-        assert connection.recv(65536) == b""
-        assert time.monotonic() - began < 1.5
-
-
 @pytest.mark.parametrize("leaves", ["early", "unread", "later"])
 def test_a_response_that_does_not_reach_its_client_is_known(server: LimitedServer, leaves: str) -> None:
     for event in (server.asked, server.answers, server.undelivered):
