@@ -14,7 +14,11 @@ import sys
 from typing import Any
 
 if sys.platform == "linux":
+    import ctypes
     import fcntl
+
+    PR_SET_PDEATHSIG = 1
+    """Of `linux/prctl.h`: the signal that a process gets when the thread that has started it is gone."""
 
 
 def command(module: str, *folder: str) -> list[str]:
@@ -28,6 +32,9 @@ def imports_done() -> None:
     signal.signal(signal.SIGCONT, signal.SIG_DFL)
     if sys.platform == "linux":
         fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) & ~os.O_ASYNC)
+        # One that is stopped (SIGSTOP) when its parent goes must go on to see that. Not at its input, as before: it is
+        # asked there whether it hangs, and a process that is stopped does. To one that runs, the signal does nothing.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def continue_at_input() -> None:

@@ -1,9 +1,11 @@
 """A child ends with whoever has started it, however far it has come."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,3 +75,32 @@ def test_one_whose_parent_is_gone_imports_nothing(tmp_path: Path) -> None:
         os.close(read)
         assert process.wait(SECONDS) == 1
     assert not (tmp_path / "imports").exists()
+
+
+def test_one_that_is_stopped_ends_with_its_parent(tmp_path: Path) -> None:
+    """Once its imports are done, too: the system continues it."""
+    (tmp_path / "waits.py").write_text(
+        "import pathlib, sys; from jaxllm.child import imports_done; imports_done();"
+        "pathlib.Path('imports').touch(); sys.stdin.read()"
+    )
+    variables = {**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{environment().get('PYTHONPATH', '')}"}
+    parent = (
+        "import subprocess, time; from jaxllm import child;"
+        "print(subprocess.Popen(child.command('waits'), stdin=subprocess.PIPE).pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, env=variables, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        one = psutil.Process(int(process.stdout.readline()))
+        try:
+            _wait_for((tmp_path / "imports").exists)
+            one.suspend()
+            _wait_for(lambda: one.status() == psutil.STATUS_STOPPED)
+            process.kill()
+            psutil.wait_procs([one], SECONDS)
+            assert not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+        finally:
+            for each in (process, one):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
