@@ -208,7 +208,7 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float, origins: 
         ("device", f"{devices}, {info.dtype}"),
         cache,
         *([("copies", ", ".join(info.tiers))] if info.tiers else []),
-        ("steps", f"{steps}; {info.num_shapes} shapes compiled"),
+        ("steps", f"{steps}, in {info.num_shapes} shapes"),
         *((f"stage {number}", _stage(stage)) for number, stage in enumerate(info.stages)),
         ("ready after", f"{load_seconds:.1f} s"),
         *(("OpenAI API", url if url.startswith("unix:") else f"{url}/v1") for url in urls),

@@ -306,7 +306,7 @@ def test_banner() -> None:
     text = banner(info, ["http://localhost:8000", "unix:/run/jaxllm"], 12.34)
     for part in (
         "serves org/model", "4 x TPU v6e, bfloat16", "131,072 tokens: 64.0 requests of 2,048 tokens",
-        "up to 64 requests and 8,192 tokens; 12 shapes compiled", "12.3 s", "http://localhost:8000/v1",
+        "up to 64 requests and 8,192 tokens, in 12 shapes", "12.3 s", "http://localhost:8000/v1",
         "unix:/run/jaxllm", "prefix cache on",
     ):  # fmt: skip
         assert part in text
