@@ -7,6 +7,8 @@ import numpy as np
 import psutil
 from scipy import stats
 
+from jaxllm import child
+
 BLOCK_SECONDS = 60.0
 """What is left of a straight line hangs together for about so long: the bootstrap draws blocks of this length."""
 
@@ -70,7 +72,11 @@ class MemorySampler:
 def _module(process: psutil.Process) -> str:
     """The module that a Python process runs, as far as its command line tells."""
     command = process.cmdline()
-    return command[command.index("-m") + 1] if "-m" in command[:-1] else process.name()
+    if "-m" not in command[:-1]:
+        return process.name()
+    module, *following = command[command.index("-m") + 1 :]
+    # Children of a server have what they run as an argument.
+    return following[0] if module == child.__name__ and following else module
 
 
 def slope(seconds: np.ndarray, values: np.ndarray, seed: int = 0) -> Slope:
