@@ -43,11 +43,12 @@ IN_TWO = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.5, seed=1
 PROMPTS = [f"Tell me about the number {number}." for number in range(6)]
 
 
-LOOPBACK = {
+RAY_SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Otherwise some of its processes listen on all interfaces.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_worker_niceness": "0",  # Tests that run next to these would have all processors: gloo waits for 30 s only.
 }
 
 
@@ -64,7 +65,7 @@ def cluster() -> Iterator[str]:
         tls_utils.add_port_to_grpc_server = lambda server, at: add_port(server, at.replace("[::]", "127.0.0.1"))
 
     # Ray reads some of them when it is imported.
-    os.environ.update(LOOPBACK)
+    os.environ.update(RAY_SETTINGS)
     ray: Any = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
