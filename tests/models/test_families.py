@@ -305,7 +305,8 @@ def check(folder: Path, model: torch.nn.Module, stack: Stack = "scan") -> None:
     found = run(loaded, prompts, CHUNKS if stack == "scan" else ONE_GO, TOKENS, compiled_step(loaded))
     for logits, wanted in zip(found, expected, strict=True):
         scored, rest = np.split(logits, [wanted.shape[1]], axis=1)
-        np.testing.assert_allclose(scored, wanted, atol=1e-4, rtol=0)
+        # Relative to a logit of 13, 1e-5 are the last digits of float32: processors add in different orders.
+        np.testing.assert_allclose(scored, wanted, atol=1e-4, rtol=1e-5)
         assert np.isneginf(rest).all()
 
 

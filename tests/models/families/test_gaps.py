@@ -55,11 +55,12 @@ def test_a_family_that_nobody_knows(tmp_path: Path) -> None:
 
 
 def test_what_the_nearest_family_refuses_is_said_and_what_others_read_is_not(tmp_path: Path) -> None:
-    values = {**transformers.Qwen4ExpTextConfig().to_dict(), "architectures": ["Qwen4ExpForCausalLM"]}
+    values = {**transformers.DoryConfig().to_dict(), "architectures": ["DoryForCausalLM"]}
     gaps = find_gaps(write(tmp_path, values))
-    assert "'indexed_attention'" in str(gaps.problem)
-    assert gaps.unread["blocks"] == {"hc_count": 4, "hc_lowrank": 320}
-    assert "num_experts" not in str(gaps.unread)
+    assert gaps.nearest == "Lfm3ForCausalLM"
+    assert "unsupported layer type 'mlp'" in str(gaps.problem)
+    assert gaps.unread["blocks"]["n_recurrent_loops"] == 2
+    assert "intermediate_size" not in str(gaps.unread)
 
 
 def test_a_type_alone_and_no_name_at_all(tmp_path: Path) -> None:
