@@ -51,12 +51,12 @@ class StageInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How images become rows: patches of `patch_size` pixels each way, squares of `merge` each way of which are a row.
 
-    A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` each way, and becomes `first_rows`
-    besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With `has_grid_positions`
-    the rows of an image must stand next to each other. `spans` says which tokens of a prompt see one another, see
-    `jaxllm.requests.spans`, and `longest_span` how many at most. A patch of a video has `frames`; its rows may have a
-    token of their own, and a second of it takes `tokens_per_second` positions, see `TowerPlan`. Patches of the byte
-    `fill` make whole squares of crops.
+    A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` or `tile_side` each way, and
+    becomes `first_rows` besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With
+    `has_grid_positions` the rows of an image must stand next to each other. `spans` says which tokens of a prompt see
+    one another, see `jaxllm.requests.spans`, and `longest_span` how many at most. A patch of a video has `frames`; its
+    rows may have a token of their own, and a second of it takes `tokens_per_second` positions, see `TowerPlan`. Patches
+    of the byte `fill` make whole squares of crops.
     """
 
     patch_size: int
@@ -65,6 +65,7 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     most_patches: int
     most_rows: int
     side: int | None = None
+    tile_side: int | None = None
     first_rows: int = 0
     has_grid_positions: bool = False
     spans: Literal["images", "prompt"] | None = None

@@ -56,7 +56,7 @@ def _case(resolved: ResolvedConfig) -> tuple[str, Compute]:
 
 
 def _seen(model: CausalLM, plan: TowerPlan, size: int) -> np.ndarray:
-    side = plan.side or isqrt(size) // plan.merge * plan.merge
+    side = plan.tile_side or plan.side or isqrt(size) // plan.merge * plan.merge
     patches = np.random.default_rng(size).integers(0, 256, (size, plan.patch_bytes), dtype=np.uint8)
     places = np.pad(patch_places(side, side, plan.merge), ((0, size - side * side), (0, 0)))
     crop = Crop(jnp.asarray(places), jnp.array([side, side], jnp.int32), 1 if plan.fill is None else plan.merge)

@@ -159,6 +159,7 @@ def _image_info(resolved: ResolvedConfig) -> ImageInfo | None:
         most_patches=tower.most_patches,
         most_rows=resolved.media_rows,
         side=tower.side,
+        tile_side=tower.tile_side,
         first_rows=tower.first_rows,
         has_grid_positions=resolved.model.has_grid_positions,
         spans=tower.spans,

@@ -122,6 +122,8 @@ class TowerPlan:
     """
     side: int | None = None
     """Patches each way of every crop, or None where crops vary."""
+    tile_side: int | None = None
+    """The same of tiles, where these are smaller than whole images."""
     class_rows: int = 0
     """Rows of a crop that are not of patches, and come before those."""
     crop_rows: int | None = None

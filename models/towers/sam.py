@@ -8,6 +8,7 @@ model.
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,8 @@ class SamPlan:
     """A transformer of crops of `side` patches each way, most of whose layers attend in windows.
 
     Windows have `window` patches each way; layers with the numbers in `whole` have none. Scores depend on distances in
-    height and width, unless `is_relative` is false. A neck makes `hidden_size` channels of `inner_size`.
+    height and width, unless `is_relative` is false. A neck makes `hidden_size` channels of `inner_size`. What was
+    learned for positions and distances is resized to square crops of other sizes.
     """
 
     hidden_size: int
@@ -57,7 +59,7 @@ class SamPlan:
 
 
 class SamVision(nnx.Module):
-    """The embedding of patches, layers and the neck, which mixes neighbours. There are no smaller crops."""
+    """The embedding of patches, layers and the neck, which mixes neighbours. Crops fill their program."""
 
     def __init__(self, plan: SamPlan, pixels: PixelPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.plan, self.pixels, self.dtype = plan, pixels, dtype
@@ -73,12 +75,12 @@ class SamVision(nnx.Module):
 
     def __call__(self, patches: jax.Array, crop: Crop) -> jax.Array:
         """Hidden states [P, C] of `patches` uint8 [P, B], line by line, whatever the order of patches."""
-        side = self.plan.side
+        side = isqrt(len(patches))
         x = self.patches(self.pixels.numbers(patches).astype(self.dtype), crop.context)
         ids = crop.position_ids(side)
         x = jnp.zeros_like(x).at[ids].set(x)
         if self.positions is not None:
-            x = x + self.positions.weight[...]
+            x = x + resized_square(self.positions.weight[...], side)
         x = x.reshape(side, side, -1)
         for layer in self.layers:
             x = layer(x)
@@ -139,6 +141,7 @@ class SamAttention(nnx.Module):
         self.head_size = size // plan.num_heads
         linear = partial(Linear, dtype=dtype, axes=(None, None), options=options)
         self.qkv, self.output = linear(size, 3 * size, bias=plan.qkv_bias), linear(size, size, bias=True)
+        # Of distances, from the most negative on.
         table = partial(Table, 2 * window - 1, self.head_size, dtype, options)
         self.by_height = table() if plan.is_relative else None
         self.by_width = table() if plan.is_relative else None
@@ -151,23 +154,56 @@ class SamAttention(nnx.Module):
         heads = rows.reshape(count, window, window, 3, self.heads, self.head_size).transpose(3, 1, 0, 2, 4, 5)
         queries, keys, values = heads
         distances = jnp.arange(window, dtype=jnp.int32)[:, None] - jnp.arange(window, dtype=jnp.int32) + window - 1
+        by_height, by_width = (
+            None if table is None else _resized_line(table.weight[...], 2 * window - 1)
+            for table in (self.by_height, self.by_width)
+        )
 
         def line(number: jax.Array) -> jax.Array:
             """Queries of a line of every window, [M, W, N, H], against all keys of it."""
             query = queries[number]
             scores = jnp.einsum("mqnh,kmlnh->mnqkl", query, keys, preferred_element_type=jnp.float32)
             scores = scores * self.head_size**-0.5
-            if self.by_height is not None and self.by_width is not None:
-                down, across = self.by_height(distances[number]), self.by_width(distances.reshape(-1))
-                across = across.reshape(window, window, -1)
+            if by_height is not None and by_width is not None:
+                down, across = by_height[distances[number]], by_width[distances]
                 scores += jnp.einsum("mqnh,kh->mnqk", query, down, preferred_element_type=jnp.float32)[..., None]
-                by_width = jnp.einsum("mqnh,qlh->mnql", query, across, preferred_element_type=jnp.float32)
-                scores += by_width[:, :, :, None]
+                sideways = jnp.einsum("mqnh,qlh->mnql", query, across, preferred_element_type=jnp.float32)
+                scores += sideways[:, :, :, None]
             weights = jax.nn.softmax(scores, axis=(-2, -1)).astype(values.dtype)
             return jnp.einsum("mnqkl,kmlnh->mqnh", weights, values)
 
         attended = lax.map(line, jnp.arange(window, dtype=jnp.int32)).transpose(1, 0, 2, 3, 4)
         return self.output(attended.reshape(-1, size), ALL_ROWS).reshape(x.shape)
+
+
+def resized_square(rows: jax.Array, side: int) -> jax.Array:
+    """Rows [S * S, V] of a square as those of one of `side` each way: as images are resized, with cubic filters."""
+    trained, size = isqrt(len(rows)), rows.shape[1]
+    if trained == side:
+        return rows
+    square = rows.astype(jnp.float32).reshape(trained, trained, size)
+    return jax.image.resize(square, (side, side, size), "cubic").reshape(side**2, size).astype(rows.dtype)
+
+
+def _resized_line(rows: jax.Array, count: int) -> jax.Array:
+    """Rows [n, H] as `count` ones, each between two of them."""
+    if len(rows) == count:
+        return rows
+    line = jax.image.resize(rows.astype(jnp.float32), (count, rows.shape[1]), "linear", antialias=False)
+    return line.astype(rows.dtype)
+
+
+class Strides(nnx.Module):
+    """Two convolutions that leave every fourth patch each way, between channels `sizes`."""
+
+    def __init__(self, sizes: tuple[int, int, int], options: ForwardOptions, dtype: jnp.dtype) -> None:
+        self.first = Convolution(sizes[0], sizes[1], options, dtype, stride=2)
+        self.second = Convolution(sizes[1], sizes[2], options, dtype, stride=2)
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Rows [P / 16, out] of [P, C], which come line by line."""
+        side = isqrt(len(hidden))
+        return self.second(self.first(hidden.reshape(side, side, -1))).reshape(len(hidden) // 16, -1)
 
 
 @dataclass(frozen=True)
@@ -185,12 +221,9 @@ class StridedProjector(nnx.Module):
     """See `StridedPlan`."""
 
     def __init__(self, channels: int, hidden_size: int, options: ForwardOptions, dtype: jnp.dtype) -> None:
-        self.first = Convolution(channels, 2 * channels, options, dtype, stride=2)
-        self.second = Convolution(2 * channels, hidden_size, options, dtype, stride=2)
+        self.strides = Strides((channels, 2 * channels, hidden_size), options, dtype)
         self.linear = Linear(hidden_size, hidden_size, bias=True, dtype=dtype, axes=(None, None), options=options)
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """Rows [P / 16, D] of [P, C], which come line by line. All of them count."""
-        side = round(len(hidden) ** 0.5)
-        rows = self.second(self.first(hidden.reshape(side, side, -1)))
-        return self.linear(rows.reshape(len(hidden) // 16, -1), ALL_ROWS)
+        return self.linear(self.strides(hidden), ALL_ROWS)

@@ -194,7 +194,7 @@ class PromptImages:
         """A crop as the engine takes it. Raises `RequestError` for one of another size than the model's."""
         patch, side = self.info.patch_size, self.info.side
         height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
-        if side is not None and (height, width) != (side, side):
+        if side is not None and (height, width) not in ((side, side), (self.info.tile_side,) * 2):
             raise RequestError(
                 f"the model's files make crops of {height} x {width} patches, but its tower sees {side} x {side}", FIELD
             )
