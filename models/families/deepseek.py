@@ -6,12 +6,13 @@ A layer after the last that predicts a further token (`num_nextn_predict_layers`
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from jaxllm.models.attention_plan import QueryScale
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.tensor_source import Source
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.families.common import mlp_types, with_experts
+from jaxllm.models.families.common import mlp_types, read_llama, with_biases, with_experts
 from jaxllm.models.families.expert_groups import check_expert_groups, sigmoid_router
 from jaxllm.models.families.family import FURTHER_LAYER, Family, Names, expert_names, further_layers, read_mtp_layers
 from jaxllm.models.families.latent import latent_names, read_latent_llama
@@ -21,18 +22,30 @@ from jaxllm.models.mlp_plan import MLPPlan, RouterPlan
 def read_v2(file: ConfigFile, architecture: str) -> ModelConfig:
     """DeepSeek V2's configuration, and V2-Lite's."""
     file = file.reading(max_position_embeddings=2048, q_lora_rank=1536, n_shared_experts=2, bos_token_id=1)
+    router, dense = _v2_router(file), range(file.integer("first_k_dense_replace", 0, minimum=0))
+    return with_latent_experts(file, architecture, router, dense, interleaved=True)
+
+
+def read_plain_v2(file: ConfigFile, architecture: str) -> ModelConfig:
+    """The configuration of V2's experts with Llama's attention, which V2's says by `use_mla`."""
+    file = file.reading(max_position_embeddings=2048, n_shared_experts=2, bos_token_id=1)
+    file.expect(use_mla=False)
+    bias = file.boolean("attention_bias", False)
+    options = read_llama(file)
+    options["layers"] = with_biases(options["layers"], qkv=bias, output=bias)
+    return _with_experts(file, architecture, options, _v2_router(file), dense_layers(file, 1))
+
+
+def _v2_router(file: ConfigFile) -> RouterPlan:
     _expect(file, scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
     method = file.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise file.wrong("topk_method", "'greedy' or 'group_limited_greedy'")
     scale = file.number("routed_scaling_factor", 1.0)
-    router = RouterPlan(scale=scale)
     if method == "greedy":
         file.ignore("n_group", "topk_group")
-    else:
-        router = RouterPlan(scale=scale, groups=file.integer("n_group"), top_groups=file.integer("topk_group"))
-    dense = range(file.integer("first_k_dense_replace", 0, minimum=0))
-    return with_latent_experts(file, architecture, router, dense, interleaved=True)
+        return RouterPlan(scale=scale)
+    return RouterPlan(scale=scale, groups=file.integer("n_group"), top_groups=file.integer("topk_group"))
 
 
 def read_v3(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -121,9 +134,15 @@ def with_latent_experts(
     file: ConfigFile, architecture: str, router: RouterPlan, dense: Collection[int], *, interleaved: bool
 ) -> ModelConfig:
     """The configuration of a model whose layers have experts, but for those that are `dense`."""
+    return _with_experts(file, architecture, read_latent_llama(file, interleaved=interleaved), router, dense)
+
+
+def _with_experts(
+    file: ConfigFile, architecture: str, options: dict[str, Any], router: RouterPlan, dense: Collection[int]
+) -> ModelConfig:
+    """The same with these arguments of `ModelConfig`, whose layers have no experts yet."""
     _expect(file, moe_layer_freq=1)
     file.ignore("ep_size", "aux_loss_alpha", "seq_aux")
-    options = read_latent_llama(file, interleaved=interleaved)
     layers, size = options["layers"], file.integer("moe_intermediate_size")
     count, shared = file.integer("n_routed_experts"), file.optional_integer("n_shared_experts", 1)
     check_expert_groups(file, router, count)
@@ -149,14 +168,17 @@ def _expect(file: ConfigFile, **expected: str | bool | int) -> None:
 
 def weight_names(config: ModelConfig) -> Names:
     """Weight names, including those of layers with experts."""
-    return {
-        **latent_names(config),
-        **expert_names("mlp"),
-        "layers.*.mlp.router": Source("model.layers.*.mlp.gate", endings={"correction": ".e_score_correction_bias"}),
-        "layers.*.mlp.shared.gate": "model.layers.*.mlp.shared_experts.gate_proj",
-        "layers.*.mlp.shared.up": "model.layers.*.mlp.shared_experts.up_proj",
-        "layers.*.mlp.shared.down": "model.layers.*.mlp.shared_experts.down_proj",
-    }
+    return {**latent_names(config), **SHARING_EXPERTS}
+
+
+SHARING_EXPERTS: Names = {
+    **expert_names("mlp"),
+    "layers.*.mlp.router": Source("model.layers.*.mlp.gate", endings={"correction": ".e_score_correction_bias"}),
+    "layers.*.mlp.shared.gate": "model.layers.*.mlp.shared_experts.gate_proj",
+    "layers.*.mlp.shared.up": "model.layers.*.mlp.shared_experts.up_proj",
+    "layers.*.mlp.shared.down": "model.layers.*.mlp.shared_experts.down_proj",
+}
+"""Names of experts alongside one that all tokens have."""
 
 
 def axk1_names(config: ModelConfig) -> Names:
