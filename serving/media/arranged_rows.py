@@ -123,18 +123,61 @@ class PhiRows:
 
     def arranged(self, image: ProcessedImage) -> ArrangedRows:
         """The rows that stand there."""
-        sizes = [tuple(-(-length // self.side) for length in crop.shape[:2]) for crop in image.crops]
-        firsts = np.cumsum([0, *(2 + lines * columns for lines, columns in sizes)])
-        squares = [
-            first + 2 + np.arange(lines * columns).reshape(lines, columns)
-            for first, (lines, columns) in zip(firsts, sizes, strict=False)
-        ]
-        whole, *tiles = squares
-        lines = np.vstack(
-            [np.hstack(tiles[first : first + image.columns]) for first in range(0, len(tiles), image.columns)]
-        )
-        together, alone = (np.pad(each, ((0, 0), (0, 1))).ravel() for each in (lines, whole))
-        return ArrangedRows(np.concatenate([together, [1], alone]).astype(np.int32), int(firsts[-1]))
+        (whole, *tiles), total = _squares(image, self.side, 2)
+        together, alone = (_ended(each) for each in (_lines(tiles, image.columns), whole))
+        return ArrangedRows(np.concatenate([together, [1], alone]).astype(np.int32), total)
+
+
+@dataclass(frozen=True)
+class SeparatedRows:
+    """Rows of DeepSeek-OCR: those of tiles, of the whole image, which is the last crop, and a learned one.
+
+    Where it `ends_lines`, another learned row ends each line, and the lines are those of all tiles together. It comes
+    first among the rows of a crop, then the other.
+    """
+
+    side: int
+    """Pixels each way of what becomes a row."""
+    ends_lines: bool
+
+    def count(self, image: ProcessedImage) -> int:
+        """The number of tokens."""
+        return len(self.arranged(image).rows)
+
+    def arranged(self, image: ProcessedImage) -> ArrangedRows:
+        """The rows that stand there."""
+        separator = int(self.ends_lines)
+        squares, total = _squares(image, self.side, separator + 1)
+        parts = [square.ravel() for square in squares]
+        if self.ends_lines:
+            *tiles, whole = squares
+            parts = [_ended(_lines(tiles, image.columns))] if tiles else []
+            parts.append(_ended(whole))
+        return ArrangedRows(np.concatenate([*parts, [separator]]).astype(np.int32), total)
+
+
+def _squares(image: ProcessedImage, side: int, first: int) -> tuple[list[NDArray[np.int64]], int]:
+    """The rows of each crop, int64 [lines, columns], `side` pixels each way of which are one, and how many there are.
+
+    So many come before them in each crop.
+    """
+    sizes = [tuple(-(-length // side) for length in crop.shape[:2]) for crop in image.crops]
+    starts = np.cumsum([0, *(first + lines * columns for lines, columns in sizes)])
+    squares = [
+        start + first + np.arange(lines * columns).reshape(lines, columns)
+        for start, (lines, columns) in zip(starts, sizes, strict=False)
+    ]
+    return squares, int(starts[-1])
+
+
+def _lines(tiles: list[NDArray[np.int64]], columns: int) -> NDArray[np.int64]:
+    """Tiles, so many of which lie side by side, as one picture."""
+    return np.vstack([np.hstack(tiles[first : first + columns]) for first in range(0, len(tiles), columns)])
+
+
+def _ended(lines: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All lines, with row 0 after each."""
+    return np.pad(lines, ((0, 0), (0, 1))).ravel()
 
 
 def reduced(rows: NDArray[np.int32], height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

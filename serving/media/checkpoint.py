@@ -60,7 +60,22 @@ def _internvl_chat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"processor_class": "InternVLChatProcessor", "image_seq_length": length, "image_processor": images}
 
 
-_OF_MODELS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {"internvl_chat": _internvl_chat}
+def _deepseek_ocr(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the authors' own code makes of images; files of their processors say nothing of it."""
+    if config.get("architectures") == ["DeepseekOCR2ForCausalLM"]:
+        kind, tile, most = "DeepseekOcr2", 768, 6
+    elif config.get("architectures") == ["DeepseekOCRForCausalLM"]:
+        kind, tile, most = "UnlimitedOcr", 640, 9
+    else:
+        return {}
+    images = {"image_processor_type": f"{kind}ImageProcessor", "tile_size": tile, "max_patches": most}
+    return {"processor_class": f"{kind}Processor", "image_processor": images}
+
+
+_OF_MODELS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "deepseek_vl_v2": _deepseek_ocr,
+    "internvl_chat": _internvl_chat,
+}
 """processor_config.json of models that have none, by model_type: their config.json says it."""
 
 
@@ -82,7 +97,7 @@ class ImageModel:
         config = read_object(folder / MODEL)
         own = _OF_MODELS.get(str(config.get("model_type")))
         if own is not None:
-            files[PROCESSOR] = own(config)
+            files[PROCESSOR] = own(config) or files[PROCESSOR]
         # Newer checkpoints have one file; transformers looks there first.
         nested = files[PROCESSOR].get("image_processor")
         source, fields = (PROCESSOR, nested) if isinstance(nested, Mapping) else (IMAGES, files[IMAGES])

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from jaxllm.errors import quoted
-from jaxllm.serving.media.arranged_rows import LLaVANextRows, PhiRows
+from jaxllm.serving.media.arranged_rows import LLaVANextRows, PhiRows, SeparatedRows
 from jaxllm.serving.media.image_processors.base import ProcessedImage
 from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
+from jaxllm.serving.media.image_processors.deepseek_ocr import DeepSeekOCR2
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
 from jaxllm.serving.media.image_processors.lfm2_vl import LFM2VL
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext
@@ -216,6 +217,16 @@ def _cohere2_vision(model: Model) -> Placeholder:
     return Cohere2Tiles(length, *map(model.token, ("image_token", "boi_token", "img_line_break_token", "eoi_token")))
 
 
+def _deepseek_ocr(*, ends_lines: bool) -> Callable[[Model], Placeholder]:
+    def make(model: Model) -> Placeholder:
+        model.image_processor(DeepSeekOCR2)
+        side = model.settings.integer("patch_size", 16, 1, 256) * model.settings.integer("downsample_ratio", 4, 1, 16)
+        rows, token = SeparatedRows(side, ends_lines), model.token("image_token", IMAGE)
+        return TokenPerFeature(token, token, rows.count, arranged=rows.arranged)
+
+    return make
+
+
 def _deepseek_vl(model: Model) -> Placeholder:
     length, token = model.settings.integer("num_image_tokens", 576), model.token("image_token")
     return TokenPerFeature(token, token, lambda image: length)
@@ -295,6 +306,7 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "Cohere2VisionProcessor": _cohere2_vision,
     "ColPaliProcessor": _paligemma,
     "ColQwen2Processor": _merged("<|image_pad|>"),
+    "DeepseekOcr2Processor": _deepseek_ocr(ends_lines=False),
     "DeepseekVLProcessor": _deepseek_vl,
     "Gemma3Processor": _gemma3,
     "Gemma4Processor": _gemma4,
@@ -327,5 +339,6 @@ PLACEHOLDERS: Final[Mapping[str, Callable[[Model], Placeholder]]] = {
     "Qwen2_5_VLProcessor": _merged("<|image_pad|>"),
     "Qwen3VLProcessor": _merged("<|image_pad|>"),
     "SmolVLMProcessor": _smolvlm,
+    "UnlimitedOcrProcessor": _deepseek_ocr(ends_lines=True),
 }
 """By processor_class."""

@@ -499,6 +499,17 @@ SEEING = {
         transformers.GotOcr2ForConditionalGeneration,
         {**SMALL, "model_type": "qwen2"},
     ),
+    "deepseek_ocr2": (
+        transformers.DeepseekOcr2Config,
+        transformers.DeepseekOcr2ForConditionalGeneration,
+        {
+            **SMALL,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
     "internvl": (
         transformers.InternVLConfig,
         transformers.InternVLForConditionalGeneration,
@@ -709,6 +720,10 @@ OTHER_VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
     "kimi_k25": {**VISION, "patch_size": 14, "pos_emb_height": 4, "pos_emb_width": 4},
     "lfm2_vl": {**VISION, "patch_size": 14, "num_patches": 4, "vision_use_head": False},
+    "deepseek_ocr2": {
+        "sam_config": {**VISION, "downsample_channels": [8, 16], "global_attn_indexes": [0], "mlp_dim": 16},
+        "encoder_config": VISION,
+    },
     # Convolutions leave every fourth patch, and its option for the MLP has another name.
     "got_ocr2": {**VISION, **SIZES, "image_size": 56, "intermediate_size": 0},
 }
@@ -805,6 +820,8 @@ OTHER_NAMES = {
 
 
 SEEING_LIKE = {
+    "DeepseekOCR2ForCausalLM": "DeepseekOcr2",
+    "DeepseekOCRForCausalLM": "UnlimitedOcr",
     "InternVLChatModel": "InternVL",
     "KimiVLForConditionalGeneration": "Kimi_K25",
     "Phi3VForCausalLM": "Phi3",

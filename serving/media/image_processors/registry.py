@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 from jaxllm.errors import ConfigError, RequestError, nearest, quoted
 from jaxllm.serving.media.image_processors.base import Bytes, ImageLimits, ImageProcessor, ProcessedImage
 from jaxllm.serving.media.image_processors.cohere2_vision import Cohere2Vision
+from jaxllm.serving.media.image_processors.deepseek_ocr import DeepSeekOCR2, UnlimitedOCR
 from jaxllm.serving.media.image_processors.deepseek_vl import DeepSeekVL
 from jaxllm.serving.media.image_processors.gemma3 import Gemma3
 from jaxllm.serving.media.image_processors.gemma4 import Gemma4
@@ -28,6 +29,7 @@ from jaxllm.serving.media.image_processors.single import CLIP, LLaVA, SigLIP
 IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "CLIPImageProcessor": CLIP,
     "Cohere2VisionImageProcessor": Cohere2Vision,
+    "DeepseekOcr2ImageProcessor": DeepSeekOCR2,
     "DeepseekVLImageProcessor": DeepSeekVL,
     "Gemma3ImageProcessor": Gemma3,
     "Gemma4ImageProcessor": Gemma4,
@@ -53,6 +55,7 @@ IMAGE_PROCESSORS: Final[Mapping[str, type[ImageProcessor]]] = {
     "Qwen2VLImageProcessor": Qwen2VL,
     "SiglipImageProcessor": SigLIP,
     "SmolVLMImageProcessor": Idefics3,
+    "UnlimitedOcrImageProcessor": UnlimitedOCR,
 }
 """By image_processor_type, without an ending Fast or Pil."""
 

@@ -45,9 +45,9 @@ def collected() -> dict[str, SeeingCase]:
 
 CASES = collected()
 FEW = (
-    "aya vision", "gemma4", "got-ocr 2", "idefics2", "internvl published", "kimi-k2.5", "lfm2-vl with experts",
-    "llama 4", "llava", "llava onevision", "minicpm-v", "mistral 3", "paddleocr_vl", "phi-3 vision",
-    "phi-4 multimodal", "qwen2_5_vl",
+    "aya vision", "deepseek-ocr 2", "gemma4", "got-ocr 2", "idefics2", "internvl published", "kimi-k2.5",
+    "lfm2-vl with experts", "llama 4", "llava", "llava onevision", "minicpm-v", "mistral 3", "paddleocr_vl",
+    "phi-3 vision", "phi-4 multimodal", "qwen2_5_vl",
 )  # fmt: skip
 """Cases that have every kind of tower, of what becomes a row, of text around rows and of places between them.
 

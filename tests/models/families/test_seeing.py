@@ -102,6 +102,17 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
         ),
         ("Janus", {"vision_config": {"depth": 3}}, "'depth' must be 2"),
         ("Janus", {"vision_config": {"projection_dim": 64}}, "'projection_dim' must be 4096"),
+        ("DeepseekOcr2", {}, "'downsample_channels' must be two numbers, the second of which is the encoder's"),
+        (
+            "DeepseekOcr2",
+            {"vision_config": {"sam_config": {"image_size": 512, "downsample_channels": [512, 4096]}}},
+            r"'image_size' must be 64 \* patch_size=16",
+        ),
+        (
+            "DeepseekOcr2",
+            {"vision_config": {"encoder_config": {"use_sliding_window": True}}},
+            "'use_sliding_window' must be false",
+        ),
         ("DeepseekVL", {"vision_config": {"model_type": "clip_vision_model"}}, "'model_type' must be siglip"),
         ("InternVL", {"downsample_ratio": 0.3}, "1 / n, for a divisor n of 32"),
         ("InternVL", {"vision_config": {"norm_type": "group"}}, "'norm_type' must be one of layer_norm, rms_norm"),

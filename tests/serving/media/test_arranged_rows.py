@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import LlavaNextModel, LlavaOnevisionModel
+from transformers import LlavaNextModel, LlavaOnevisionModel, UnlimitedOcrModel
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.media.arranged_rows import LLaVANextRows, reduced
+from jaxllm.serving.media.arranged_rows import LLaVANextRows, SeparatedRows, reduced
 from jaxllm.serving.media.image_processors.llava_next import LLaVANext, LLaVAOneVision, best_resolution
 from jaxllm.serving.media.image_processors.settings import Settings
 
@@ -69,6 +69,33 @@ def test_a_strip_of_which_nothing_would_be_left() -> None:
     strip: Any = SimpleNamespace(height=30, width=226, crops=[np.zeros((TILE, TILE, 3))])
     with pytest.raises(RequestError, match="an image of 226 x 30 pixels is too narrow: of 1 x "):
         rows.count(strip)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(0, 3), columns=st.integers(1, 3), tile=st.integers(1, 3), whole=st.integers(1, 4))
+def test_separated_as_transformers_does_it(rows: int, columns: int, tile: int, whole: int) -> None:
+    """Features that are their own numbers; below 0 are the learned row after a line, and the one after an image."""
+    sides = [*[tile] * (rows * columns), whole]
+    image: Any = SimpleNamespace(crops=[np.zeros((side, side, 3)) for side in sides], rows=rows, columns=columns)
+    arranged = SeparatedRows(1, ends_lines=True).arranged(image)
+    values = np.arange(arranged.num_rows, dtype=np.float32)
+    ends = np.cumsum([2 + side**2 for side in sides])
+    assert ends[-1] == len(values)
+    features = [
+        torch.from_numpy(values[end - side**2 : end, None].copy()) for side, end in zip(sides, ends, strict=True)
+    ]
+    values[[0, 1]] = -1, -2
+    model = SimpleNamespace(
+        config=SimpleNamespace(return_dict=True),
+        vision_tower=lambda x, **_: SimpleNamespace(last_hidden_state=x, hidden_states=None, attentions=None),
+        multi_modal_projector=lambda x: x,
+        image_newline=torch.tensor([-1.0]),
+        view_separator=torch.tensor([-2.0]),
+    )
+    tiles = torch.stack(features[:-1]) if rows else None
+    told = (features[-1][None], tiles, [rows * columns], [[columns, rows]])
+    (wanted,) = UnlimitedOcrModel.get_image_features(model, *told).pooler_output
+    np.testing.assert_array_equal(values[arranged.rows], wanted[:, 0].numpy())
 
 
 @settings(max_examples=60, deadline=None)

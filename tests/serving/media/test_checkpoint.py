@@ -48,6 +48,7 @@ MODELS: list[tuple[str, str, str, dict[str, Any], dict[str, str], dict[str, Any]
     ("InternVLProcessor", "internvl", "internvl", {"image_seq_length": 16}, _INTERN, {"crop_to_patches": True}),
     ("AyaVisionProcessor", "aya_vision", "aya", {"patch_size": 14, "downsample_factor": 2, "img_size": 84}, {},
      {"crop_to_patches": True}),
+    ("DeepseekOcr2Processor", "deepseek_ocr2", "deepseek-ocr 2", {"patch_size": 7, "downsample_ratio": 4}, {}, {}),
     ("DeepseekVLProcessor", "deepseek_vl", "deepseek-vl", {"num_image_tokens": 64},
      {"image_token": "<image_placeholder>"}, {}),
     ("MiniCPMV4_6Processor", "minicpmv4_6", "minicpm-v", {}, _MINICPM, {}),
@@ -221,6 +222,23 @@ def test_internvl_says_in_its_configuration_how_images_are_cut(tmp_path: Path) -
     assert counts == {"cut": (3, 12), "whole": (1, 4), "large": (3, 48)}
     (tmp_path / "config.json").write_text(json.dumps({**config, "use_thumbnail": False}))
     with pytest.raises(ConfigError, match="use_thumbnail=False is not supported"):
+        ImageModel.read(tmp_path)
+
+
+@pytest.mark.parametrize(("architecture", "crops", "tokens"), [("", 5, 693), ("2", 5, 833)])
+def test_deepseek_ocr_is_known_by_its_architecture(tmp_path: Path, architecture: str, crops: int, tokens: int) -> None:
+    """In its authors' format no file says how images are cut."""
+    config = {"model_type": "deepseek_vl_v2", "architectures": [f"DeepseekOCR{architecture}ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {"processor_class": "DeepseekVLV2Processor", "candidate_resolutions": [[1024, 1024]], "patch_size": 16}
+    (tmp_path / "processor_config.json").write_text(json.dumps(given))
+    model = ImageModel.read(tmp_path)
+    image = model.processor.process(drawn_image(840, 900))
+    runs = model.placeholder().runs(image)
+    assert (len(image.crops), text_of(runs)) == (crops, "<image>" * tokens)
+    assert image.crops[-1].shape == (1024, 1024, 3)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["DeepseekVLV2ForCausalLM"]}))
+    with pytest.raises(ConfigError, match="takes no images"):
         ImageModel.read(tmp_path)
 
 

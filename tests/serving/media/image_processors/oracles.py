@@ -31,6 +31,11 @@ def masked(out: Any) -> list[Array]:
     return found
 
 
+def tiles_first(out: Any) -> list[Array]:
+    """Crops of `pixel_values_local`, which images without tiles lack, and of `pixel_values`."""
+    return [np.asarray(crop) for key in ("pixel_values_local", "pixel_values") for crop in out.get(key, ())]
+
+
 def joined(out: Any) -> list[Array]:
     """Crops of `pixel_values` [1, channels, size, patches * size], whose patches lie side by side."""
     values = np.asarray(out["pixel_values"])[0]
@@ -148,6 +153,10 @@ ORACLES: dict[str, Oracle] = {
         "got_ocr2", "GotOcr2ImageProcessor", {"size": {"height": 112, "width": 112}, "crop_to_patches": True}
     ),
     "got-ocr2": Oracle("got_ocr2", "GotOcr2ImageProcessor"),
+    "deepseek-ocr 2": Oracle(
+        "deepseek_ocr2", "DeepseekOcr2ImageProcessor",
+        {"size": {"height": 112, "width": 112}, "tile_size": 84, "max_patches": 5}, tiles_first,
+    ),
     "aya": Oracle("got_ocr2", "GotOcr2ImageProcessor",
                   {"size": {"height": 84, "width": 84}, "crop_to_patches": True, "min_patches": 3, "max_patches": 7}),
     "idefics2": Oracle(

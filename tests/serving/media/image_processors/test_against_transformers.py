@@ -108,6 +108,25 @@ def test_many_images(name: str, height: int, width: int) -> None:
     check(name, height, width)
 
 
+def test_deepseek_ocr_is_as_its_second_version() -> None:
+    """The first has a processor on torchvision alone, which also says when an image fills the square."""
+    fields = {"size": {"height": 112, "width": 112}, "tile_size": 56, "max_patches": 9}
+    first, second = (
+        ConfiguredProcessor.make({"image_processor_type": f"{name}ImageProcessor", **fields}, "test").processor
+        for name in ("UnlimitedOcr", "DeepseekOcr2")
+    )
+    for height, width in ((50, 30), (100, 333), (333, 100)):
+        image = drawn_image(height, width)
+        pairs = zip(first.process(image).crops, second.process(image).crops, strict=True)
+        assert all(np.array_equal(*pair) for pair in pairs)
+    image = drawn_image(50, 30)
+    for most, wanted in ((111, first.process(image).crops[0]), (112, np.asarray(pil(image).resize((112, 112), 3)))):
+        whole = {"crop_to_patches": False, "maximum_pad_value": most}
+        configured = {"image_processor_type": "UnlimitedOcrImageProcessor", **fields, **whole}
+        (crop,) = ConfiguredProcessor.make(configured, "test").process(image).crops
+        np.testing.assert_array_equal(crop, wanted)
+
+
 @pytest.mark.parametrize("name", ORACLES)
 @settings(max_examples=8 if EVERY_CASE else 4, deadline=None)
 @given(height=st.integers(1, 2000), width=st.integers(1, 2000))
