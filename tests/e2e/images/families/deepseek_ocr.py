@@ -44,9 +44,10 @@ SIZES = ((300, 200), (660, 700))
 STEPS = {"max_model_len": 1536, "max_num_batched_tokens": 64}
 
 
-def config(vocab_size: int, ids: Mapping[str, int], patch_size: int = 2, **encoder: Any) -> Any:
+def config(vocab_size: int, ids: Mapping[str, int], patch_size: int = 2, channels: int = 24, **encoder: Any) -> Any:
     inner = {**ENCODER, "intermediate_size": 48, "num_key_value_heads": 2, **encoder}
-    sam = {**SAM, "downsample_channels": [24, 32], "patch_size": patch_size, "image_size": 64 * patch_size}
+    size = {"patch_size": patch_size, "image_size": 64 * patch_size}
+    sam = {**SAM, **size, "downsample_channels": [channels, inner["hidden_size"]]}
     return DeepseekOcr2Config(
         vision_config={"sam_config": sam, "encoder_config": inner},
         text_config={**TEXT, "vocab_size": vocab_size},
@@ -140,12 +141,24 @@ SECOND = SeeingCase(
     DeepseekOcr2ForConditionalGeneration, config, processor, sizes=((80, 60), (60, 140)), engine=STEPS, spread=0.2
 )
 QWEN = {
-    "hidden_size": 56, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "patch_size": 16, "channels": 512, "hidden_size": 56, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }  # fmt: skip
 CLIP = {"heads": 4, "image_size": 224, "layers": 2, "patch_size": 14, "width": 32}
 CASES: dict[str, SeeingCase] = {
     "deepseek-ocr 2": SECOND,
+    "deepseek-ocr 2 published": replace(
+        SECOND,
+        model=partial(
+            model, DeepseekOcr2ForConditionalGeneration, "DeepseekOCR2ForCausalLM", {"qwen2-0-5b": {"dim": 56}}
+        ),
+        config=partial(config, **QWEN),
+        processor=partial(published, DeepseekOcr2ImageProcessorPil(), DeepseekOcr2Processor),
+        sizes=((300, 200), (500, 900)),
+        has_answers=False,
+        # Errors grow with each of the 24 layers.
+        spread=0.05,
+    ),
     "deepseek-ocr": replace(
         SECOND,
         model=partial(model, UnlimitedOcrForConditionalGeneration, "DeepseekOCRForCausalLM", {"clip-l-14-224": CLIP}),
