@@ -721,8 +721,8 @@ OTHER_VISION: dict[str, dict[str, Any]] = {
     "kimi_k25": {**VISION, "patch_size": 14, "pos_emb_height": 4, "pos_emb_width": 4},
     "lfm2_vl": {**VISION, "patch_size": 14, "num_patches": 4, "vision_use_head": False},
     "deepseek_ocr2": {
-        "sam_config": {**VISION, "downsample_channels": [8, 16], "global_attn_indexes": [0], "mlp_dim": 16},
-        "encoder_config": VISION,
+        "sam_config": {**VISION, "downsample_channels": [8, 16], "global_attn_indexes": [0], "intermediate_size": 0},
+        "encoder_config": {**VISION, "num_key_value_heads": 2},
     },
     # Convolutions leave every fourth patch, and its option for the MLP has another name.
     "got_ocr2": {**VISION, **SIZES, "image_size": 56, "intermediate_size": 0},
