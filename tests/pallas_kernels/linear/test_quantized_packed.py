@@ -82,7 +82,8 @@ def test_within_1e5_of_the_exact_product(kind: WeightType, depth: int) -> None:
 def test_activations_of_bfloat16_have_two_digits(kind: WeightType) -> None:
     """Errors are a hundredth of what bfloat16 rounds a sum by, even if one number is far beyond the others."""
     layout = QuantizedPacked((48, 8192), kind)
-    assert layout.form.reading("bfloat16") == replace(layout.form, digits=2)
+    # Without products of bytes, a processor multiplies in float32.
+    assert layout.form.reading("bfloat16") == (replace(layout.form, digits=2) if layout.form.digits else layout.form)
     assert layout.form.reading("float32") == layout.form
     x, matrix = operands(kind, 48, 8192, 5)
     x[3, 5] = 300.0
@@ -165,6 +166,9 @@ def test_processors_without_products_of_bytes_find_the_same(
     kind = {"quantized_int8_1": W8A8, "quantized_codes_1": W4A8, "quantized_codes_3": CODES}[form.name]
     x, matrix = operands(kind, 48, 128, 20)
     weight = weight_of(matrix)
+    assert isinstance(weight.layout, QuantizedPacked)
+    if weight.layout.form != form:
+        pytest.skip("this processor is one of them, and multiplies these in float32")
     wanted = product(x, weight)
     # One row and few have tiles of their own.
     target = call.quantized_target(form)

@@ -138,7 +138,7 @@ def save(made: Any, name: str, encoder: Mapping[str, Any], folder: Path) -> None
 
 
 SECOND = SeeingCase(DeepseekOcr2ForConditionalGeneration, config, processor, sizes=((80, 60), (60, 140)), engine=STEPS)
-QWEN = {
+QWEN: dict[str, Any] = {
     "patch_size": 16, "channels": 512, "hidden_size": 56, "intermediate_size": 4864, "num_hidden_layers": 24,
     "num_attention_heads": 14, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }  # fmt: skip
