@@ -27,6 +27,8 @@ FOLDER = Path(__file__).parent / "published"
 PLANS = FOLDER / "plans" / "v6e.json"
 SEEING_PLANS = FOLDER / "plans" / "v5p.json"
 """Of models that see images, which are planned for this chip as well."""
+GPU_PLANS = FOLDER / "plans" / "h100.json"
+"""Of the same models on a described GPU, where `scripts/gpu_compile --images` has compiled them."""
 PAGE = Path("docs/models.md")
 TOPOLOGIES = {1: "1x1", 4: "2x2", 8: "2x4"}
 """Of v6e, by the number of chips."""
@@ -110,6 +112,16 @@ that holds it; the largest is in the table.
 """
 
 
+GPU_HEAD = """
+The same on a described H100 (`scripts/gpu_compile --images`), with whole models: weights and what a
+program needs besides them in GiB, kernels, launches by the host, its waits for the device, and the
+roofline of `jaxllm plan` in ms. A prompt has the tokens of an image, up to a power of two.
+
+| model | weights | program | compiled in | temporaries | kernels | launches | waits | roofline |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, and write the page."""
     parser = argparse.ArgumentParser(prog="scripts/bench models", description=__doc__.splitlines()[0])
@@ -133,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def page() -> str:
     """The page, of the plans that are kept."""
     plans = {chip: json.loads(file.read_text()) for chip, file in (("v6e", PLANS), ("v5p", SEEING_PLANS))}
-    return HEAD + "".join(rows(plans["v6e"])) + IMAGES_HEAD + "".join(image_rows(plans))
+    whole = HEAD + "".join(rows(plans["v6e"])) + IMAGES_HEAD + "".join(image_rows(plans))
+    return whole + gpu_table(json.loads(GPU_PLANS.read_text())) if GPU_PLANS.exists() else whole
 
 
 def sees(path: Path) -> bool:
@@ -229,6 +242,28 @@ def image_rows(plans: dict[str, dict[str, Any]]) -> Iterator[str]:
                     f"| {name} | {chip} | {each['patches']:,} | {each['rows']:,} | {each['compile_seconds']:.0f} | "
                     f"{each['temporaries'] / 2**30:.2f} | {each['seconds'] * 1000:.1f} |\n"
                 )
+
+
+def gpu_table(plans: dict[str, dict[str, Any]]) -> str:
+    """The table of a described GPU: towers and steps of each model."""
+    return GPU_HEAD + "".join(row for name in sorted(plans, key=str.lower) for row in gpu_rows(name, plans[name]))
+
+
+def gpu_rows(name: str, found: dict[str, Any]) -> Iterator[str]:
+    """Rows of one model: its tower, then its steps."""
+    image = found["image"]
+    programs = [(f"an image of {image['patches']:,} patches", image)]
+    programs += [
+        (f"{each['tokens']} decodes" if each["tokens"] == each["rows"] else f"a prompt of {each['tokens']:,}", each)
+        for each in found["steps"]
+    ]
+    for what, each in programs:
+        roofline = f"{each['roofline'] * 1000:.1f}" if "roofline" in each else ""
+        yield (
+            f"| {name} | {found['weights'] / 2**30:.1f} | {what} | {each['compile_seconds']:.0f} | "
+            f"{each['temporaries'] / 2**30:.2f} | {each['kernels']:,} | {each['from_host']} | {each['waits']} | "
+            f"{roofline} |\n"
+        )
 
 
 if __name__ == "__main__":
