@@ -68,8 +68,8 @@ def read_published(file: ConfigFile) -> tuple[ConfigFile, ConfigFile, list[int]]
 def published_text(file: ConfigFile, architecture: str) -> ModelConfig:
     """The language model in a configuration of the authors' format."""
     text = file.section("language_config") or ConfigFile({}, file.source)
-    # The whole repeats it.
-    file.ignore("*")
+    # The whole repeats it. Where tiles stand, the tower and the placeholders say.
+    file.ignore(*text.values, "candidate_resolutions", "global_view_pos", "tile_tag")
     text.ignore("lm_head", "rm_head", "v_head_dim")
     return deepseek.read_plain_v2(text.reading(**TEXT), architecture)
 
