@@ -1,6 +1,6 @@
 """Compile the towers and steps of models that see images for a described H100; `scripts/gpu_compile --images` runs it.
 
-Writes `benchmarks/published/plans/h100.json`, of which `scripts/bench models --write` makes a table of docs/models.md.
+Writes `benchmarks/published/plans/h100.json`; `scripts/bench models --write` makes a table of docs/models.md of it.
 Weights are not needed, and all layers are compiled: memory is that of the whole model.
 """
 

@@ -35,7 +35,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     check_heads(clip)
     plan, size = read_sam(sam), clip.integer("hidden_size")
     if channels[1:] != [size]:
-        raise sam.wrong("downsample_channels", f"two numbers, the second of which is {size}, the size of CLIP")
+        raise sam.wrong("downsample_channels", f"two numbers, the second being {size}, the size of CLIP")
     second = SecondVisionPlan(
         hidden_size=size,
         intermediate_size=4 * size,

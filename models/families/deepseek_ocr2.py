@@ -54,7 +54,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     encoder.ignore("vocab_size", "max_window_layers", "sliding_window")
     channels = sam.integers("downsample_channels") if sam.has("downsample_channels") else [512, 896]
     if channels[1:] != [encoder.integer("hidden_size")]:
-        raise sam.wrong("downsample_channels", "two numbers, the second of which is the encoder's hidden_size")
+        raise sam.wrong("downsample_channels", "two numbers, the second being the encoder's hidden_size")
     tower = _with_queries(file, sam, encoder, channels[0])
     return replace(deepseek.read_plain_v2(text_part(file).reading(**TEXT), architecture), tower=tower)
 

@@ -299,7 +299,7 @@ CASES = {
             "ngram_vocab_size_base": 50,
             "make_ngram_vocab_size_divisible_by": 8,
             "split_ngram_parts": 3,
-            # Prompts have it three times, and n-grams begin anew after it.
+            # Prompts have it three times, and n-grams begin again after it.
             "eos_token_id": 96,
         },
     ),

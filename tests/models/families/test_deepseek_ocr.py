@@ -81,5 +81,5 @@ def test_what_is_not_supported(tmp_path: Path) -> None:
     name, encoder = "DeepseekOCRForCausalLM", {"clip-l-14-224": CLIP}
     with pytest.raises(ModelError, match="'use_mla' must be false"):
         read(tmp_path, published(name, encoder, use_mla=True))
-    with pytest.raises(ModelError, match="'downsample_channels' must be two numbers, the second of which is 512"):
+    with pytest.raises(ModelError, match="'downsample_channels' must be two numbers, the second being 512"):
         read(tmp_path, published(name, {"clip-l-14-224": {**CLIP, "width": 512}}))

@@ -102,7 +102,7 @@ def test_what_files_leave_out(tmp_path: Path, case: str) -> None:
         ),
         ("Janus", {"vision_config": {"depth": 3}}, "'depth' must be 2"),
         ("Janus", {"vision_config": {"projection_dim": 64}}, "'projection_dim' must be 4096"),
-        ("DeepseekOcr2", {}, "'downsample_channels' must be two numbers, the second of which is the encoder's"),
+        ("DeepseekOcr2", {}, "'downsample_channels' must be two numbers, the second being the encoder's"),
         (
             "DeepseekOcr2",
             {"vision_config": {"sam_config": {"image_size": 512, "downsample_channels": [512, 4096]}}},

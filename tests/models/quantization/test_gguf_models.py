@@ -86,4 +86,5 @@ def test_types(tmp_path: Path, kind: str) -> None:
 
     path, model = write(tmp_path, "llama", Case("Llama", WIDE), choice)
     # In float64: the oracle's own float32 is off by more than the tolerance now and then.
-    check(find_model(str(path)), model.double())
+    # Its logits reach 13, where 1e-5 are the last digits of float32: processors add in different orders.
+    check(find_model(str(path)), model.double(), rtol=1e-5)
