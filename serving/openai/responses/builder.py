@@ -156,8 +156,10 @@ class OutputBuilder:
             return
         match item:
             case OutputMessage():
-                logprobs = self._logprobs + self._waiting
-                self._waiting = []
+                if self._waiting:
+                    # Of tokens without text, such as an end that the request ignores: who adds deltas up has them, too.
+                    self._add_text("")
+                logprobs = self._logprobs
                 self._emit(TextDone(item_id=item.id, output_index=place, text=text, logprobs=logprobs))
                 item.content = [OutputText(text=text, logprobs=logprobs)]
                 self._part("response.content_part.done", item, item.content[0])

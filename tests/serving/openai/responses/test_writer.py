@@ -15,6 +15,9 @@ from pydantic import TypeAdapter
 from jaxllm.errors import EngineError
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.openai.chat.plan import ChatCall, ReplyPlan
+from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
+from jaxllm.serving.openai.protocol.response_answers import OutputMessage
+from jaxllm.serving.openai.responses.builder import OutputBuilder
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.reply.parts import (
     ContentDelta,
@@ -219,3 +222,28 @@ def test_a_call_that_is_not_whole_is_incomplete(streams: bool) -> None:
     else:
         output = msgspec.to_builtins(writer(parts, streams=False).whole([news("stop")]))["output"]
     assert [item["status"] for item in output] == ["completed", "incomplete"]
+
+
+@given(
+    pushes=st.lists(st.tuples(st.sampled_from(["", "a", "b "]), st.integers(0, 3)), max_size=8), complete=st.booleans()
+)
+def test_deltas_have_all_logprobs_of_a_message(pushes: list[tuple[str, int]], complete: bool) -> None:
+    events: list[Any] = []
+    builder = OutputBuilder(events.append)
+    num_tokens = 0
+    for text, tokens in pushes:
+        new = [
+            ChosenLogprob(token=str(num_tokens + i), logprob=-1.0, bytes=None, top_logprobs=[]) for i in range(tokens)
+        ]
+        builder.add([ContentDelta(text)] if text else [], new)
+        num_tokens += tokens
+    builder.finish(complete=complete)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    if not deltas:
+        return
+    found = [logprob.token for event in deltas for logprob in event.logprobs]
+    assert found == [str(i) for i in range(num_tokens)]
+    (message,) = builder.items
+    assert isinstance(message, OutputMessage)
+    assert [logprob.token for logprob in message.content[0].logprobs] == found
+    assert "".join(event.delta for event in deltas) == message.content[0].text
