@@ -22,27 +22,31 @@ def url_of(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-WHOLE = encoded(picture(1), "PNG")
-HOSTILE = {
-    "bomb": url_of(png_bomb(20_000, 20_000)),
-    "long strip": url_of(png_bomb(1, 30_000)),
-    "wide strip": url_of(png_bomb(30_000, 1)),
-    "truncated": url_of(WHOLE[: len(WHOLE) // 2]),
-    "text": url_of(b"<html>" * 100),
-    "zip after a header": url_of(WHOLE[:8] + b"PK\x03\x04" + bytes(100)),
-    "svg": url_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"),
-    "many scans": url_of(jpeg_of_many_scans(1000, 1000), "jpeg"),
-    "no base64": "data:image/png;base64,@@@",
-    "metadata service": "http://169.254.169.254/latest/meta-data/",
-    "own port": "http://127.0.0.1:{port}/metrics",
-    "mapped address": "http://[::ffff:127.0.0.1]:{port}/metrics",
-    "number as address": "http://2130706433:{port}/metrics",
-    "file": "file:///etc/passwd",
-    "scheme": "gopher://example.com/",
-    "password": "https://user:secret@example.com/a.png",
-}
 MAY_BE_SEEN = {"long strip", "wide strip", "many scans"}
 """Images of any shape are seen where the image processor takes them, and those that take less than ten seconds."""
+
+
+def hostile_urls() -> dict[str, str]:
+    """What clients may send; made here, since an image of 400 million pixels takes two seconds."""
+    whole = encoded(picture(1), "PNG")
+    return {
+        "bomb": url_of(png_bomb(20_000, 20_000)),
+        "long strip": url_of(png_bomb(1, 30_000)),
+        "wide strip": url_of(png_bomb(30_000, 1)),
+        "truncated": url_of(whole[: len(whole) // 2]),
+        "text": url_of(b"<html>" * 100),
+        "zip after a header": url_of(whole[:8] + b"PK\x03\x04" + bytes(100)),
+        "svg": url_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"),
+        "many scans": url_of(jpeg_of_many_scans(1000, 1000), "jpeg"),
+        "no base64": "data:image/png;base64,@@@",
+        "metadata service": "http://169.254.169.254/latest/meta-data/",
+        "own port": "http://127.0.0.1:{port}/metrics",
+        "mapped address": "http://[::ffff:127.0.0.1]:{port}/metrics",
+        "number as address": "http://2130706433:{port}/metrics",
+        "file": "file:///etc/passwd",
+        "scheme": "gopher://example.com/",
+        "password": "https://user:secret@example.com/a.png",
+    }
 
 
 def total_memory(server: ServerProcess) -> int:
@@ -74,7 +78,7 @@ def test_neighbours_do_not_notice(server: ServerProcess, client: openai.OpenAI) 
     neighbour = threading.Thread(target=listen)
     neighbour.start()
     try:
-        for name, url in HOSTILE.items():
+        for name, url in hostile_urls().items():
             part = {"type": "image_url", "image_url": {"url": url.replace("{port}", str(server.port))}}
             body = {"model": "seeing", "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
             answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
