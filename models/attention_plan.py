@@ -314,7 +314,7 @@ class CompressionPlan:
 
     An entry is the normalised mean of what a product gives for the tokens of its group, each element weighted by the
     softmax of another product's and of a bias by the place in the group, and rotated as at the group's first position.
-    With `overlaps` it is of the group before as well, of which each token has a second value and weight. A token sees
+    With `overlaps`, the mean includes the tokens of the group before, each with a second value and weight. A token sees
     the entries of complete groups: those that an `index` chooses, if there is one, else all.
     """
 

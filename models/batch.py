@@ -15,7 +15,7 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
 class GivenEmbeddings(NamedTuple):
-    """Embeddings in place of tokens: `rows` [T, E], of which those count where `is_given` (bool [T])."""
+    """Embeddings in place of tokens: `rows` [T, E]; a row counts where `is_given` (bool [T])."""
 
     rows: jax.Array
     is_given: jax.Array

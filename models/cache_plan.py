@@ -116,9 +116,10 @@ def plan_cache(
 def plan_compressed_cache(
     layers: tuple[LayerPlan, ...], shares: tuple[int, ...], entry_shares: tuple[int, ...], *, by_window: bool
 ) -> CachePlan:
-    """The cache of layers of which so many fit in a place of a page, and the entries of so many; 0: it has none.
+    """The cache of layers: `shares[i]` layers like layer i fit in a place of a page.
 
-    Entries are planned as if they were those of a layer without a window.
+    `entry_shares` is the same for the entries of layers, and 0 for a layer that has none. Entries are planned as if
+    they were those of a layer without a window.
     """
     having = [layer for layer, share in enumerate(entry_shares) if share]
     both = (*shares, *(entry_shares[layer] for layer in having))

@@ -11,12 +11,12 @@ class GramsPlan:
     """The term that a layer adds to its streams before its blocks, from embeddings of n-grams (Qwen4-Exp).
 
     A token with the one before it, with the two before it, and so on up to so many as there are `multipliers`, is
-    looked up in tables: a bit-wise sum (exclusive or) of their IDs, each times its multiplier, modulo each of `rows`,
-    of which every length of n-grams has as many. Nothing is seen beyond a `separator`, which stands there in place of
-    tokens. All tables are one, of rows of `size` numbers, which ends in rows that are never read; checkpoints have it
-    in parts of `shards` rows. What is found makes a value for all streams and a key for each: a value counts as much as
-    the key fits the stream, and passes a causal convolution of `width` taps that are as far apart as n-grams are long.
-    Streams are `count` of `hidden` elements.
+    looked up in tables: a bit-wise sum (exclusive or) of their IDs, each times its multiplier, modulo each of `rows`;
+    every length of n-grams has equally many of these. Nothing is seen beyond a `separator`, which stands there in place
+    of tokens. All tables are one, of rows of `size` numbers, which ends in rows that are never read; checkpoints have
+    it in parts of `shards` rows. What is found makes a value for all streams and a key for each: a value counts as much
+    as the key fits the stream, and passes a causal convolution of `width` taps that are as far apart as n-grams are
+    long. Streams are `count` of `hidden` elements.
     """
 
     multipliers: tuple[int, ...]

@@ -77,7 +77,7 @@ EXPERT = "expert_"
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsPlan:
-    """A mixture of experts: `count` MLPs of `size`, of which each token has the sum of `per_token`, weighted.
+    """A mixture of experts: `count` MLPs of `size`; each token has the weighted sum of `per_token` of them.
 
     An MLP for all tokens may be `shared`: its output is added, times the sigmoid of a product with `shared_gate`.
     """

@@ -17,7 +17,7 @@ class Segment:
     repeats: int
 
     def layers(self, place: int) -> range:
-        """The layers that are number `place` of their period, of which there are `repeats`."""
+        """The layers that are number `place` of their period: one for each repeat."""
         return range(self.start + place, self.start + self.period * self.repeats, self.period)
 
 

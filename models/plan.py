@@ -73,10 +73,9 @@ class TokenInputPlan:
 class AltUpPlan:
     """Alternating updates (arXiv 2301.13310) with learned augmented residuals (arXiv 2411.07501), as in Gemma 3n.
 
-    The residual is `count` streams, of which the layer computes with number `active`, predicted from all of them, and
-    corrects all by what comes out. What goes into attention is added to its result, with two products of `rank`. The
-    token's input is made of the corrected active stream, perhaps scaled by a weight (`scales`), and added to all but
-    the first.
+    The residual is `count` streams. The layer computes with number `active`, predicted from all of them, and corrects
+    all by what comes out. What goes into attention is added to its result, with two products of `rank`. The token's
+    input is made of the corrected active stream, perhaps scaled by a weight (`scales`), and added to all but the first.
     """
 
     count: int

@@ -43,8 +43,8 @@ OVER_ALL: Mapping[str, str | tuple[str, ...]] = {
     "expert_mlp": (DATA, MODEL),
     "shards": DATA,
 }
-"""The same for arrays of all data shards together, where that is another: "shards" is an axis of which each has a part
-of its own."""
+"""The same for arrays of all data shards together, where that differs: each shard has its own part of the axis
+"shards"."""
 
 VOCAB_BLOCK = 128
 """The vocabulary is split between blocks of this size, so that a block is the same tokens on any number of devices."""

@@ -16,7 +16,7 @@ from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
 from jaxllm.models.errors import ModelError
 
 ORBAX_FILES: Final = ("_CHECKPOINT_METADATA", "_METADATA", "items", "model_params", "0")
-"""One of which is in a folder that Orbax has written."""
+"""A folder that Orbax has written has one of these."""
 MAXTEXT: Final = (
     "convert it with MaxText (python -m maxtext.checkpoint_conversion.to_huggingface, lora.lora_restore_path) or Tunix "
     "to PEFT's format or a merged model"

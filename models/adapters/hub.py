@@ -10,7 +10,7 @@ from jaxllm.models.checkpoint.hub import download_problem, hub_client
 def download_adapter(
     repository: str, folder: str = "", *, download_dir: str | None = None, token: str | None = None
 ) -> Path | None:
-    """The folder in the Hub's cache with a repository, of which the files of the adapter in `folder` are there.
+    """The folder of a repository in the Hub's cache, with the files of the adapter in `folder`.
 
     None where the Hub has no such repository. With `HF_HUB_OFFLINE=1` only the cache counts. Raises `AdapterError`
     where the Hub cannot be asked.

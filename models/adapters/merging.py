@@ -45,7 +45,7 @@ def merge(model: Model, adapter: Adapter) -> Model:
 
 
 class _Merging:
-    """Parameters on the host, float32, of which those are copied that are asked for."""
+    """Parameters on the host, in float32; only those that are asked for are copied."""
 
     def __init__(self, variables: dict[ParameterPath, Any]) -> None:
         self._variables = variables

@@ -35,7 +35,7 @@ class Place:
 
     @property
     def tensor_rows(self) -> int | None:
-        """Rows of the checkpoint's matrix, of which this place has some; None where it has something else than rows."""
+        """Rows of the whole matrix in the checkpoint; None where this place does not have rows of it."""
         return rows_of_all(self.target.take, self.target.shape[0]) if len(self.target.shape) == 2 else None
 
     @property

@@ -14,8 +14,8 @@ def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     """The values with the overrides: objects are merged, other values replaced.
 
     Rope options may be overridden in either of their forms (`rope_parameters` of transformers 5, or `rope_theta` and
-    `rope_scaling`), whichever the values have. Another kind of rope takes the place of the old one, of which only base
-    and rotated part stay. Raises `ModelError` for rope options that do not say to which layers they belong.
+    `rope_scaling`), whichever the values have. Another kind of rope replaces the old one; only the base and the rotated
+    part stay. Raises `ModelError` for rope options that do not say to which layers they belong.
     """
     merged = dict(values)
     for key, value in overrides.items():

@@ -23,10 +23,10 @@ _Piece = tuple[WeightTarget, np.ndarray]
 
 
 class ParameterReloader(ParameterLoader):
-    """Parameters of which some are replaced, whole or in part. What is not replaced stays as it is.
+    """Replaces some parameters, whole or in part. What is not replaced stays as it is.
 
-    A parameter of several tensors is put together on the host, once the last of them has come; those of which some do
-    not come keep the rest of what they have (`finish`).
+    A parameter of several tensors is put together on the host, once the last of them has come; if some do not come, it
+    keeps the rest of what it has (`finish`).
     """
 
     def __init__(self, specs: Specs, arrays: Mapping[ParameterPath, jax.Array]) -> None:

@@ -42,7 +42,7 @@ def check_matrix(tensor: MatrixTensor, slot: WeightTarget, spec: ParameterSpec) 
 
 
 def rows_of_all(take: TensorTransform, rows: int) -> int | None:
-    """Rows of a checkpoint's matrix of which `rows` are taken; None where what is taken is more than rows."""
+    """Rows of a checkpoint's matrix where `take` gives `rows` of them; None where it does more than take rows."""
     match take:
         case Whole() | HalvesSwapped() | WithoutBias():
             return rows
@@ -73,7 +73,7 @@ def taken_rows(take: TensorTransform, array: np.ndarray, rows: int) -> np.ndarra
 
 
 def widened_rows(slot: WeightTarget, matrix: QuantizedMatrix, dtype: np.dtype[np.generic]) -> np.ndarray:
-    """For an ordinary parameter what it has of a matrix, of which only its rows are widened."""
+    """What an ordinary parameter has of a matrix; only its own rows are widened."""
     return slot.rows.expand(_taken(slot, matrix).dequantized(np.float32).astype(dtype))
 
 

@@ -332,8 +332,7 @@ class WithoutBias:
 
 @dataclass(frozen=True)
 class Source:
-    """Tensors called `name` (with `*` for the layer's number, `{expert}` for that of one), of which `take` gives a
-    module's.
+    """Tensors called `name` (`*`: the layer's number, `{expert}`: an expert's); `take` gives a module's part.
 
     What follows the name is a dot and the parameter's own, unless `endings` has something else for that. Layer i has
     number `layers[i]` there, which may be more of a name, or i; where layers differ, `takes[i]` is its own `take`.

@@ -127,7 +127,7 @@ def _entries(file: BinaryIO) -> Mapping[str, zipfile.ZipInfo]:
 
 
 class _Limited:
-    """A file of which nobody reads too much at once: the directory of an archive, whose size the file itself gives."""
+    """A file with limited reads: the archive itself says how large its directory is."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.seek, self.tell, self._file = file.seek, file.tell, file

@@ -91,7 +91,7 @@ def _run(data: bytes) -> Any:
 
 @dataclass(frozen=True)
 class _Named:
-    """A class or function, of which only the name is known."""
+    """A class or function; only its name is known."""
 
     name: str
 

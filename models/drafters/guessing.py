@@ -26,7 +26,7 @@ class Ahead(NamedTuple):
     starts: jax.Array
     """int32 [R], positions of the last tokens that count."""
     tokens: jax.Array
-    """int32 [R, K], of which the first `known` are there."""
+    """int32 [R, K]; the first `known` of each row are there."""
     known: jax.Array | int
     max_model_len: int
     turned: jax.Array | None = None

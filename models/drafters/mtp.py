@@ -165,7 +165,7 @@ class MtpHead(Decoder):
 
 
 class SeveralMtpLayers(MtpHead):
-    """Layers of which each makes a guess.
+    """Several layers; each makes a guess.
 
     Its states [R, n, D] are, before guess 0, what layer i gives at the place i before the last token. What layers give
     for guesses then takes the place of these: after guess i, the first i of the last tokens that layer i has read.

@@ -88,7 +88,7 @@ class DrafterPlan(Protocol):
         ...
 
     def cached_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """The configuration of the layers of which it keeps something for each token; None if it keeps nothing."""
+        """The configuration of those of its layers that cache something for each token; None if none does."""
         ...
 
     @property

@@ -95,7 +95,7 @@ def can_write(method: str, in_size: int) -> bool:
 
 
 def scheme_for(method: str, in_sizes: Collection[int]) -> Scheme:
-    """The scheme of matrices with so many inputs, each of which `can_write` allows: one for all.
+    """The one scheme of matrices with these numbers of inputs; `can_write` allows each of them.
 
     vLLM finds the scheme of its merged matrices by their class, so schemes of single modules would be overlooked.
     """

@@ -76,7 +76,7 @@ def _offsets(matrix: QuantizedMatrix, kind: WeightType) -> np.ndarray | None:
 
 
 def _regrouped(scales: np.ndarray, own: WeightType, kind: WeightType, in_size: int) -> np.ndarray:
-    """Scales of groups for smaller ones, each of which is within one."""
+    """Scales of groups for smaller ones; each smaller group is within one."""
     if own.group != kind.group:
         assert kind.group is not None
         starts = np.arange(kind.scales_shape((1, in_size))[1]) * kind.group

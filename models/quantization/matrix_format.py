@@ -32,7 +32,7 @@ class MatrixFormat(Protocol):
 
 
 def unpacked(words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
-    """Numbers [m, n * 32 / bits] of 4 or 8 bits in words int32 [m, n], of which the lowest bits come first."""
+    """Numbers [m, n * 32 / bits] of 4 or 8 bits in words int32 [m, n]; the lowest bits come first."""
     raw = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return raw

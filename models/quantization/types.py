@@ -1,4 +1,4 @@
-"""Which matrix of a model is of which type."""
+"""The type of each matrix of a model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

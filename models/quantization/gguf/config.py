@@ -212,7 +212,7 @@ class _Keys:
         return {"sliding_window": self._integer("attention.sliding_window", 0) or None}
 
     def llama(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Llama's biases, of which the tensors tell."""
+        """Llama's biases: the tensors tell whether there are any."""
         self._used.update(f"{self._name}.{key}" for key in ("expert_count", "expert_used_count"))
         return {"attention_bias": "blk.0.attn_q.bias" in self._file.names}
 

@@ -92,7 +92,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_parts(paths: Sequence[Path]) -> GgufFile:
-    """The header of a file in several parts, of which the first has the metadata. Raises `ModelError`."""
+    """The header of a file in several parts; the first part has the metadata. Raises `ModelError`."""
     files = [read_gguf(path) for path in paths]
     first = files[0]
     whole = GgufFile(first.path, first.metadata, tuple(tensor for file in files for tensor in file.tensors))
@@ -157,7 +157,7 @@ class _Reader:
     def _placed(
         self, data: int, alignment: int, name: str, shape: tuple[int, ...], code: int, offset: int
     ) -> GgufTensor:
-        """A tensor of which type and place are checked."""
+        """A tensor, after its type and place are checked."""
         self._where = f"tensor {name[:80]!r}"
         if code not in TENSOR_TYPES:
             known = ", ".join(kind.name for kind in TENSOR_TYPES.values())
