@@ -36,7 +36,7 @@ _PUBLISHED = {
     "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
     "max_position_embeddings": 131072, "rope_theta": 1e6,
 }  # fmt: skip
-"""What the authors' code says of the encoder, of which the configuration has the size alone."""
+"""What the authors' code says about the encoder; the configuration has only its size."""
 _ENCODER = {
     "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 32, "max_position_embeddings": 32768,

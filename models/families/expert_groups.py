@@ -1,4 +1,4 @@
-"""Groups of experts, of which only the best are looked at."""
+"""Groups of experts; only the best groups are looked at."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.mlp_plan import RouterPlan
@@ -19,7 +19,7 @@ def sigmoid_router(file: ConfigFile, *, groups: int | None = 1, scale: float = 1
 
 
 def check_expert_groups(file: ConfigFile, router: RouterPlan, count: int) -> None:
-    """Raise `ModelError` unless `count` experts are in even groups, of which those chosen have enough."""
+    """Raise `ModelError` unless `count` experts are in even groups, and the chosen groups have enough experts."""
     least = 2 if router.group_score == "best_two" and router.groups > 1 else 1
     if count % router.groups or count // router.groups < least:
         raise file.wrong("n_group", f"a divisor of 'n_routed_experts' = {count}, with {least} or more in a group")

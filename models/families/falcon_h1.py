@@ -30,9 +30,9 @@ from jaxllm.models.recurrent_plan import StateSpacePlan
 
 @dataclass(frozen=True, kw_only=True)
 class FalconH1Config(ModelConfig):
-    """A layer of the checkpoint is two here, of which each keeps what it keeps: see `AttentionBeside`.
+    """A layer of the checkpoint is two here, and each has its own cache: see `AttentionBeside`.
 
-    Multipliers are those of what a block gets and of what it gives, and of what the MLP gives.
+    Scales multiply what a block gets and what it gives, and what the MLP gives.
     """
 
     attention_scales: tuple[float, float]

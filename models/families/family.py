@@ -78,7 +78,7 @@ def expert_names(block: str, gate: str = "gate_proj", up: str = "up_proj", down:
 
 
 MOST_FURTHER_LAYERS = 8
-"""Layers that predict further tokens, of which most models have one, and some three."""
+"""At most this many layers predict further tokens; most models have one, and some have three."""
 
 
 def further_layers(config: ModelConfig) -> tuple[str, ...]:

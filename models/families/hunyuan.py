@@ -16,7 +16,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 def read_moe(file: ConfigFile, architecture: str) -> ModelConfig:
-    """That of HunYuan with experts, of which there is one more that all tokens have."""
+    """The configuration of HunYuan with experts, plus one expert for all tokens."""
     file = file.reading({"num_experts": "num_local_experts"})
     # Options with what is the only way here. Numbers may be given for each layer.
     file.expect(use_mixed_mlp_moe=True, norm_topk_prob=True, moe_layer_num_skipped=0)

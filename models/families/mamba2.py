@@ -22,7 +22,7 @@ OLD_KINDS = {"mamba": MAMBA, "attention": ATTENTION}
 
 
 def read_limits(file: ConfigFile, key: str = "time_step_limit") -> tuple[float, float]:
-    """Least and largest step size: two numbers, of which JSON has infinity under several names."""
+    """Least and largest step size: two numbers; JSON has several names for infinity."""
     file.ignore(key)
     found = file.values.get(key) or (0.0, math.inf)
     try:

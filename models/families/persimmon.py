@@ -1,4 +1,4 @@
-"""Persimmon: layer norms, also on heads, half of which are rotated, and squared ReLU without a gate."""
+"""Persimmon: layer norms, also on heads; half of each head is rotated; squared ReLU without a gate."""
 
 from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.checkpoint.config_file import ConfigFile

@@ -150,7 +150,7 @@ def _kinds(file: ConfigFile, count: int) -> list[str]:
 def _with_experts(
     file: ConfigFile, layers: tuple[LayerPlan, ...], *, count: int, per_token: int, only: Any, normalised: bool
 ) -> tuple[LayerPlan, ...]:
-    """The same with experts, of which there are so many unless the file says otherwise."""
+    """The same with experts: `count` of them, unless the file says otherwise."""
     return with_experts(
         file,
         layers,

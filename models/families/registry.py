@@ -185,7 +185,7 @@ class _Known:
 
 
 def _decoder(name: str, path: str, *, model: str = "ForCausalLM", head: str = "score") -> dict[str, _Known]:
-    """A decoder's architectures, of which `model` generates."""
+    """A decoder's architectures; the one that ends in `model` generates."""
     return {f"{name}{model}": _Known(path), f"{name}Model": _Known(path, "embed"), **_classifiers(name, path, head)}
 
 

@@ -1,7 +1,7 @@
 """Zamba 2 (arXiv 2411.15242): Mamba-2 layers, and few blocks of attention that many of them share, with adapters.
 
-A layer of the checkpoint that has such a block is two here, of which each keeps what it keeps: the block, and the state
-space after it, which gets what the block gives besides its own input.
+A layer of the checkpoint that has such a block is two here, and each has its own cache: the block, and the state space
+after it, which gets what the block gives as well as its own input.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ MAMBA, HYBRID = OLD_KINDS["mamba"], "hybrid"
 
 @dataclass(frozen=True, kw_only=True)
 class Zamba2Config(ModelConfig):
-    """`hybrids` has the numbers of the layers in the checkpoint that have a shared block, of which there are `blocks`.
+    """`hybrids` has the numbers of the checkpoint's layers that have a shared block; there are `blocks` of these.
 
     Every use of a block adds products of `rank` to its MLP, and to its attention if that `adapts`. With a rank of 0 it
     adds none.

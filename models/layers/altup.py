@@ -1,4 +1,4 @@
-"""Alternating updates (arXiv 2301.13310): a residual of several streams, of which a layer computes with one."""
+"""Alternating updates (arXiv 2301.13310): a residual of several streams; a layer computes with one."""
 
 from functools import partial
 

@@ -151,7 +151,7 @@ def rotate_last(x: jax.Array, size: int, by: Rotation | None) -> jax.Array:
 
 
 def rotated_last(plan: CompressedAttentionPlan, size: int) -> Rows:
-    """Rows of heads of `size` elements, of which the last are rotated."""
+    """Rows of heads of `size` elements; the last elements of each head are rotated."""
     order = pair_order(plan.rope, plan.rope_size) or range(plan.rope_size)
     plain = size - plan.rope_size
     return Rows(group=size, order=(*range(plain), *(plain + place for place in order)))

@@ -151,7 +151,7 @@ class Bias(nnx.Module):
 
 
 class Table(nnx.Module):
-    """`weight` [rows, D], of which rows are looked up; an index beyond the last one takes that."""
+    """`weight` [rows, D], whose rows are looked up; an index beyond the last row takes the last."""
 
     def __init__(self, rows: int, size: int, dtype: jnp.dtype, options: ForwardOptions) -> None:
         self.weight = parameter((rows, size), dtype, sharding(options.mesh, None, None))

@@ -1,4 +1,4 @@
-"""A mixture of experts: MLPs of which every token has a few, see `ExpertsPlan`.
+"""A mixture of experts: MLPs, and a few of them for every token; see `ExpertsPlan`.
 
 No token is dropped: an expert takes as many as choose it. A token's result is the sum over its experts in the order of
 their scores, so that it does not depend on what else is in the batch.

@@ -1,4 +1,4 @@
-"""Hyper-connections: several residual streams, of which a token's weights say what blocks get and give.
+"""Hyper-connections: several residual streams; a token's weights say what blocks get from them and give them.
 
 The streams of a token lie side by side in one row, [T, n * D]: each is a slice of whole lanes, and what the weights are
 made of is the row as it is. Weights are float32, and streams are rounded to their type once, after a block.

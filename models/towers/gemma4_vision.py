@@ -78,7 +78,7 @@ class Gemma4Vision(nnx.Module):
 
 
 def _rotation(crop: Crop, plan: Gemma4VisionPlan) -> Rotation:
-    """Cosine and sine [2 P, H / 4]: the halves of a head, of which one turns by the column and one by the row."""
+    """Cosine and sine [2 P, H / 4] for the halves of a head: one turns by the column, the other by the row."""
     # In float64: see `jaxllm.models.layers.rope`.
     size = plan.head_size // 2
     frequencies = 1.0 / plan.rope_theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
@@ -144,7 +144,7 @@ class _Attention(nnx.Module):
 
 
 def _turned(heads: jax.Array, rotation: Rotation) -> jax.Array:
-    """Heads [P, N, H], of which each half is rotated by itself."""
+    """Heads [P, N, H]; each half of a head is rotated by itself."""
     both = jnp.concatenate(jnp.split(heads, 2, axis=2))
     return jnp.concatenate(jnp.split(rotate(both, rotation), 2), axis=2)
 

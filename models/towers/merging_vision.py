@@ -27,7 +27,7 @@ WINDOW = 4
 
 @dataclass(frozen=True, kw_only=True)
 class MergingPlan(VisionLayerPlan):
-    """Learned positions of a square of `side` patches each way, of which crops take the nearest.
+    """Learned positions of a square of `side` patches each way; crops take the nearest ones.
 
     After `num_early` of `num_layers` layers, the tokens of each window attend to one another, and become one.
     """

@@ -55,7 +55,7 @@ class Perceiver(nnx.Module):
         self.norm = make_norm(plan.norm, hidden_size, dtype=dtype, options=options)
 
     def __call__(self, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
-        """Rows [L, D] of [P, V], of which the first `num_rows` count."""
+        """Rows [L, D] of [P, V]; the first `num_rows` of P count."""
         seen = self.project(hidden, ForwardContext(num_rows))
         queries = self.queries.weight[...]
         for layer in self.layers:
@@ -92,7 +92,7 @@ class PerceiverLayer(nnx.Module):
         self.mlp = PerceiverMLP((size, 4 * size, size), plan.layer_activation, options, dtype)
 
     def __call__(self, queries: jax.Array, patches: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """Map queries [L, D], with `patches` [P, D] of which the first `num_patches` count, to [L, D]."""
+        """Map queries [L, D] to [L, D], with `patches` [P, D]; the first `num_patches` count."""
         normed = self.query_norm(queries)
         seen = jnp.concatenate([self.patch_norm(patches), normed])
         place = jnp.arange(len(seen), dtype=jnp.int32)

@@ -30,7 +30,7 @@ def read_pixels(folder: Path, default: PixelPlan, channels: int) -> PixelPlan:
 
 
 def with_token(folder: Path, tower: TowerPlan) -> TowerPlan:
-    """The tower with the number of its token, of which the text is known, where the tokenizer's files say it."""
+    """The tower with the number of its token, whose text is known, where the tokenizer's files say it."""
     if tower.token is None:
         return tower
     number = next((numbers[tower.token] for numbers in _added_tokens(folder) if tower.token in numbers), None)

@@ -105,7 +105,7 @@ class TowerPlan:
     """A tower for images: a vision model, and a projector of what it gives to rows of the language model.
 
     A square of `merge` patches each way becomes one row. Patches come square by square, each square row by row, and the
-    squares likewise. An image is one crop or several, each of which is seen alone.
+    squares likewise. An image is one crop or several; each is seen alone.
     """
 
     vision: VisionPlan

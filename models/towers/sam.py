@@ -30,7 +30,7 @@ from jaxllm.models.towers.plan import PixelPlan, VisionPlan
 
 @dataclass(frozen=True, kw_only=True)
 class SamPlan:
-    """A transformer of crops of `side` patches each way, most of whose layers attend in windows.
+    """A transformer of crops of `side` patches each way; most of its layers attend in windows.
 
     Windows have `window` patches each way; layers with the numbers in `whole` have none. Scores depend on distances in
     height and width, unless `is_relative` is false. A neck makes `hidden_size` channels of `inner_size`. What was

@@ -41,7 +41,7 @@ class Windows:
         each_way = (extent + side - 1) // side
         number = squares[:, 0] // side * each_way[1] + squares[:, 1] // side
         total = len(squares)
-        # Beyond all windows, of which there are no more than squares.
+        # Beyond all windows: there are no more of them than squares.
         number = jnp.where(jnp.arange(total, dtype=jnp.int32) < count, number, total)
         order = jnp.argsort(number, stable=True).astype(jnp.int32)
         places = jnp.zeros(total, jnp.int32).at[order].set(jnp.arange(total, dtype=jnp.int32))
