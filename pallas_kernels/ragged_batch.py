@@ -12,7 +12,7 @@ NULL_PAGE = 0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RaggedBatch:
-    """T token places and R row places, of which the first `num_tokens` and `num_requests` are used.
+    """T token places and R row places; the first `num_tokens` and `num_requests` are used.
 
     Rows lie one after the other on the token axis. Rows with a single token come first, so that token i of the first
     `num_decodes` is row i. All arrays are int32.

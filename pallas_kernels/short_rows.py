@@ -38,7 +38,7 @@ class ShortRows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ShortBatch(RaggedBatch):
-    """A batch of which it is known which rows are short."""
+    """A batch whose short rows are known."""
 
     short: ShortRows
 
@@ -57,7 +57,7 @@ def short_rows(batch: RaggedBatch) -> ShortRows:
 
 
 def count_short(batch: RaggedBatch, most: int, seeing: jax.Array | None) -> jax.Array:
-    """How many leading rows have 1 to `most` tokens, none of which sees a later one.
+    """How many leading rows have 1 to `most` tokens, and no token that sees a later one.
 
     `seeing` is what `next_seeing` gives.
     """

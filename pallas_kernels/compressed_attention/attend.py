@@ -27,7 +27,7 @@ KERNELS = {"cpu": False, "cpu_pairs": True}
 
 @dataclass(frozen=True)
 class _Keys(Pages):
-    """Units [S, H], each of which is a page."""
+    """Units [S, H]; each one is a page."""
 
     def keys(self, tables: jax.Array) -> Part:
         """See `Pages`."""

@@ -67,7 +67,7 @@ def _rows_with_shared_prefix(work: int, row: int) -> tuple[int, int]:
 
 @compiled
 def _keys_behind(work: int, row: int) -> int:
-    """Keys in whole blocks before a row's token, all of which it sees; 0 unless it has just one."""
+    """Keys in whole blocks before a row's token, if it sees them all; 0 unless the row has just one token."""
     first = first_token(work, row)
     if word(work, W_WINDOW) > 0 or first_token(work, row + 1) - first != 1:
         return 0

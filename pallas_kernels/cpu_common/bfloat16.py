@@ -35,7 +35,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 
 PAIRS = "bfloat16_pairs"
-"""In place of a type's name, for kernels: bfloat16 of which two that are multiplied together lie next to each other."""
+"""In place of a type's name, for kernels: bfloat16, where two that are multiplied together are adjacent."""
 
 _SHORT = ir.IntType(16)
 _SHORTS = ir.VectorType(_SHORT, LANES)

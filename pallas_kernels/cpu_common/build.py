@@ -83,7 +83,7 @@ def _plainly() -> Iterator[None]:
 
 
 def _optimise(machine: Any, whole: llvm.ModuleRef) -> None:
-    """All of LLVM's optimisations, for code of which only the entry points are called from outside."""
+    """All of LLVM's optimisations, for code where only the entry points are called from outside."""
     for function in whole.functions:
         if not function.is_declaration and function.name not in (HANDLER, _TASK):
             function.linkage = llvm.Linkage.internal

@@ -52,7 +52,7 @@ def load_ints(builder: ir.IRBuilder, address: ir.Value, offset: int) -> ir.Value
 
 
 def emit_dot(builder: ir.IRBuilder, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-    """Each lane of `total` plus the products of its four bytes, of which those of `unsigned` are; modulo 2 ** 32."""
+    """Each lane of `total` plus the products of its four bytes (those of `unsigned` are unsigned), modulo 2 ** 32."""
     if HAS_DOT:
         kind = ir.FunctionType(INTS, [INTS] * 3)
         name = f"llvm.x86.avx512.vpdpbusd.{_BITS}"
@@ -101,7 +101,7 @@ def _call(builder: ir.IRBuilder, name: str, x: ir.Value) -> ir.Value:
 
 
 def _emit_larger_magnitude(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
-    """The larger of |a| and |b|; NaN if either is. As whole numbers, of which NaN is the largest."""
+    """The larger of |a| and |b|; NaN if either is. They are compared as whole numbers, where NaN is the largest."""
     is_vector = a.type == VECTOR
     kind = INTS if is_vector else INT
     mask = ir.Constant(INTS, [0x7FFFFFFF] * LANES) if is_vector else ir.Constant(INT, 0x7FFFFFFF)

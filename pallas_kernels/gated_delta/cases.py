@@ -15,7 +15,7 @@ from jaxllm.pallas_kernels.recurrence.cases import MIXED, PROMPT, ROWS, RowsCase
 
 @dataclass(frozen=True)
 class Case:
-    """Rows, and heads of which sizes; with `repeated`, all keys are equal and nothing is forgotten."""
+    """Rows, and the numbers and sizes of heads; with `repeated`, all keys are equal and nothing is forgotten."""
 
     rows: RowsCase
     key_heads: int = 2
@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Random arrays with keys and queries of length 1, and states of two layers, of which the second counts."""
+    """Random arrays with keys and queries of length 1, and states of two layers; the second one counts."""
     rng = np.random.default_rng(0)
     count = case.rows.tokens
 

@@ -26,7 +26,7 @@ class Case:
     padding: int = 0
     """Rows after those that are in a group."""
     layers: int | None = None
-    """As many matrices for each group in a stack, of which the last counts; None is no stack."""
+    """Matrices for each group in a stack; the last one counts. None is no stack."""
 
 
 CASES: tuple[Case, ...] = (

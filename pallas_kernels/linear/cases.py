@@ -30,7 +30,7 @@ class Case:
     gated: bool = False
     residual: bool = False
     layers: int | None = None
-    """Matrices in a stack, of which the last counts; None is one alone."""
+    """Matrices in a stack; the last one counts. None is one alone."""
 
 
 _PLAIN = (

@@ -45,7 +45,7 @@ class QuantizedCase:
     gated: bool = False
     residual: bool = False
     layers: int | None = None
-    """Matrices in a stack, of which the last counts; None is one alone."""
+    """Matrices in a stack; the last one counts. None is one alone."""
 
 
 INT8_ROWS = WeightType(Values.INT8)

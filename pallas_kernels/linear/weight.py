@@ -72,7 +72,7 @@ class WeightLayout(OperandLayout):
 @register_dataclass
 @dataclass(frozen=True)
 class Weight:
-    """A matrix [out, in]: its arrays are its own, or those of the matrices of all layers, of which `layer` counts.
+    """A matrix [out, in]: its arrays are its own, or those of all layers' matrices, and this is the one of `layer`.
 
     A quantized matrix has its values in `array`, and its scales and offsets below.
     """

@@ -1,4 +1,4 @@
-"""Products with matrices of low rank, of which every token may have others (LoRA, arXiv 2106.09685)."""
+"""Products with matrices of low rank; every token may have its own (LoRA, arXiv 2106.09685)."""
 
 from jaxllm.pallas_kernels.low_rank.api import add_low_rank, can_add
 from jaxllm.pallas_kernels.low_rank.grouped import GroupedLowRank, RowBlocks, add_grouped_low_rank

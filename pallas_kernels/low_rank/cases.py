@@ -24,7 +24,7 @@ class Case:
     rank: int = 8
     dtype: str = "float32"
     layers: int | None = None
-    """Matrices in a stack, of which the last counts; None is one alone."""
+    """Matrices in a stack; the last one counts. None is one alone."""
 
 
 CASES: tuple[Case, ...] = (

@@ -55,7 +55,7 @@ def write_head_major(
     new = jnp.stack(to_cache_dtype(k, v, options, kv_cache.dtype), axis=1)
     page, offset, new = places_of(batch, kv_cache.shape[4], new)
     # Indices of every axis but the last: XLA copies a cache that is reshaped (where there is one KV head), and for TPUs
-    # one of which a whole axis before an index is written.
+    # one where a whole axis before an index is written.
     which, head = (jnp.arange(size, dtype=jnp.int32) for size in new.shape[1:3])
     place = kv_cache.at[layer, page[:, None, None], which[:, None], head, offset[:, None, None]]
     return place.set(new, mode="promise_in_bounds")

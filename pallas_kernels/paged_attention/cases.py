@@ -22,9 +22,9 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "float16": dict.fromkeys(("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"), 4e-3),
 }
 """Largest absolute error of a result, by the type of the queries and that of the cache, against float64 on the stored
-values. Values are normal with variance 1, so that results are at most about 4, of which bfloat16 rounds off up to
-0.008; the rest is for scores and weights in bfloat16. Float16 has three bits more. A cache type costs nothing: its
-values convert exactly."""
+values. Values are normal with variance 1, so that results are at most about 4, and bfloat16 rounds off up to 0.008; the
+rest is for scores and weights in bfloat16. Float16 has three bits more. A cache type costs nothing: its values convert
+exactly."""
 
 
 def tolerance(case: Case) -> float:

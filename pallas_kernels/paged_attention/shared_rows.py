@@ -1,8 +1,8 @@
 """KV heads that are narrower than a row of 128 lanes of a TPU share it, side by side, as one wide head.
 
 Two KV heads of 64 are one of 128. Queries of either are zero in the lanes of the other, so that their products with the
-keys of both are exactly their own scores. What they weigh are the values of both, of which a head's own lanes are the
-result. To pad each head to a row would take twice the memory and bandwidth, and as many products.
+keys of both are exactly their own scores. These weigh the values of both, and a head's own lanes are the result. To pad
+each head to a row would take twice the memory and bandwidth, and as many products.
 
 XLA would move what is selected or joined here in the shape in which the kernels take it, where a tile has one or two
 rows in place of eight. Optimization barriers keep the two apart.

@@ -25,7 +25,7 @@ class RowsCase:
 
     @property
     def num_slots(self) -> int:
-        """Slots, some of which no row has."""
+        """Slots, including some that no row has."""
         return self.rows + SPARE_SLOTS
 
 

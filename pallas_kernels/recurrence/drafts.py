@@ -1,4 +1,4 @@
-"""Rows of one known token and perhaps drafts after it, of which nobody knows yet whether they are right.
+"""Rows of one known token and perhaps drafts after it; nobody knows yet whether the drafts are right.
 
 A state cannot take back a token. So the one that is kept is that after the known token, and drafts leave only their
 inputs. The next step of the row begins with the drafts that turned out to be right, from these inputs. A few inputs

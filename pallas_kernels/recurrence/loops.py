@@ -19,7 +19,7 @@ class Recurrence(Protocol):
         ...
 
     def chunk(self, inputs: Inputs, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Outputs [C, ...] and the state of one row with C tokens, of which `length` (int32 []) count."""
+        """Outputs [C, ...] and the state of one row with C tokens; the first `length` (int32 []) count."""
         ...
 
     def kept(self, inputs: Inputs) -> tuple[jax.Array, ...]:
@@ -27,7 +27,7 @@ class Recurrence(Protocol):
         ...
 
     def restored(self, kept: tuple[jax.Array, ...]) -> Inputs:
-        """Inputs [B, ...] of which `step` makes the state that it made of those that were `kept`, and any output."""
+        """Inputs [B, ...] from which `step` makes the same state as from those that were `kept`, and any output."""
         ...
 
 

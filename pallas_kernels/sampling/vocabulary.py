@@ -70,7 +70,7 @@ class Vocabulary:
         return values if self.axis is None else lax.all_to_all(values, self.axis, 0, 1, tiled=True)
 
     def local_rows(self, values: Array) -> Array:
-        """Those rows of `values` [R, ...], the same on all devices, of which this device gets the `whole_rows`."""
+        """The rows of `values` [R, ...], the same on all devices, that this device gets from `whole_rows`."""
         if self.axis is None:
             return values
         count = values.shape[0] // self.devices

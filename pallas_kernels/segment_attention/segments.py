@@ -9,7 +9,7 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Segments:
-    """T token places and R row places, of which the first `num_tokens` and `num_rows` are used. All arrays are int32.
+    """T token places and R row places; the first `num_tokens` and `num_rows` are used. All arrays are int32.
 
     Texts lie one after the other, each whole.
     """

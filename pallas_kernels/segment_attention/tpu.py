@@ -18,7 +18,7 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, Ref
 
 BLOCK, LARGE_BLOCK = 512, 1024
-"""Queries, and keys, of a block; the larger where there is one segment, of which blocks see most as a whole."""
+"""Queries, and keys, of a block; the larger where there is one segment: blocks see most of it as a whole."""
 
 NOTHING_SEEN = -1e20
 """The maximum before any score: above `MASKED`, so that invisible keys weigh nothing."""

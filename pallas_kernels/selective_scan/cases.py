@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Random arrays, with states of two layers, of which the second counts."""
+    """Random arrays, with states of two layers; the second one counts."""
     rng = np.random.default_rng(0)
     count = case.rows.tokens
 

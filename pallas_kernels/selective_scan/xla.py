@@ -46,7 +46,7 @@ class _SelectiveScan:
         """See `Recurrence`."""
         if len(states) > 1:
             return jax.vmap(self._token)(inputs, states)
-        # XLA for CPUs makes vectors of two axes, but not of three of which the first has one element.
+        # XLA for CPUs makes vectors of two axes, but not of three if the first has one element.
         out, state = self._token(jax.tree.map(lambda each: each[0], inputs), states[0])
         return out[None], state[None]
 

@@ -15,7 +15,7 @@ from jaxllm.pallas_kernels.state_space.inputs import StateSpaceInputs
 
 @dataclass(frozen=True)
 class Case:
-    """Rows, and heads of which sizes."""
+    """Rows, and the numbers and sizes of heads."""
 
     rows: RowsCase
     heads: int = 4
@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Random arrays, with states of two layers, of which the second counts."""
+    """Random arrays, with states of two layers; the second one counts."""
     rng = np.random.default_rng(0)
     count = case.rows.tokens
 

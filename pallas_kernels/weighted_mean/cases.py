@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: ChannelsCase) -> Inputs:
-    """Random arrays, with states of two layers, of which the second counts."""
+    """Random arrays, with states of two layers; the second one counts."""
     rng = np.random.default_rng(0)
 
     def random(*shape: int) -> jax.Array:

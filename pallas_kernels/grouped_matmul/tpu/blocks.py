@@ -68,8 +68,8 @@ def choose_blocks(dims: Dims, target: Target) -> Blocks:
     fitting = replace(blocks, window=window, block=min(blocks.block, window))
     if fitting.vmem_bytes(dims) > target.vmem_bytes:
         raise NotImplementedError(
-            f"grouped products with 'tpu' hold {blocks.columns} rows of {dims.depth} in vector memory, of which this "
-            f"chip has {target.vmem_bytes >> 20} MiB; choose 'xla'"
+            f"grouped products with 'tpu' hold {blocks.columns} rows of {dims.depth} in vector memory, and this "
+            f"chip has {target.vmem_bytes >> 20} MiB of it; choose 'xla'"
         )
     return fitting
 

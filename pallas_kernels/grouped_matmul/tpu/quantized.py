@@ -123,7 +123,7 @@ def choose_blocks(dims: Dims, groups: int, target: Target) -> Blocks:
         blocks = replace(blocks, window=window, block=min(blocks.block, window))
     if blocks.vmem_bytes(dims) > target.vmem_bytes:
         raise NotImplementedError(
-            f"grouped products with 'tpu' hold {dims.columns} columns of {dims.depth} in vector memory, of which this "
-            f"chip has {target.vmem_bytes >> 20} MiB; choose 'xla'"
+            f"grouped products with 'tpu' hold {dims.columns} columns of {dims.depth} in vector memory, and this "
+            f"chip has {target.vmem_bytes >> 20} MiB of it; choose 'xla'"
         )
     return blocks

@@ -17,7 +17,7 @@ from jaxllm.pallas_kernels.latent_attention.tpu.softmax import State
 from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
 
 TABLES = 4
-"""Rows of which page tables are in SMEM, a power of two."""
+"""Rows whose page tables are in SMEM; a power of two."""
 
 _TOGETHER = 8
 """Pages that are asked for in one go: the addresses of several are computed at the same time."""

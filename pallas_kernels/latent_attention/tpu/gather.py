@@ -117,7 +117,7 @@ def attend_to_places(
     """Attention of the first `count` of tokens [T] to keys at their places in the cache, [T, N, Z].
 
     Args:
-        queries: [T, N, X], of which X are the first numbers of a token in the cache, whole rows of lanes.
+        queries: [T, N, X], for the first X numbers of a token in the cache; X is whole rows of lanes.
         kv_cache: [L, P, C, S].
         layer: int32 [].
         places: int32 [T, top]; of these a token sees the first, as many as it has keys.

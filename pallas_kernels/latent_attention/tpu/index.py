@@ -118,7 +118,7 @@ def index_scores(
 
     Args:
         index: [B, ...]; its own keys are in the cache already.
-        kv_cache: [L, P, C, S], of which index keys begin at `start`, a multiple of 128, and fill whole rows of lanes.
+        kv_cache: [L, P, C, S]; index keys begin at `start`, a multiple of 128, and fill whole rows of lanes.
         layer: int32 [].
         table: int32 [B, W] pages of each token's request.
         positions: int32 [B].

@@ -88,7 +88,7 @@ class Attention:
         pl.when(jnp.logical_not(whole))(lambda: self.attend(slot, rem(item, self.blocks.slots), before, masked=True))
 
     def attend(self, slot: Any, q_slot: Any, before: Any, *, masked: bool) -> None:
-        """All rows against the chunks of a slot, of which the first query sees the first `before` + 1 keys."""
+        """All rows against the chunks of a slot; the first query sees the first `before` + 1 keys of the slot."""
         memory, sizes, chunk = self.memory, self.sizes, self.blocks.chunk
         queries = memory.queries[q_slot].reshape(-1, sizes.token)
         state = State(*(ref[...] for ref in memory.run))

@@ -24,7 +24,7 @@ class State(NamedTuple):
 
 
 def fresh(rows: int, sizes: Sizes, begun: Ref | None = None) -> State:
-    """State of queries that have seen nothing, or only the sinks of which `begin_with` has made `begun`."""
+    """State of queries that have seen nothing, or only the sinks that `begin_with` has turned into `begun`."""
     weighted = jnp.zeros((rows, sizes.value), jnp.float32)
     if begun is None:
         lanes = jnp.zeros((rows, LANES), jnp.float32)

@@ -73,8 +73,8 @@ def choose_blocks(dims: Dims, target: Target) -> Blocks:
     blocks = Blocks(**found) if found is not None else _heuristic(dims, target)
     if blocks.vmem_bytes(dims) > target.vmem_bytes:
         raise NotImplementedError(
-            f"products with 'tpu' hold {dims.columns} columns of {dims.depth} in vector memory, of which this chip has "
-            f"{target.vmem_bytes >> 20} MiB; choose 'xla'"
+            f"products with 'tpu' hold {dims.columns} columns of {dims.depth} in vector memory, and this chip has "
+            f"{target.vmem_bytes >> 20} MiB of it; choose 'xla'"
         )
     return blocks
 

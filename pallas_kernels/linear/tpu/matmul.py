@@ -112,7 +112,7 @@ def quantized_matmul(
 
 
 def _whole_rows(x: jax.Array) -> int:
-    """Rows with padding: whole registers, of which bytes have 32 rows, and whole blocks of many rows."""
+    """Rows with padding: whole registers, which hold 32 rows of bytes, and whole blocks of many rows."""
     unit = 8 if len(x) <= 8 and x.dtype.itemsize > 1 else 32 if len(x) <= 256 else 256
     return -(-len(x) // unit) * unit
 

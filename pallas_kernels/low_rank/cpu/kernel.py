@@ -26,7 +26,7 @@ from jaxllm.pallas_kernels.linear.cpu.rows import gate, make_gate, make_normalis
 from jaxllm.pallas_kernels.low_rank.cpu.tiles import make_down_tile, make_up_tile
 
 ROWS, COLUMNS, VECTORS = (4, 4, 4) if HAS_AVX512 else (2, 4, 4)
-"""Tiles: rows, of which each has as many sums of `down`, and vectors of sums of `up`."""
+"""Tiles: rows, sums of `down` for each row, and vectors of sums of `up`."""
 LARGEST_CHUNK = 32
 """Rows of an item, at most."""
 
@@ -44,7 +44,7 @@ WORDS = 16
 
 @compiled
 def _sort(work: int, slots: int, rows: int, count: int) -> int:
-    """Sort `rows` rows by their slots, of which there are `count`, and list the items; how many there are."""
+    """Sort `rows` rows by their slots, out of `count` slots, and list the items; returns how many items there are."""
     table = malloc(8 * (count + 1 + 4 * rows))
     order = table + 8 * (count + 1)
     items = order + 8 * rows

@@ -24,7 +24,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, key_and_value_a
 
 
 def make_row_tiles(vectors: int, kind: str) -> Any:
-    """`make_outer_tile` for up to `TILE` rows, of which from four on it takes all."""
+    """`make_outer_tile` for up to `TILE` rows; for four or more it takes all `TILE`."""
     one, two, three, most = (make_outer_tile(rows, vectors, kind) for rows in (1, 2, 3, TILE))
 
     @compiled

@@ -96,7 +96,7 @@ class KernelOptions:
 
     @property
     def piece(self) -> int:
-        """Keys of one copy: the most of which a page and a tile both hold whole numbers."""
+        """Keys of one copy: the greatest common divisor of a page and a tile."""
         return math.gcd(self.tile, self.page_size)
 
     @property

@@ -89,7 +89,7 @@ def _join(logs: jax.Array, parts: jax.Array, sink: jax.Array | None) -> jax.Arra
 
 
 def _join_few(logs: jax.Array, parts: jax.Array, sink: jax.Array | None) -> jax.Array:
-    """As above, without reductions, each of which would be a launch of its own: all is one."""
+    """As above, but as one launch: each reduction would be a launch of its own."""
     each = [(logs[:, split, :, half], parts[:, split, :, half]) for split in range(logs.shape[1]) for half in range(2)]
     maximum = functools.reduce(jnp.maximum, [log for log, _ in each])
     maximum = maximum if sink is None else jnp.maximum(maximum, sink)

@@ -113,7 +113,7 @@ class Seen(NamedTuple):
 
 
 def row_slots(blocks: Blocks, width: int) -> int:
-    """Rows of which a kernel keeps page tables of `width` pages and queries, a power of two.
+    """Rows, a power of two, for which a kernel keeps queries and page tables of `width` pages.
 
     Tables of all blocks in flight are needed; more, if SMEM has room, let tables be asked for long before: they come
     after all pages that were asked for earlier.

@@ -51,8 +51,8 @@ Scored = tuple[jax.Array, jax.Array]
 def absorb(run: SoftmaxState, first: Any, fresh: Any, real: Any, chunk: list[list[Scored]], options: Options) -> None:
     """Take one chunk of keys into the softmax of the heads from `first` on; rows from `real` on are padding.
 
-    The chunk of a head is cut into parts, of which each is scored for the last rows or for all. Where `fresh` heads
-    start over. All is read before anything is written, so that the compiler may compute the heads at the same time.
+    The chunk of a head is cut into parts; each is scored for the last rows or for all. Where `fresh`, heads start over.
+    All is read before anything is written, so that the compiler may compute the heads at the same time.
     """
     after = []
     for index, parts in enumerate(chunk):

@@ -134,8 +134,8 @@ def rows_together(count: int, size: int) -> int:
         if count % rows == 0 and _bytes(_scratch(rows, size)) <= target().vmem_bytes:
             return rows
     raise NotImplementedError(
-        f"sampling with 'tpu' holds 16 rows of {size} logits in vector memory, of which this chip has "
-        f"{target().vmem_bytes >> 20} MiB; choose 'xla'"
+        f"sampling with 'tpu' holds 16 rows of {size} logits in vector memory, and this chip has "
+        f"{target().vmem_bytes >> 20} MiB of it; choose 'xla'"
     )
 
 
