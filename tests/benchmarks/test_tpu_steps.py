@@ -34,7 +34,7 @@ def test_a_line_of_the_table() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["4096x64", pytest.param("8192x256", marks=pytest.mark.exhaustive)])
 def test_a_large_step_on_eight_devices(step: str) -> None:
-    """With 8192x256 and libtpu 0.0.42.1 71.7 ms were found, of which 24.7 wait for links; 110.2 with whole tokens."""
+    """With 8192x256 and libtpu 0.0.42.1: 71.7 ms, including 24.7 ms of waiting for links; 110.2 with whole tokens."""
     found = run_child("v6e-8", "llama-3.1-8b", step, timeout=600)
     assert found.fits, found.why
     assert found.temporaries < 128 * MIB, "the cache or the weights are copied"

@@ -43,7 +43,7 @@ def adapters_of(engine: Engine) -> Adapters[Request]:
 
 
 class Traffic:
-    """Requests with adapters of these folders and with none, each of which must get what it gets alone."""
+    """Requests with adapters of these folders and with none; each must get what it gets alone."""
 
     def __init__(self, engine: Engine, folders: list[Path]) -> None:
         self._engine, self._prompts = engine, prompts(8, seed=3)

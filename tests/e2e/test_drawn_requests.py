@@ -27,7 +27,7 @@ GRAMMARS: list[dict[str, Any]] = [
 
 
 def drawn(rng: np.random.Generator, letters: list[int]) -> dict[str, Any]:
-    """Parameters of a request, some of which cannot be served; `letters` are tokens of nothing but the letter a."""
+    """Parameters of a request; some cannot be served. `letters` are tokens of nothing but the letter a."""
 
     def some(chance: float) -> bool:
         return bool(rng.random() < chance)

@@ -66,7 +66,7 @@ class Document:
         return schema
 
     def choices(self, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """The schemas of which a value must fit one."""
+        """The alternatives in a schema; a value must fit one of them."""
         schema = self._resolved(schema)
         parts = schema.get("anyOf") or schema.get("oneOf")
         if parts is None:

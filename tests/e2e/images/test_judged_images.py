@@ -16,7 +16,7 @@ from tests.e2e.images.qwen_reference import MARKER, Reference
 
 
 def _with_answers(demo: Path, folder: Path) -> Path:
-    """A copy of the demo's tokenizer with the tokens no and yes, in place of two of which no others are made."""
+    """A copy of the demo's tokenizer with the tokens no and yes, in place of two that no others are made of."""
     shutil.copytree(demo, folder, dirs_exist_ok=True)
     file = folder / "tokenizer.json"
     values = json.loads(file.read_text())

@@ -25,7 +25,7 @@ from jaxllm.serving.ipc.client import asynchronous, health
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from tests.ports import free_ports
 
-# Ray starts its processes by a fork, of which JAX warns where another test has used it in this process.
+# Ray starts its processes by a fork; JAX warns about that where another test has used JAX in this process.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")]
 in_loop = pytest.mark.asyncio(loop_scope="module")
 

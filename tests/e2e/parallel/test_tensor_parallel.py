@@ -1,4 +1,4 @@
-"""The same tokens on any number of devices, each of which holds its part only."""
+"""The same tokens on any number of devices; each holds only its part."""
 
 import json
 from pathlib import Path

@@ -95,7 +95,7 @@ def ask(server: ServerProcess, *parts: Any, key: str = "first", path: str = "/v1
 
 
 def test_the_openai_client(client: openai.OpenAI, server: ServerProcess, reference: Reference) -> None:
-    """Two sounds, of which one has several windows."""
+    """Two sounds; one has several windows."""
     sounds, messages = [noise(1, 0.8), noise(2, 2.3 * SECONDS)], asking(None, "And ", None, "what is this?")
     prompt, answer = reference.answer(messages, sounds)
     given = filled(messages, [heard(wav_of(each)) for each in sounds])

@@ -101,7 +101,7 @@ _TREE = {
 
 @st.composite
 def schemas(draw: st.DrawFn) -> dict[str, Any]:
-    """A schema of some levels, with definitions, of which one refers to itself."""
+    """A schema of some levels, with definitions; one of them refers to itself."""
     with_tree = st.one_of(_leaves, st.just({"$ref": "#/$defs/tree"}))
     schema = draw(_nested(st.recursive(with_tree, _nested, max_leaves=5)))
     return {**schema, "$defs": {"leaf": _LEAF, "tree": _TREE}}

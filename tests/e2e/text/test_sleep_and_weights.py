@@ -187,7 +187,7 @@ def _as(kind: str, weights: Weights, folder: Path) -> Any:
 
 def test_some_tensors_change_and_the_others_stay(llm: LLM, old: Weights, new: Weights, wanted: list[list[int]]) -> None:
     before = tokens_of(llm)
-    # Matrices that are one parameter with others, and norms, of which some layers' come later.
+    # Matrices that are one parameter with others, and norms; those of some layers come later.
     first = {name for name in old if "q_proj" in name or "up_proj" in name or name.endswith("norm.weight")}
     llm.update_weights({name: new[name] for name in first})
     assert tokens_of(llm) not in (before, wanted)

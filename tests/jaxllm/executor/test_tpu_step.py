@@ -59,7 +59,7 @@ def test_two_sums_per_layer(measured: Measured, step: str) -> None:
 @pytest.mark.exhaustive
 def test_a_large_step_gathers_and_scatters_tokens(measured: Measured) -> None:
     found = large_collectives(measured["4/32/512"])
-    # Twice per layer, and at the end. XLA makes a fusion of each sum of which a device keeps its part.
+    # Twice per layer, and at the end. XLA makes a fusion of each sum where a device keeps only its part.
     assert [kinds for kinds in found if "all-gather" in kinds] == [["all-gather"], ["all-gather", "all-gather"]]
     fused = [name for name in measured["4/32/512"]["collectives"] if name.startswith("%all-reduce-scatter")]
     assert len(fused) == len(found) - 2 == 2

@@ -97,7 +97,7 @@ def test_devices_in_a_line_share_links_on_the_way_back() -> None:
 
 
 def test_copies_between_memories_run_beside_collectives() -> None:
-    # 4,000 bytes take 4 ms, of which the sum hides all.
+    # 4,000 bytes take 4 ms; the sum hides all of it.
     assert cost(SQUARE).copying == 0
 
 

@@ -49,7 +49,7 @@ def oracle(most_initial: int | None, *, timestamps: bool) -> Any:
 @pytest.mark.parametrize("most_initial", [None, 0, 5])
 @pytest.mark.parametrize("timestamps", [True, False])
 def test_what_may_follow_is_as_in_transformers(most_initial: int | None, timestamps: bool) -> None:
-    """Many texts at once, each of which goes on with a token that is allowed."""
+    """Many texts at once; each goes on with a token that is allowed."""
     rows, steps = 32, 24
     times = {**TIMES, "most_initial": most_initial} if timestamps else None
     given = params(suppressed=SUPPRESSED, suppressed_first=SUPPRESSED_FIRST, timestamps=times)

@@ -7,7 +7,7 @@ from jaxllm.media.pool import MediaPool
 from jaxllm.requests.media import Arrangement, ImageCrop, MediaItem, PromptMedia
 
 ROWS = 4
-"""Rows of a crop, one of which is learned."""
+"""Rows of a crop; one of them is learned."""
 
 
 def crops(count: int) -> tuple[ImageCrop, ...]:

@@ -94,7 +94,7 @@ class DraftingModel(PagedModel):
         return np.array(list(chain.from_iterable(by_row)), np.int32), counts if several else None
 
     def _states(self, scheduler: Scheduler, slot: int, start: int, end: int, drafts: list[int], story: Story) -> Ints:
-        """What the positions up to `end` hold, of which the last ones are drafts."""
+        """What the positions up to `end` hold; the last ones are drafts."""
         first = end - len(drafts)
         known = min(first, int(scheduler.table.num_tokens[slot]))
         assert np.array_equal(scheduler.table.token_ids[slot, :known], story.tokens[:known])

@@ -7,7 +7,7 @@ from jaxllm.speculation.prediction import MOST_SEARCHED, _Followed
 
 
 def along(predicted: list[int], outputs: list[list[int]]) -> list[list[int]]:
-    """The drafts after each of some outputs, each of which goes on from the one before."""
+    """The drafts after each of some outputs; each output goes on from the one before."""
     followed = _Followed(np.array(predicted, np.int32))
     return [followed.drafts(np.array(output, np.int32), 3).tolist() for output in outputs]
 

@@ -17,8 +17,8 @@ PROMPTS = [np.random.default_rng(1).integers(0, SMALL["vocab_size"], length).tol
 
 PASSED_OVER = ("lm_head", "output_projection", "router", ".dense.w", "shared_transformer", "dt_proj", "o_a_proj")
 """Parts of names of linear layers that get no adapter: the last one, routers of experts, which are classes of their
-own, Arctic's, which tests name otherwise, blocks that several layers have in common, and those of whose weights
-transformers makes products itself, so that PEFT's adapters do nothing, or fail (DeepSeek V4's groups of heads)."""
+own, Arctic's, which tests name otherwise, blocks that several layers have in common, and those whose weights
+transformers multiplies itself, so that PEFT's adapters do nothing, or fail (DeepSeek V4's groups of heads)."""
 
 WITHOUT_INPUT = ("lara_mini",)
 """Kinds of models whose checkpoints have one tensor where transformers has several layers, before a mixer."""

@@ -41,7 +41,7 @@ class Reference:
 
     @torch.no_grad()
     def drafts(self, tokens: list[int], count: int) -> list[int]:
-        """Guesses after these tokens, the last one of which the hidden states know nothing of."""
+        """Guesses after these tokens; the hidden states know nothing of the last one."""
         state = self.model.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
         if self.scales:
             state = self.normed(state) / 2**0.5

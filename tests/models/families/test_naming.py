@@ -21,7 +21,7 @@ OTHERS = {
     "sarvam_mla": "no published model is known",
     "sarvam_moe": "no published model is known",
 }
-"""Types of which transformers makes another class than this package, and why."""
+"""Types that transformers and this package map to different classes, and why."""
 
 
 def named(**values: Any) -> str:

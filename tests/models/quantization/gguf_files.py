@@ -32,7 +32,7 @@ Choice = Callable[[str], str]
 
 
 def random_bytes(kind: TensorType, rows: int, columns: int, scale: float = 0.1) -> np.ndarray:
-    """Bytes [rows, ...] of a matrix of which every byte but the scales is random."""
+    """Bytes [rows, ...] of a matrix; every byte but the scales is random."""
     random = np.random.default_rng(len(kind.name) + kind.bytes + rows)
     blocks = random.integers(0, 256, (rows * columns // kind.block, kind.bytes), np.uint8)
     if kind.name == "MXFP4":

@@ -66,7 +66,7 @@ def test_nvfp4_of_compressed_tensors(tmp_path: Path) -> None:
 
 
 def test_nvfp4_of_modelopt(tmp_path: Path) -> None:
-    """The same numbers, of which the larger scale is the other way round."""
+    """The same numbers, but the scale of the whole matrix is the reciprocal."""
     tensors, _ = nvfp4()
     other = {
         "weight": tensors["weight_packed"],

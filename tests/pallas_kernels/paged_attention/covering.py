@@ -11,7 +11,7 @@ _CHOICES = (
     "num_kv_heads", "head_size", "page_size", "unseen_are_null", "soft_cap", "sinks", "alibi", "dtype", "kv_dtype",
     "scale_bytes", "traced",
 )  # fmt: skip
-"""Fields each of whose values counts. Of the others there are kinds, in `_choices`."""
+"""Fields where every value counts. For the others, `_choices` has kinds of values."""
 
 READ_BY_CHIPS = tuple(case for case in CASES if not case.scale_bytes)
 """Without scales by token and head, which the kernels for TPUs and GPUs refuse."""

@@ -35,7 +35,7 @@ def test_a_block_of_pages_is_gathered_once() -> None:
     token = case.num_kv_heads * case.head_size
     sizes = [gather.outvars[0].aval.size // token for gather in _gathers(jaxpr.jaxpr, inputs.kv_cache.size)]
     # Keys and values for a block of decodes, keys and values for a block of a prefill, each for all heads at once; and
-    # that for GPUs and for others, of which one is compiled.
+    # all of it for GPUs and for others, where only one of the two is compiled.
     width = inputs.batch.page_table.shape[1] * case.page_size
     expected = []
     for blocks in (xla.LARGE, xla.SMALL):

@@ -53,7 +53,7 @@ def words_of(segments: list[Spoken]) -> list[int]:
 
 
 speeches = st.lists(st.tuples(st.integers(0, 98), st.integers(0, 59)), min_size=1, max_size=120)
-"""Words, after each of which there is a pause if the number is small."""
+"""Words, each with a number; a pause follows the word if the number is small."""
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,7 +28,7 @@ class PartsProcessor:
     def __init__(
         self, kind: type[Any] | str, images: Any, tokenizer: Any, texts: Mapping[str, str], **fields: Any
     ) -> None:
-        """`fields` are of processor_config.json, `texts` those of tokens, the first of which is an image's marker.
+        """`fields` are of processor_config.json, `texts` those of tokens; the first is an image's marker.
 
         A class that only has its name here writes `replace_image_token` itself.
         """
@@ -93,7 +93,7 @@ class SeeingCase:
     """A model with random weights, and transformers' processor for it.
 
     `config` gets the number of tokens and the ids of the `tokens` that are added. `processor` gets the tokenizer.
-    `sizes` are those of images, height and width, each of which a prompt has alone; one more prompt has the first few.
+    `sizes` are those of images, height and width; each has a prompt of its own, and one more prompt has the first few.
     """
 
     model: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""Idefics 2: crops of any shape, each of which becomes as many rows."""
+"""Idefics 2: crops of any shape; each becomes the same number of rows."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: images of any shape, each line of which has a token at its end."""
+"""Pixtral and Mistral 3: images of any shape; each line of an image has a token at its end."""
 
 from collections.abc import Mapping
 from typing import Any

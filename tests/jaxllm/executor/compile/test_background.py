@@ -67,7 +67,7 @@ BUCKETS = (Bucket(8, 8), Bucket(16, 8), Bucket(32, 8))
 
 
 class Shapes:
-    """Executables of which one cannot be made, and which are made only when told to."""
+    """Executables that are made only when told to; one of them cannot be made."""
 
     def __init__(self, broken: Bucket | None = None) -> None:
         self.go_on = threading.Event()

@@ -183,7 +183,7 @@ class TierRun(Run):
 TEXTS = np.random.default_rng(0).integers(0, 3, (5, 22))
 TEXTS[2:4, :9] = TEXTS[0, :9]
 prompts_of = st.builds(lambda text, length: TEXTS[text, :length].tolist(), st.integers(0, 4), st.integers(12, 22))
-"""Few prompts, of which some begin alike: all have been there before."""
+"""Few prompts, and some begin alike: all have been there before."""
 
 
 @st.composite

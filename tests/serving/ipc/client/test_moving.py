@@ -30,7 +30,7 @@ def no_process(*_: Any) -> EngineHandle:
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], EngineGroup]]:
-    """Makes two engines, each of which is about to be started again once it has ended."""
+    """Makes two engines; each is about to be started again once it has ended."""
     made: list[EngineConnection] = []
     connect = EngineSupervisor._connect
 

@@ -26,7 +26,7 @@ class Reader:
 
 
 class Client:
-    """A client and its engines, of which it has one after another."""
+    """A client and its engines, one after another."""
 
     def __init__(self, most: int = 2) -> None:
         self.in_flight = InFlight(Admission())

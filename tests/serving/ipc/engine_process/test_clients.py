@@ -46,7 +46,7 @@ def add(*names: str) -> Add:
 
 
 def news(client: Client) -> tuple[list[str], bool]:
-    """Requests of which a client is told, and whether it is told of a step."""
+    """Requests that a client is told about, and whether it is told about a step."""
     client.output_queue.put_outputs([], None)
     client.output_queue.close()
     outputs: list[str] = []

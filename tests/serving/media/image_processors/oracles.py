@@ -59,7 +59,7 @@ class Oracle:
     crops: Callable[[Any], list[Array]] = one_each
     patch_size: int = 14
     layout: Literal["images", "merged", "rows", "padded rows"] = "images"
-    """Of pixel values: whole crops, or patches, of which the merged are in the order of Qwen's towers."""
+    """Of pixel values: whole crops, or patches; merged ones are in the order of Qwen's towers."""
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def message(name: str, size: int) -> MessageItem:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Puts, reads, ends and deletes responses, some of which continue others."""
+    """Puts, reads, ends and deletes responses; some continue others."""
 
     MOST = 4
     BYTES = 6000
