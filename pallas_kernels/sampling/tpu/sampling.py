@@ -134,7 +134,7 @@ def rows_together(count: int, size: int) -> int:
         if count % rows == 0 and _bytes(_scratch(rows, size)) <= target().vmem_bytes:
             return rows
     raise NotImplementedError(
-        f"sampling with 'tpu' holds 16 rows of {size} logits in vector memory, and this chip has "
+        f"sampling with 'tpu' holds at least {SUBLANES} rows of {size} logits in vector memory, and this chip has "
         f"{target().vmem_bytes >> 20} MiB of it; choose 'xla'"
     )
 
