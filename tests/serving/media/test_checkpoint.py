@@ -70,7 +70,7 @@ def saved(
 
 
 def their_processor(name: str, module: str, oracle: str, fields: dict[str, Any], tokens: dict[str, str]) -> Any:
-    """A processor of transformers without its tokenizer; of that it needs only the texts of tokens."""
+    """A processor of transformers without its tokenizer: it needs only the texts of tokens."""
     kind = getattr(importlib.import_module(f"transformers.models.{module}.processing_{module}"), name)
     found = object.__new__(kind)
     image = tokens.get("image_token", "<image>")
