@@ -23,7 +23,7 @@ WAIT_SECONDS = 0.05
 
 
 class AdaptedRequest(Hashable, Protocol):
-    """A request of an engine, of whichever kind."""
+    """A request of any kind of engine."""
 
     lora_request: LoRARequest | None
 

@@ -1,4 +1,4 @@
-"""What an operator or a client does with the LoRA adapters of an engine, of whichever kind."""
+"""What an operator or a client does with the LoRA adapters of any kind of engine."""
 
 from typing import TYPE_CHECKING, Any, Protocol
 

@@ -28,7 +28,7 @@ from jaxllm.requests.lora_request import LoRARequest
 
 
 def adapters_of(resolved: ResolvedConfig, set_adapter: SetAdapter) -> Adapters[Any]:
-    """The adapters of an engine, none of which is read; `set_adapter` brings one to a slot."""
+    """The adapters of an engine. None is read yet; `set_adapter` brings one to a slot."""
     options = resolved.config.lora
     return Adapters(
         make_reader(resolved),

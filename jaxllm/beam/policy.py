@@ -1,6 +1,6 @@
 """Which continuations of the beams survive a step, which are complete, and when the search is over.
 
-The rules are those of `transformers` (`generate(num_beams=...)`, version 5), of which this is the case of one prompt:
+The rules are those of `transformers` (`generate(num_beams=...)`, version 5) for one prompt:
 
 - the candidates of a step are the most likely continuations of all beams, ranked by their sums of log-probabilities;
 - of the first `width` candidates, those that end with an end token are complete hypotheses;

@@ -53,7 +53,7 @@ class Bundle:
 
 
 class BundledExecutables:
-    """The bytes of a bundle's executables, each of which can be loaded once."""
+    """The bytes of a bundle's executables. Each can be loaded once."""
 
     def __init__(
         self, folder: Path, contents: dict[str, tuple[bytes, SavedCall]], assignment: DeviceAssignment

@@ -49,7 +49,7 @@ class StageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How images become rows: patches of `patch_size` pixels each way, squares of `merge` each way of which are a row.
+    """How images become rows: patches of `patch_size` pixels each way, and a square of `merge` each way is one row.
 
     A row stands in place of `token_id`. A crop has at most `most_patches`, or `side` or `tile_side` each way, and
     becomes `first_rows` besides those of its squares, or `crop_rows` in all. A request has at most `most_rows`. With
@@ -105,7 +105,7 @@ class SoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0
 
     def rows_of(self, num_frames: int) -> int:
-        """Rows of a window of which so many frames are sound."""
+        """Rows of a window with `num_frames` frames of sound."""
         return (num_frames + (self.frames_per_row - 1 if self.fills_up else 1)) // self.frames_per_row
 
     @property
@@ -197,7 +197,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transcribes(self) -> bool:
-        """Whether every request has a window of sound, of which the model makes text."""
+        """Whether every request has a window of sound that the model turns into text."""
         return self.sound is not None and self.sound.token_id is None
 
     @property

@@ -36,7 +36,7 @@ class OptionInfo:
         return self.environment is None and not isinstance(value, Mapping)
 
     def is_hint(self, value: Any) -> bool:
-        """Whether this is another engine's value, in place of which the default is used."""
+        """Whether this is another engine's value, which the default replaces."""
         return isinstance(value, str) and value.lower().replace("-", "_").startswith(self.hints)
 
 

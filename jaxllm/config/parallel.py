@@ -83,7 +83,7 @@ class ParallelOptions(Section):
     data_parallel_hybrid_lb: bool = option(
         False,
         "An external load balancer distributes requests over hosts; this server distributes them over its "
-        "data_parallel_size_local engines, the first of which has rank data_parallel_start_rank.",
+        "data_parallel_size_local engines. The first has rank data_parallel_start_rank.",
         aliases=("-dph",),
     )
     data_parallel_routing: Literal["load", "prefix"] = option(

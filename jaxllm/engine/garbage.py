@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 YOUNG_OBJECTS = 50_000
-"""So many new objects are there before a collection. One step of 1,000 streams makes several thousand, all of which
-are gone, without any collection, when it is sent: Python's own 700 would have it look for garbage thrice a step."""
+"""Number of new objects before a collection. One step of 1,000 streams makes several thousand. All are gone, without
+any collection, when it is sent: with Python's own 700, it would look for garbage three times a step."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def settle() -> None:
 def trim_heap() -> None:
     """Give memory that was freed back to the system. Takes a few milliseconds.
 
-    Loading a model allocates and frees tens of MiB on several threads, each of which has an arena of its own. glibc
+    Loading a model allocates and frees tens of MiB on several threads, and each has an arena of its own. glibc
     keeps what is free in them unless it is asked, so a process that makes engines again and again would grow with
     every one. Other C libraries need no asking.
     """

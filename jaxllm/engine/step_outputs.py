@@ -16,7 +16,7 @@ class StepOutputs:
     """Makes outputs. It remembers when requests were scheduled, until their first output takes that along."""
 
     def __init__(self, faults: Faults) -> None:
-        """`faults` is told of requests of which no output can be made."""
+        """`faults` is told of requests whose output cannot be made."""
         self._faults = faults
         self._scheduled: dict[str, float] = {}
 

@@ -310,7 +310,7 @@ def check_beam_search(
             raise _wrong(width, f"each beam needs a row of the batch, which has {limit} ({name})")
     candidates = width + num_ends
     if candidates > info.vocab_size:
-        raise _wrong(width, f"the vocabulary has {info.vocab_size} tokens, {num_ends} of which end a text")
+        raise _wrong(width, f"the vocabulary has {info.vocab_size} tokens, and {num_ends} of them end a text")
     if candidates > info.max_logprobs:
         raise _wrong(
             width,

@@ -175,7 +175,7 @@ def _build(
 
 
 def _calls(executables: Executables, parameters: tuple[jax.Array, ...], group: "Group | None") -> DeviceCalls:
-    """The calls of this process, of which a leader tells the others."""
+    """The calls of this process; a leader tells the others of them."""
     if group is None or not group.is_leader:
         return DeviceCalls(executables, parameters)
     leader = cast("LeaderGroup", group)

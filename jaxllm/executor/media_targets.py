@@ -27,7 +27,7 @@ class Blend(NamedTuple):
 
 
 class BlendedRows:
-    """The rows of an image, of which some may be sums of rows of several crops."""
+    """The rows of an image; some may be sums of rows of several crops."""
 
     def __init__(self, item: MediaItem, rows: Int32Array, size: int) -> None:
         """For `rows` int32 [num_kept] of the pool; a crop has a part in at most `size`."""

@@ -72,7 +72,7 @@ class StepShape:
     adapters: AdapterShape | None = None
     """Slots for adapters, if there are any."""
     max_drafts: int = 0
-    """Most drafts of a row, each of which is sampled after as well."""
+    """Most drafts of a row; the step samples after each of them as well."""
     drafter: "DrafterPlan | None" = None
     """What on the device makes drafts of the tokens after those of a step, if anything does."""
     keeps_states: bool = False
@@ -227,7 +227,7 @@ class HostStep:
 
     @property
     def num_unknown(self) -> Int32Array:
-        """Drafts of each row's last step of which the host does not know how many were accepted: int32 [n]."""
+        """How many drafts each row's last step had, if the host does not know how many were accepted: int32 [n]."""
         plan = self.plan
         return np.zeros(0, np.int32) if plan.num_unknown is None else plan.num_unknown
 

@@ -48,7 +48,7 @@ def page_sizes(context: ProgramContext[Any]) -> tuple[int, ...]:
 
 
 def gather_pages_body(context: ProgramContext[Any], size: int) -> ProgramBody:
-    """Gives the pages at `places` as an array [N, L, ...], of which the first `count` mean something."""
+    """Gives the pages at `places` as an array [N, L, ...]; the first `count` mean something."""
     place = staging_of(context.state.kv_cache.pages[0], size).sharding
     return ProgramBody(gather_pages, (context.host((size,)), context.host()), place)
 

@@ -12,7 +12,7 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Hello(_Message):
-    """A follower is here: which one, of how many, from which host and of which version."""
+    """A follower is here: its rank, the number of processes, its host and its version."""
 
     rank: int
     size: int

@@ -170,7 +170,7 @@ class PrefixCache:
         return next(((table, digest) for table, digest in each if digest is not None), None)
 
     def known(self, table: int, others: "Copies") -> Container[bytes]:
-        """The digests that a table has, or of which there is a copy of this table's page."""
+        """The digests that a table has, or that have a copy of this table's page in `others`."""
         return _Known(self._page_of[table], others, table)
 
     def absent(self, pages: Int32Array) -> list[set[int]]:

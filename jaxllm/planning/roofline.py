@@ -39,7 +39,7 @@ class StepEstimate(msgspec.Struct, frozen=True):
     """A step of one bucket: the whole bucket in use, by requests that all decode, or by one prompt.
 
     `seconds` is the sum of `matrices`, `attention` and `communication`. With stages it is a step's way through all of
-    them, and `tokens_per_second` are those of as many steps under way, of which one ends every `interval` seconds.
+    them, and `tokens_per_second` are those of as many steps under way: one ends every `interval` seconds.
     """
 
     work: str

@@ -7,7 +7,7 @@ from typing import Any
 from jaxllm.errors import ConfigError
 
 ANSWERS = "classifier_from_token"
-"""Name of the setting, as in vLLM: two tokens, of which the second speaks for the text, or that one alone."""
+"""Name of the setting, as in vLLM: two tokens, where the second speaks for the text, or that one alone."""
 METHOD = "method"
 """vLLM's name of what is made of their logits, which follows from how many there are."""
 _METHODS = {1: "no_post_processing", 2: "from_2_way_softmax"}

@@ -93,7 +93,7 @@ def _pooling_type(folder: Path) -> Literal["last", "mean", "cls"]:
 
 
 def _max_length(folder: Path) -> int | None:
-    """`max_seq_length` of whichever file the kind of model keeps it in."""
+    """`max_seq_length`, from the file in which this kind of model keeps it."""
     for path in sorted(folder.glob("sentence_*_config.json")):
         return ConfigFile.read(path).optional_integer("max_seq_length")
     return None

@@ -62,7 +62,7 @@ def without_transfer(params: SamplingParams) -> SamplingParams:
 
 
 def read_transfer_params(given: Any) -> KVTransferParams | None:
-    """The parameters in a dictionary as proxies send it, of which other keys are ignored. Raises `RequestError`."""
+    """The parameters in a dictionary as proxies send it; other keys are ignored. Raises `RequestError`."""
     if isinstance(given, KVTransferParams):
         return given
     if not isinstance(given, Mapping):

@@ -17,7 +17,7 @@ FIELD: Final = "multi_modal_data"
 """The name that requests give them."""
 
 MOST_SOURCES: Final = 4
-"""Rows of crops of which one in a prompt may be the sum."""
+"""Most rows of crops whose sum may be one row in a prompt."""
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -74,7 +74,7 @@ class Arrangement:
 class MediaItem:
     """An image: its crops, the rows of them that the engine keeps, and the sha256 of what these are made of.
 
-    Or a window of sound: its log-mel `features` float32 [bins, frames], of which the first `num_frames` are sound, see
+    Or a window of sound: its log-mel `features` float32 [bins, frames], where the first `num_frames` are sound, see
     `SoundPlan`. The engine keeps its rows, or, with cross attention, all as one.
 
     Or a video, with a crop for each patch in time: `times` has the position in time of each, from the first on.
@@ -90,7 +90,7 @@ class MediaItem:
 
     @classmethod
     def of(cls, crops: tuple[ImageCrop, ...], patches_per_row: int) -> Self:
-        """An image of these crops, so many patches of which become one row, each once and in order."""
+        """An image of these crops. So many patches become one row, each once and in order."""
         return cls.with_rows(crops, sum(len(crop.patches) for crop in crops) // patches_per_row)
 
     @classmethod

@@ -90,7 +90,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     n: int = 1
     """Number of sequences to return. With greedy decoding all are equal."""
     best_of: int | None = None
-    """Number of sequences to generate, of which the `n` most likely are returned. None: `n`."""
+    """Number of sequences to generate; the `n` most likely are returned. None: `n`."""
     presence_penalty: float = 0.0
     """Subtracted from the logit of every token that occurs in the output, in [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -252,7 +252,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
 
     @classmethod
     def from_optional(cls, **values: Any) -> Self:
-        """Parameters of which those that are None have their defaults."""
+        """Parameters with the defaults in place of those that are None."""
         return cls.from_dict({name: value for name, value in values.items() if value is not None})
 
     def clone(self) -> Self:

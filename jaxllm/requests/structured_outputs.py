@@ -20,7 +20,7 @@ MAX_CHOICES: Final = 10_000
 """Most texts of one `choice`."""
 
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""Fields of which exactly one says what the output has to be like."""
+"""Fields that say what the output has to be like; exactly one is given."""
 
 
 class _Names(CheckedNames):

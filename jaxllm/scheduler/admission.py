@@ -115,7 +115,7 @@ class Admission:
         return self._first_count(request, self._pages.num_cached_tokens(request), budget) > 0
 
     def _first_count(self, request: Request, num_cached: int, budget: int) -> int:
-        """How many tokens of `budget` a request computes first, of which so many are cached."""
+        """How many tokens of `budget` a request computes first, if `num_cached` of its tokens are cached."""
         count = min(request.num_tokens - num_cached, self._max_chunk)
         if self._spans is None or request.media is None:
             return min(count, budget)

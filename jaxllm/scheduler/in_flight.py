@@ -78,7 +78,7 @@ class InFlightSteps:
         accepted = counts[rows] - 1
         if plan.num_forced is not None:
             accepted = accepted - plan.num_forced[rows]
-        # Nobody has sampled for a row of which the tokens were known meanwhile.
+        # Nobody has sampled for a row whose tokens were known meanwhile.
         accepted = np.where(plan.samples[rows], accepted, 0)
         plan.num_new_tokens[rows] -= plan.num_drafts[rows] - accepted
         live = plan.samples[rows]

@@ -69,7 +69,7 @@ class StateSnapshots:
         self._set_cut(slot, num_cached)
 
     def left(self, request: Request, num_computed: int) -> None:
-        """A request loses its slot, of which so many tokens are computed: one may go on where its last snapshot is."""
+        """A request with so many computed tokens loses its slot: it may go on from its last snapshot."""
         self._ends.pop(request.slot, None)
         place = num_computed // self._interval * self._interval // self._size
         if 0 < place <= len(request.page_hashes):
@@ -86,8 +86,8 @@ class StateSnapshots:
     def cut_drafts(self, slots: Int32Array, counts: Int32Array) -> Int32Array:
         """How many drafts each of `slots` may have after what is scheduled, int32 [n].
 
-        A state is kept before the drafts of its step. So none reaches the next end: the token there must be one of
-        which it is known that it is right.
+        A state is kept before the drafts of its step. So none reaches the next end: the token there must be
+        known to be right.
         """
         left = self._table.cuts[slots] - self._table.num_computed[slots] - 1
         within: Int32Array = np.where(self._table.cuts[slots] > 0, np.minimum(counts, left), counts)

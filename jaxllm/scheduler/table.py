@@ -97,7 +97,7 @@ class RequestTable:
         return part
 
     def hand_out(self, slots: range) -> None:
-        """Begin with these slots, none of which is used."""
+        """Begin with these slots, all of them free."""
         self._own, self._free = slots, list(slots)[::-1]
 
     @property

@@ -42,8 +42,8 @@ def chances_of(rates: Floats, ahead: Int32Array, most: int) -> Floats:
 def choose_amounts(counts: Int32Array, chances: Floats, costs: StepCosts, load: StepLoad) -> Int32Array:
     """How many drafts of each request a step should bring, int32 [n].
 
-    There are `counts` of them, int32 [n], each of which is accepted with the probability `chances` [n, places], which
-    fall from place to place. `costs` are those of steps that check guesses, and make the next ones if the device does.
+    There are `counts` of them, int32 [n]. Each is accepted with the probability `chances` [n, places], which fall from
+    place to place. `costs` are those of steps that check guesses, and make the next ones if the device does.
     """
     most = min(int(counts.max(initial=0)), load.max_tokens - load.num_tokens)
     if most <= 0:

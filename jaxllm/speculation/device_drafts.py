@@ -50,7 +50,7 @@ class DeviceDrafts:
         return read | (self._num_missed[slots] <= FEW_TOKENS)
 
     def take(self, table: RequestTable, slots: Int32Array, places: Int32Array, drafts: Int32Array) -> None:
-        """Keep drafts [n, K] of slots, int32 [n], the first of which are for `places` in their requests, int32 [n]."""
+        """Keep drafts [n, K] of slots, int32 [n]; the first ones are for `places` in their requests, int32 [n]."""
         self._ids[slots, : drafts.shape[1]] = drafts
         self._counts[slots] = drafts.shape[1]
         self._places[slots] = places

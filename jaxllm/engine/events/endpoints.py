@@ -28,7 +28,7 @@ def binds(endpoint: str) -> bool:
 
 
 def opened(kind: int, endpoint: str, most: int, *, bind: bool) -> "zmq.Socket[bytes]":
-    """A socket for messages out, of which so many wait for each peer at most. Raises `ConfigError`."""
+    """A socket for messages out; at most `most` wait for each peer. Raises `ConfigError`."""
     # The context of the process: `inproc` addresses are found within one.
     found: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     found.set_hwm(most)

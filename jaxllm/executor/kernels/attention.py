@@ -35,7 +35,7 @@ class AttentionShape:
     compressed: bool = False
     """Whether entries that stand for groups of tokens are seen in place of far keys."""
     index: int = 0
-    """Keys of a block, of which an index chooses those that tokens see; 0: there is none."""
+    """Keys of a block, where an index chooses the blocks that tokens see; 0: there is no such index."""
     latent_features: "frozenset[LatentFeature]" = frozenset()
     """What latent attention has that a kernel may lack."""
     latent_kinds: tuple[tuple[int, int, int], ...] = ()

@@ -59,7 +59,7 @@ class ConstrainedRows:
         return np.bincount(rows, minlength=num_rows).astype(np.int32)
 
     def empty(self) -> Int32Array:
-        """Rows of the plan of which processors have left no token, int32."""
+        """Rows of the plan whose processors have left no token, int32."""
         found = [
             self.rows[which[np.asarray(sampled.is_empty)[places]]]
             for which, places, sampled in self.chosen

@@ -1,6 +1,6 @@
 """Copies of KV pages and recurrent states in memory of the host, found by digest; bounded, least recently used first.
 
-All that is kept of one digest, in whichever page tables, is evicted together: a part of it is of no use. Who fills and
+All that is kept of one digest, in any page table, is evicted together: a part of it is of no use. Who fills and
 reads copies does so in threads of its own, between `begin_...` and `end_...`; everything here is called by one thread.
 """
 

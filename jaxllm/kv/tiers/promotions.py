@@ -38,7 +38,7 @@ class Files(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Promotion:
-    """Copies that are brought to the host, of which `left` have not come yet, and requests that are `waiting` for them.
+    """Copies that are brought to the host (`left` have not come yet), and requests that are `waiting` for them.
 
     Once it is over, nobody waits any more, and the rest need not be read.
     """

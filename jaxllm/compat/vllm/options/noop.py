@@ -83,12 +83,12 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values(reason: str, *names: str) -> dict[str, NoopOption]:
-    """Flags with a value, none of which changes anything; `compilation-config/cc` has a short form."""
+    """Flags with a value that change nothing; `compilation-config/cc` has a short form."""
     return {name: NoopOption(True, reason, short=short) for name, short in _with_short(names)}
 
 
 def lists(reason: str, *names: str) -> dict[str, NoopOption]:
-    """Flags with several values, none of which changes anything."""
+    """Flags with several values that change nothing."""
     return {name: NoopOption(True, reason, short=short, several=True) for name, short in _with_short(names)}
 
 
@@ -98,7 +98,7 @@ def switches(reason: str, *names: str) -> dict[str, NoopOption]:
 
 
 def only(neutral: Iterable[Any], advice: str, *names: str) -> dict[str, NoopOption]:
-    """Flags of which only these values change nothing."""
+    """Flags that change nothing with these values, and only with these."""
     return {name: NoopOption(True, advice, tuple(neutral), short) for name, short in _with_short(names)}
 
 

@@ -45,7 +45,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _renamed(names: Mapping[str, str]) -> Callable[[Any], dict[str, Any]]:
-    """Reads a JSON object, of which these keys are options; others have no effect."""
+    """Reads a JSON object. These keys are options; others have no effect."""
 
     def read(value: Any) -> dict[str, Any]:
         given = _object(value)

@@ -1,4 +1,4 @@
-"""What a saved state says of itself: data of fixed types, of which nothing is believed that can be checked."""
+"""What a saved state says of itself: data of fixed types, and whatever can be checked is checked."""
 
 import math
 from collections.abc import Iterator, Sequence
