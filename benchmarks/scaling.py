@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print slopes; write figures as JSON and as a picture where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--layers", type=int, default=2, help="layers of the model, which has the width of 125 M")
-    parser.add_argument("--repeat", type=int, default=8, help="groups of steps, the least of which counts")
+    parser.add_argument("--repeat", type=int, default=8, help="groups of steps; the least time counts")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="wall time, or CPU time of all threads")
     parser.add_argument("--png", help="file for the plots")
     parser.add_argument("--save", help="file for the figures, as JSON")

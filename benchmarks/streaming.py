@@ -32,7 +32,7 @@ GAPS_OF = 16
 
 @dataclass(frozen=True)
 class Load:
-    """One measurement: `connections` streams, each of which gets a token every `step_ms`, for `seconds`."""
+    """One measurement: `connections` streams, which each get a token every `step_ms`, for `seconds`."""
 
     connections: int
     tokens_per_s: float

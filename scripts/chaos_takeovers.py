@@ -29,7 +29,7 @@ class Connections:
     """What became of connections that were made for one short request each. Times in seconds."""
 
     answers: Counter[str] = field(default_factory=Counter)
-    """Texts, of which there should be one, and errors."""
+    """Texts (there should be just one) and errors."""
     longest: float = 0.0
 
 

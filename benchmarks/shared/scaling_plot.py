@@ -30,7 +30,7 @@ class Curve(Protocol):
 
     @property
     def work(self) -> Sequence[float]:
-        """Arithmetic, of which only the growth is shown."""
+        """Arithmetic; only its growth is shown."""
         ...
 
     @property

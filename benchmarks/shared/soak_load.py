@@ -247,7 +247,7 @@ def _expect(holds: bool, found: object) -> None:
 
 
 async def run_load(base_url: str, port: int, *, workers: int, pause: float, seed: int, until: float) -> Tally:
-    """Ask with so many workers, each of which rests `pause` seconds on average, until this time of the event loop."""
+    """Ask with so many workers, which each rest `pause` seconds on average, until this time of the event loop."""
     tally, loop = Tally(), asyncio.get_running_loop()
     timeout = aiohttp.ClientTimeout(total=120)
 

@@ -1,4 +1,4 @@
-"""The training text: an endless, seeded stream of documents, none of which shows a held-out combination."""
+"""The training text: an endless, seeded stream of documents. None shows a held-out combination."""
 
 from __future__ import annotations
 

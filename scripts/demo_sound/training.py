@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     features: NDArray[np.float32]
     """(B, bins, frames)."""
     tokens: NDArray[np.int32]
-    """(B, length + 1), of which all but the first are to be predicted."""
+    """(B, length + 1); all but the first are to be predicted."""
     weights: NDArray[np.float32]
     """(B, length), of each prediction."""
     spans: NDArray[np.int32]
