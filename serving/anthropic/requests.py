@@ -266,7 +266,7 @@ class MessagesRequest(GenerationRequest, kw_only=True):
 
 
 class CountTokensRequest(Body, kw_only=True):
-    """A conversation of which the number of tokens is asked."""
+    """A conversation whose tokens are to be counted."""
 
     model: str | None = None
     """Which model: one of /v1/models. Left out, it is the first of them."""

@@ -11,7 +11,6 @@ from jaxllm.flags import FlagParser
 from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_config
 
 if TYPE_CHECKING:
-    # It loads JAX, which a wrong flag should not have to wait for.
     # It loads JAX, two seconds that --help and wrong flags need not wait for.
     from jaxllm.planning.report import DeviceMemory, Report, Step
     from jaxllm.planning.roofline import StepEstimate

@@ -96,7 +96,7 @@ WITHOUT_MEANING = frozenset(
         "max_batches",
     }
 )
-"""Options of the server about connections and clients, of which there are none."""
+"""Options of the server about connections and clients; there are none here."""
 
 
 def add_arguments(parser: FlagParser) -> None:

@@ -27,7 +27,7 @@ class Slice:
         device: Short name, a key of `DEVICES`.
         platform: JAX's name of the kind.
         machine: Machine type of Compute Engine; empty for CPUs, which may be any.
-        hosts: Machines, of which each runs one pod.
+        hosts: Number of machines; each runs one pod.
         chips_per_host: Accelerators of each; 0 for CPUs.
         topology: TPU chips along each axis, as GKE writes it; empty for others.
         node_labels: Labels of the nodes.

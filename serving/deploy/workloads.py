@@ -54,7 +54,7 @@ def deployment(installation: Installation) -> Object:
 
 
 def leader_worker_set(installation: Installation) -> Object:
-    """Groups of pods, of which each is one engine; a group restarts as a whole."""
+    """Groups of pods. Each group is one engine, and restarts as a whole."""
     ranks = [
         "--nnodes",
         str(installation.hardware.hosts),

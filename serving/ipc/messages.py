@@ -293,7 +293,7 @@ class Finish(msgspec.Struct, tag=True):
 
 
 class Reconcile(msgspec.Struct, tag=True):
-    """Every request of which the client expects outputs; answered by `Reconciled` with the same number.
+    """Every request that the client expects outputs from; answered by `Reconciled` with the same number.
 
     What only the engine knows is ended there, what only the client knows is told. It also asks whether the loop that
     runs the steps is alive.

@@ -28,12 +28,12 @@ def control_of(engine: Any) -> Any:
 
 
 def adapters_of(engine: Any) -> Any:
-    """What reads and forgets adapters of an engine, of whichever kind."""
+    """What reads and forgets adapters of any kind of engine."""
     return engine.control
 
 
 def check_runs(engine: Any) -> None:
-    """Raise `EngineError` for an engine that computes nothing, of which a caller would wait for ever."""
+    """Raise `EngineError` for an engine that computes nothing: a caller would wait for it for ever."""
     if why := halted(engine):
         raise EngineError(why)
 

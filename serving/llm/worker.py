@@ -1,4 +1,4 @@
-"""The target of `LLM.collective_rpc`: vLLM's worker, of which there is one, in this process."""
+"""The target of `LLM.collective_rpc`: vLLM's worker. There is one, in this process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module

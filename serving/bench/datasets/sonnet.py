@@ -1,4 +1,4 @@
-"""Prompts of lines of a text, the first of which all prompts share: what vLLM measures with Shakespeare's sonnets."""
+"""Prompts made of lines of a text. All share the first ones: what vLLM measures with Shakespeare's sonnets."""
 
 from collections.abc import Callable
 

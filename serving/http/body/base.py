@@ -92,7 +92,7 @@ class OneOf:
 
 @dataclass(frozen=True, eq=False)
 class KnownValues:
-    """Marks a list of strings, in `Annotated`, of which others than these are left out and named in the response."""
+    """Marks a list of strings, in `Annotated`: all but these are left out, and named in the response."""
 
     values: tuple[str, ...]
 

@@ -84,7 +84,7 @@ def as_body(value: Any, kind: type[Kind], path: str) -> Kind:
 
 
 def decode_query(given: Iterable[tuple[str, str]], kind: type[Kind], ignored: IgnoredFields) -> Kind:
-    """Query parameters as `kind`, of which lists may be written `name[]`. Raises `BodyError`."""
+    """Query parameters as `kind`; lists may be written `name[]`. Raises `BodyError`."""
     value: dict[str, Any] = {}
     for key, text in given:
         name = key.removesuffix("[]")

@@ -26,7 +26,7 @@ _MOST_LOGGED = 256
 _LONGEST_NAME = 64
 _LONGEST_HEADER = 1024
 _TYPO = 0.75
-"""How alike an unknown value is to a known one, of which it is taken to be a misspelling; 1 is equal."""
+"""How alike an unknown value must be to a known one to be taken for its misspelling; 1 is equal."""
 
 
 class FieldPolicy:

@@ -202,7 +202,7 @@ class EngineRequests:
         self.move_waiting(begun=True)
 
     def _sent(self, unsent: list[ToEngine]) -> list[str]:
-        """The requests that the engine has, of which these messages were never sent."""
+        """The requests that the engine has, given that these messages were never sent."""
         running = self.outputs.running()
         waiting = {running[name] for message in unsent for name in request_ids(message)} | self._resumption.held()
         return [name for name in self.in_flight.ids() if name not in waiting]

@@ -18,7 +18,7 @@ Event = TypeVar("Event")
 
 
 class SendQueue:
-    """Messages to one engine process, in order, of which none is lost. Thread-safe.
+    """Messages to one engine process, in order; none is lost. Thread-safe.
 
     The engine takes messages between its steps. At most `CREDIT` are on their way to it; more wait here, where an
     abort removes what was not sent yet, and aborts merge. What waits is thus bounded by the requests in flight,

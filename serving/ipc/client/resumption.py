@@ -62,9 +62,9 @@ class Sorted(NamedTuple):
 class Resumption:
     """Decides what goes on after the end of one engine. Belongs to an event loop.
 
-    Any request of which there was no news from an engine, when that ended, may be the reason. If there was one alone,
-    several times, it is to blame. If there were several, they are tried one at a time: each when there is news of all
-    others that the engine has, and what is new waits for its turn as well. One that brings news is free.
+    When an engine ends, any request without news from it may be the reason. If there was one alone, several times, it
+    is to blame. If there were several, they are tried one at a time: each when there is news of all others that the
+    engine has, and what is new waits for its turn as well. One that brings news is free.
     """
 
     def __init__(self, in_flight: InFlight, crashes: Crashes, progress: Callable[[str], Progress]) -> None:

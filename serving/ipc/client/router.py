@@ -33,7 +33,7 @@ class EngineLoad:
         self._running, self._waiting, self._sent = stats.num_running, stats.num_waiting, 0
 
     def send(self, sequences: int) -> None:
-        """So many more were sent, of which the engine has not said anything yet."""
+        """So many more were sent; the engine has said nothing of them yet."""
         self._sent += sequences
 
     @property

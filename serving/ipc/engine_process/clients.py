@@ -166,7 +166,7 @@ class Clients:
                 self._disown(name for name, _ in stopped)
 
     def orphaned_ids(self, client: Client, expected: Iterable[str], unfinished: Iterable[str]) -> list[str]:
-        """The unfinished requests of this client of which it expects nothing; they are ended."""
+        """The unfinished requests of this client that it expects nothing from; they are ended."""
         known = set(expected)
         found = [name for name in unfinished if name not in known and self._owners.get(name, self._first) is client]
         self._disown(found)

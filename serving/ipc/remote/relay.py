@@ -34,7 +34,7 @@ class Pipe:
     under_way: int = 0
     """Messages to the peer that have not reached their socket there."""
     taken: int = 0
-    """Messages from the peer that have reached the sink, of which it was not told."""
+    """Messages from the peer that have reached the sink, and that the peer was not told of yet."""
 
     def deliver(self) -> None:
         """Give the sink what it takes."""
