@@ -27,7 +27,7 @@ class ArrangedRows:
 class LLaVANextRows:
     """Rows of LLaVA-NeXT and OneVision: the whole image, then the lines of its tiles together, without padding.
 
-    A learned row ends each line. It comes first among the rows of a crop, of which `first` come before its patches'.
+    A learned row ends each line. It is the first row of a crop, and `first` rows come before those of its patches.
     """
 
     processor: LLaVANext
@@ -157,9 +157,9 @@ class SeparatedRows:
 
 
 def _squares(image: ProcessedImage, side: int, first: int) -> tuple[list[NDArray[np.int64]], int]:
-    """The rows of each crop, int64 [lines, columns], `side` pixels each way of which are one, and how many there are.
+    """The rows of each crop, int64 [lines, columns], one for each square of `side` pixels, and how many there are.
 
-    So many come before them in each crop.
+    `first` others come before them in each crop.
     """
     sizes = [tuple(-(-length // side) for length in crop.shape[:2]) for crop in image.crops]
     starts = np.cumsum([0, *(first + lines * columns for lines, columns in sizes)])
@@ -171,7 +171,7 @@ def _squares(image: ProcessedImage, side: int, first: int) -> tuple[list[NDArray
 
 
 def _lines(tiles: list[NDArray[np.int64]], columns: int) -> NDArray[np.int64]:
-    """Tiles, so many of which lie side by side, as one picture."""
+    """Tiles as one picture, with `columns` of them side by side."""
     return np.vstack([np.hstack(tiles[first : first + columns]) for first in range(0, len(tiles), columns)])
 
 

@@ -34,7 +34,7 @@ class Idefics3Tiles:
 
 @dataclass(frozen=True)
 class Idefics2Pieces:
-    """The features of each piece between fake tokens, of which neighbours share one."""
+    """The features of each piece between fake tokens; neighbours share one."""
 
     length: int
     fake: str

@@ -115,7 +115,7 @@ class ScoringOutput(Shown):
 
 @dataclass(slots=True, repr=False)
 class ScoringRequestOutput(ShownInNotebooks):
-    """The score of two texts, of which `prompt_token_ids` are the tokens."""
+    """The score of two texts; `prompt_token_ids` are their tokens."""
 
     request_id: str
     outputs: ScoringOutput

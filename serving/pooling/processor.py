@@ -36,11 +36,11 @@ class PoolingProcessor:
         return sum(len(request.prompt_token_ids) for request in self._requests.values())
 
     def running(self) -> dict[str, str]:
-        """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+        """The engine's ids that outputs are expected for, each with the id of the request that it belongs to."""
         return {name: name for name in self._requests}
 
     def in_flight(self) -> Iterator[SequenceProgress]:
-        """The texts, of which nothing is generated."""
+        """The texts; nothing is generated for them."""
         now = time.monotonic()
         for each in self._requests.values():
             yield SequenceProgress(now - each.arrival_time, len(each.prompt_token_ids), 0, 0)
@@ -110,7 +110,7 @@ class PoolingProcessor:
         return known
 
     def end(self, request_ids: Iterable[str]) -> Processed:
-        """Forget these requests, of which there is no result; an error says so."""
+        """Forget these requests, which get no result; an error says so."""
         known = self.abort(request_ids)
         refused = [(name, RequestError(f"request {quoted(name)} was aborted")) for name in known]
         return Processed(refused=refused, aborted=known)

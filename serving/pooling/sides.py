@@ -1,4 +1,4 @@
-"""One of two things whose fit is asked, or one of which a vector is asked: a text, or parts with images."""
+"""One of two things to score against each other, or one to embed: a text, or parts with images."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 The filter is `c sinc(c t) kaiser(t)` with t in samples of the input, where `c` is a little below the lower of the two
 Nyquist rates: 32 zero crossings on each side, a Kaiser window of beta 12, whose side lobes are below -115 dB. An output
-sample lies at one of a few phases between input samples, each of which has its own taps (J. O. Smith, Digital Audio
+sample lies at one of a few phases between input samples, and each phase has its own taps (J. O. Smith, Digital Audio
 Resampling, https://ccrma.stanford.edu/~jos/resample/).
 """
 

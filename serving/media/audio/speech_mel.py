@@ -100,7 +100,7 @@ class SpeechMel:
             yield window, count
 
     def __call__(self, samples: Samples) -> Samples:
-        """Features float32 [num_bins, frames] of samples float32 [samples], of which there are enough for a frame."""
+        """Features float32 [num_bins, frames] of samples float32 [samples], at least `length` of them."""
         frames = np.lib.stride_tricks.sliding_window_view(samples, self.length)[:: self.hop]
         parts = [self._of_frames(frames[first : first + _AT_A_TIME]) for first in range(0, len(frames), _AT_A_TIME)]
         return np.concatenate(parts, axis=1)

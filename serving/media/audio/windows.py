@@ -15,7 +15,7 @@ from jaxllm.serving.media.audio.speech_mel import SpeechMel
 
 @dataclass(frozen=True, slots=True)
 class SoundWindow:
-    """Log-mel features float32 [bins, frames], of which the first `num_frames` are sound."""
+    """Log-mel features float32 [bins, frames]; the first `num_frames` are sound."""
 
     features: npt.NDArray[np.float32]
     num_frames: int

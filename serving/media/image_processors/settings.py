@@ -70,7 +70,7 @@ class Settings:
         return value
 
     def require(self, name: str, value: bool, default: bool) -> None:
-        """Check a boolean of which only one value is supported."""
+        """Check a boolean with only one supported value."""
         if self.flag(name, default) is not value:
             raise self.fail(f"{name}={not value} is not supported for this image processor")
 
@@ -79,7 +79,7 @@ class Settings:
         return self._integer(name, self._take(name, default), low, high)
 
     def section(self, name: str) -> "Settings | None":
-        """A mapping of fields, of which others may be there; None where it is missing."""
+        """A mapping of fields, which may have others too; None where it is missing."""
         value = self._take(name, None)
         if value is None:
             return None

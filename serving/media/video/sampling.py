@@ -24,7 +24,7 @@ class FrameSampling:
 
     @classmethod
     def read(cls, kwargs: Mapping[str, Any] | None, most: int) -> Self:
-        """From --media-io-kwargs, of which "video" counts, for at most so many frames. Raises `ConfigError`."""
+        """From "video" in --media-io-kwargs, for at most so many frames. Raises `ConfigError`."""
         return cls(min(DEFAULT_FRAMES, most)).overridden(kwargs, most, ConfigError)
 
     def overridden(self, kwargs: Mapping[str, Any] | None, most: int, error: type[JaxLLMError] = RequestError) -> Self:

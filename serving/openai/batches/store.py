@@ -43,7 +43,7 @@ class StoredBatch(msgspec.Struct, kw_only=True):
 
 
 class BatchStore:
-    """At most `max_batches`, of which the oldest that have ended go first. Belongs to one event loop."""
+    """At most `max_batches`; the oldest that have ended go first. Belongs to one event loop."""
 
     def __init__(
         self, files: FileStore, access: Access, *, max_batches: int, num_slots: int, max_line_bytes: int

@@ -69,7 +69,7 @@ class Answers:
         return message_with_function(message) if self._functions else message
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """Why an answer ended, of which the news have been read.
+        """Why an answer ended, once its news have been read.
 
         A call in which a stop string or token came is not whole, and so no reason to run it.
         """

@@ -1,4 +1,4 @@
-"""Chat-like requests, of whichever interface, made ready for the engine in stages: check, plan, build."""
+"""Chat-like requests of any interface, made ready for the engine in stages: check, plan, build."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,6 +1,6 @@
 """Functions as the first version of OpenAI's interface had them: `functions` and `function_call`.
 
-They are tools with another name, of which an answer calls one. They become tools here, and calls become functions
+They are tools with another name; an answer calls one of them. They become tools here, and calls become functions
 again.
 """
 

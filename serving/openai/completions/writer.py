@@ -161,7 +161,7 @@ class CompletionWriter:
 
 
 def echoed(request: TextRequest, tokenizer: Tokenizer) -> str:
-    """The prompt as text: what was given, or what its tokens say, of which the client gave the special ones too."""
+    """The prompt as text: what was given, or what its tokens say. Special tokens that the client gave stay."""
     params = request.params
     if request.prompt is not None and params.truncate_prompt_tokens is None:
         return request.prompt

@@ -206,7 +206,7 @@ def _delete(path: Path) -> None:
 
 
 class Room:
-    """At most `max_files` of together `max_bytes`, of which one owner has at most `share` (from 0 to 1)."""
+    """At most `max_files` of together `max_bytes`; one owner has at most `share` (from 0 to 1) of either."""
 
     def __init__(self, max_files: int, max_bytes: int, share: float) -> None:
         self._max = {"files": max_files, "bytes": max_bytes}

@@ -1,4 +1,4 @@
-"""Shared by writers of completions: counted tokens, and events of which the constant part is encoded once."""
+"""Shared by writers of completions: counted tokens, and events whose constant part is encoded once."""
 
 from collections.abc import Callable, Sequence
 
@@ -119,7 +119,7 @@ class EventFrame:
     def __init__(
         self, empty: Answer, counter: UsageCounter, options: StreamOptions | None, *, force_usage: bool
     ) -> None:
-        """`empty` is an event without choices and usage, of which the choices are the last field."""
+        """`empty` is an event with an empty list of choices, its last field, and without usage."""
         head, _, _ = _encode(empty).rpartition(b'"choices":[]')
         self._head = b"data: " + head + b'"choices":['
         self._counter = counter
@@ -146,7 +146,7 @@ class EventFrame:
         return self.event(choice, **extra)
 
     def text_event(self, choice: Answer) -> TextEvent | None:
-        """Events with this choice and different texts, of which `TEXT` stands for one. None: they differ in more."""
+        """Events with this choice and different texts; `TEXT` stands for the text. None: they differ in more."""
         if self.continuous:
             return None
         before, _, behind = self.event(choice).rpartition(_encode(TEXT))

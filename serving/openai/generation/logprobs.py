@@ -15,7 +15,7 @@ from jaxllm.serving.text.outputs import Logprob, TokenChoices
 from jaxllm.serving.text.token_bytes import TokenBytes
 
 _LEAST = -9999.0
-"""Stands for less, of which minus infinity would not be JSON; OpenAI's number."""
+"""Stands for anything less, since minus infinity is not JSON; OpenAI's number."""
 
 
 class LogprobFormat:

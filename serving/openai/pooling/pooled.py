@@ -28,7 +28,7 @@ from jaxllm.serving.text.prompts import Prompt
 
 
 class PooledBody(Named, Protocol):
-    """A body of a request to a pooling model, of whichever interface."""
+    """A body of a request to a pooling model, of any interface."""
 
     priority: int | None
 

@@ -45,7 +45,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     """Whether one answer may have several calls; default true."""
     functions: Annotated[list[Function], at_most(MOST_TOOLS)] | None = None
-    """The older name of tools: functions of which an answer calls at most one, in function_call."""
+    """The older name of tools: functions; an answer calls at most one of them, in function_call."""
     function_call: str | dict[str, Any] | None = None
     """The older name of tool_choice: none, auto, or an object with the name of a function."""
     reasoning_effort: str | None = None
@@ -132,7 +132,7 @@ class ChatChoice(Answer, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     """stop: it ended by itself or at a stop string. length: max_completion_tokens or the model's context were full.
-    tool_calls: it ended by itself, and has calls of tools, of which tool_choice names none; function_call, where the
+    tool_calls: it ended by itself, and has calls of tools that tool_choice does not name; function_call, where the
     request has functions. repetition: it went in circles, see repetition_detection."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""

@@ -27,7 +27,7 @@ class CohereInput(Body, kw_only=True):
 
 
 class CohereEmbedRequest(Body, kw_only=True):
-    """Texts of which embeddings are asked."""
+    """Texts to embed."""
 
     model: str | None = None
     """One of /v1/models; default: the first."""

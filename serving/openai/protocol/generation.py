@@ -88,7 +88,7 @@ class GenerationRequest(Body, kw_only=True):
     n: Count | None = None
     """Choices to generate for each prompt; default 1."""
     best_of: Count | None = None
-    """Choices to generate for each prompt, of which the n most likely are returned; not with stream."""
+    """Choices to generate for each prompt; the n most likely are returned. Not with stream."""
     seed: Int64 | None = None
     """Same seed, same tokens, whatever else the server does."""
     stop: Text | Annotated[list[Text], at_most(MOST_TEXTS)] | None = None

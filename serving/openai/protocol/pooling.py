@@ -62,7 +62,7 @@ class TextsRequest(PooledRequest, kw_only=True):
 
 
 class EmbeddingRequest(TextsRequest, kw_only=True):
-    """Texts of which embeddings are asked."""
+    """Texts to embed."""
 
     encoding_format: Annotated[str, documented(enum=["float", "base64", "bytes", "bytes_only"])] | None = None
     """float: lists of numbers, the default. base64: the bytes of an array. bytes: the answer is the bytes of all arrays
@@ -101,7 +101,7 @@ class PoolingBody(EmbeddingRequest, kw_only=True):
 
 
 class ClassifyRequest(TextsRequest, kw_only=True):
-    """Texts of which classes are asked."""
+    """Texts to classify."""
 
     use_activation: bool | None = None
     """Turn scores into probabilities; default true."""

@@ -122,7 +122,7 @@ class ArgumentsDone(ResponseEvent, kw_only=True):
 
 
 class ErrorEvent(ResponseEvent, kw_only=True):
-    """The stream ends with an error, of which response.failed says the rest."""
+    """The stream ends with an error; response.failed says the rest."""
 
     type: Literal["error"] = "error"
     code: str | None

@@ -10,7 +10,7 @@ from jaxllm.serving.openai.protocol.messages import Message, Tool
 
 
 class TokenizeRequest(Body, kw_only=True):
-    """A prompt or a conversation, of which the tokens are asked."""
+    """A prompt or a conversation to tokenize."""
 
     model: str | None = None
     """One of /v1/models; default: the first."""
@@ -52,7 +52,7 @@ class TokenizeResponse(Answer, kw_only=True):
 
 
 class DetokenizeRequest(Body, kw_only=True):
-    """Token ids, of which the text is asked."""
+    """Token ids to turn into text."""
 
     model: str | None = None
     """One of /v1/models; default: the first."""

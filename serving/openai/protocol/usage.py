@@ -34,7 +34,7 @@ class Usage(Answer, kw_only=True):
 
     @classmethod
     def total(cls, usages: "Sequence[Usage]") -> "Usage":
-        """The sum of several, of which there is at least one."""
+        """The sum of one or more."""
         reasoning = CompletionTokensDetails(reasoning_tokens=sum(each.reasoning_tokens for each in usages))
         return cls(
             prompt_tokens=sum(each.prompt_tokens for each in usages),

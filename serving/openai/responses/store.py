@@ -53,7 +53,7 @@ class EventLog:
         self._changed = asyncio.Event()
 
     def add(self, events: list[bytes]) -> None:
-        """Add events, of which each has the next number."""
+        """Add events; each has the next number."""
         self.events += events
         self._wake()
 
