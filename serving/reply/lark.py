@@ -80,7 +80,7 @@ def either(expressions: Sequence[str]) -> str:
 
 
 def parameter_list(lark: Lark, expressions: Mapping[str, str], required: Sequence[str], separator: str) -> str:
-    """Named parameters in order with separators between them, of which those not required may be missing.
+    """Named parameters in order with separators between them; those not required may be missing.
 
     `first` is what may come while nothing has been written, `rest` what may follow something.
     """

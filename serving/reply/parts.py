@@ -110,7 +110,7 @@ def fold(parts: Iterable[ReplyPart]) -> Reply:
 
 
 def read_whole(parser: ReplyParser, text: str) -> Reply:
-    """The reply of which this is all the text."""
+    """The reply, given all of its text."""
     return fold([*parser.push(text), *parser.finish()])
 
 

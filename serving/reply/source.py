@@ -40,7 +40,7 @@ class Source:
         self.dropped: tuple[str, ...] = ()
         """Markup around the answer that is no part of it."""
         self.tokens: tuple[str, ...] = ()
-        """Texts with a meaning of which longer markers are made."""
+        """Texts with a meaning that longer markers are made of."""
         self.held = False
         """Whether nothing may be forgotten, since a reader tries what comes."""
         self.reread = 0

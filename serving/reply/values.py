@@ -1,4 +1,4 @@
-"""Values that models write without saying of which type they are, by the types that a schema allows."""
+"""Values that models write without their type, read by the types that a schema allows."""
 
 import json
 from collections.abc import Set as AbstractSet

@@ -83,7 +83,7 @@ def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
 
 
 def _form(kind: type[Body]) -> dict[str, Any]:
-    """A form with a file and the fields of a body, of which lists are named so."""
+    """A form with a file and the fields of a body; names of lists end in []."""
     _, components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     fields: dict[str, Any] = {"file": {"type": "string", "format": "binary"}}
     docs = {name: text for each in reversed(kind.__mro__) for name, text in _field_docs(each).items()}

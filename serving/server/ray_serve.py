@@ -54,7 +54,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def read_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of which some are text, as on the command line of `serve run`, which are read as YAML."""
+    """Options. Those that are text, as on the command line of `serve run`, are read as YAML."""
     kinds = {flag.name: flag.kind for flag in (*engine_flags(), *server_flags())}
     found: dict[str, Any] = {}
     for name, value in arguments.items():

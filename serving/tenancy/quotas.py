@@ -24,7 +24,7 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def divided(self, count: int) -> "Quota":
-        """The share of one of `count` processes, none of which knows of the others."""
+        """The share of one of `count` processes that do not know of each other."""
         concurrent = self.max_concurrent_requests
         return Quota(
             requests_per_minute=None if self.requests_per_minute is None else self.requests_per_minute / count,

@@ -35,8 +35,8 @@ def render_chat(
 
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
     takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages,
-    tools or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode`
-    encodes it as text; with `allow_special_tokens` it is the token. Parts whose type is one of `media`, such
+    tools or documents have the text of a special token, the result is a `ChatPrompt`, and `Tokenizer.encode` encodes
+    that text as text; with `allow_special_tokens` it is the token. Parts whose type is one of `media`, such
     as "image", stand for a medium each; where the template has no place for one, what is `written` comes before the
     text. `apply` renders; a `TemplateSandbox` does so for templates that nobody has looked at. Raises `RequestError`
     for messages or a template that do not work.

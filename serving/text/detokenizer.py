@@ -10,7 +10,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer, failing_on_ids
 
 _NO_CHARACTER: Final = "\ufffd"
 _NEAR: Final = 16
-"""Tokens that are looked at, of which the first may be within a character too."""
+"""Tokens that are looked at; the first may be within a character too."""
 
 
 class IncrementalDecoder:

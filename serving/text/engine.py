@@ -41,7 +41,7 @@ class OutputSink(Protocol[Request_contra]):
         """Prompt tokens of the requests that have brought nothing yet."""
 
     def running(self) -> dict[str, str]:
-        """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+        """The engine's ids that outputs are expected for, each with the id of the request that it belongs to."""
 
     def in_flight(self) -> Iterator[SequenceProgress]:
         """How far each sequence has come."""

@@ -58,10 +58,10 @@ class FinishedRequest:
 class Measurements:
     """The results of one message of the engine.
 
-    `prompt_tokens` of the sequences whose first token came, `cached_tokens` of which were in the prefix cache, and
-    `external_tokens` of these came from another engine; `generation_tokens` that came. `first_token_seconds` has
-    their times since arrival, `inter_token_seconds` one entry for each further token: its sequence's entries add up to
-    the time from first to last token.
+    `prompt_tokens` counts those of the sequences whose first token came: `cached_tokens` of them were in the prefix
+    cache, and `external_tokens` of these came from another engine. `generation_tokens` counts tokens that came.
+    `first_token_seconds` has the times of first tokens since arrival, `inter_token_seconds` one entry for each further
+    token: its sequence's entries add up to the time from first to last token.
 
     `first_token_traces` are the first of these that were traced, each with the id of its trace. Of further tokens that
     were traced, `slowest_token` has the one that took longest: exemplars of all would cost more than their times.

@@ -76,7 +76,7 @@ class OutputProcessor:
         )
 
     def running(self) -> dict[str, str]:
-        """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+        """The engine's ids that outputs are expected for, each with the id of the request that it belongs to."""
         return {child: sequence.state.request.request_id for child, sequence in self._sequences.items()}
 
     def in_flight(self) -> Iterator[SequenceProgress]:

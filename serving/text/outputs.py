@@ -100,8 +100,8 @@ class RequestMetrics:
 class RequestOutput(ShownInNotebooks):
     """A request's result. In a stream it is what is new, and `outputs` has only the sequences that changed.
 
-    `prompt` is None when the prompt was given as token ids. `prompt_logprobs` has one entry per prompt token, of which
-    the first is None; in a stream it comes with the first output. `num_cached_tokens` counts prompt tokens whose
+    `prompt` is None when the prompt was given as token ids. `prompt_logprobs` has one entry per prompt token; the
+    first entry is None. In a stream they come with the first output. `num_cached_tokens` counts prompt tokens whose
     computation the prefix cache saved. `kv_transfer_params` tells another engine where the prompt's pages are.
     """
 

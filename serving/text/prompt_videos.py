@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PromptVideos:
-    """How a model takes videos: patches of several frames, each of which the tower sees as it sees an image's."""
+    """How a model takes videos: patches of several frames, which the tower sees as it sees an image's."""
 
     model: VideoModel
     info: ImageInfo

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class SpecDecodeMetrics:
     """The drafts of one sequence.
 
-    `acceptance_histogram[n]` counts the steps with drafts of which n were right, `acceptance_histogram_by_draft_length`
+    `acceptance_histogram[n]` counts the steps with drafts where n were right, `acceptance_histogram_by_draft_length`
     those steps by how many drafts they had; both only where they are asked for.
     """
 

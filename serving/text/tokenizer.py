@@ -16,7 +16,7 @@ from jaxllm.serving.text.templates.chat_template import ChatTemplate
 _PROBES = ("Hello, world! 1 + 1 = 2\n", "a")
 
 _MOST_TEMPLATES = 16
-"""Templates of which is kept what they take; requests may bring some."""
+"""Maximum number of cached templates; requests may bring some."""
 
 
 class Tokenizer:

@@ -97,7 +97,7 @@ async def derender_completion(request: Request) -> Response:
 
 
 def _text_request(engine_id: str, listed: int | None) -> TextRequest:
-    """A request of which nothing is known but its answer."""
+    """A request known only by its answer."""
     params = SamplingParams(logprobs=listed)
     return TextRequest(request_id=engine_id, prompt=None, prompt_token_ids=[], params=params, children=[])
 

@@ -183,7 +183,7 @@ class _Transcription:
         queue.put_nowait(end)
 
     async def _stretch(self, part: Stretch) -> AsyncIterator[Spoken]:
-        """The segments of a stretch, window by window, each of which begins where the one before is understood."""
+        """The segments of a stretch, window by window; each begins where the one before is understood."""
         place, size = part.start, self._model.features.num_samples
         while place < part.stop:
             stop = min(part.stop, place + size)

@@ -37,7 +37,7 @@ class MiniMaxM3:
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
-        """Text, and calls between tags, of which the outer ones may be missing."""
+        """Text, and calls between tags; the outer tags may be missing."""
         return tagged_calls(source, self.begins, lambda tag: _Call(source, calls).read(tag), stray=(_NO_ALL, _TAIL))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ class NamedJson:
         return "".join(self.last)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
-        """Text, and calls between tags, of which the outer ones may be missing."""
+        """Text, and calls between tags; the outer tags may be missing."""
         stray = tuple(tag for tag in (*self.head[1:], *self.tail, *self.behind) if tag.startswith("<"))
         return tagged_calls(source, self.begins, lambda tag: self._call(source, calls, tag), self.last, stray)
 

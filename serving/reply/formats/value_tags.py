@@ -89,7 +89,7 @@ class ValueTags:
         return self.tokens or tuple(dict.fromkeys(tag for tag in every if _TAG.fullmatch(tag)))
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
-        """Text, and calls between tags, of which the outer ones may be missing."""
+        """Text, and calls between tags; the outer tags may be missing."""
         stray = (self.tail, self.behind_value)
         return tagged_calls(
             source, self.begins, lambda tag: ValueTagCall(self, source, calls).read(tag), self.last, stray

@@ -1,8 +1,8 @@
 """Messages between the supervisor and an API server process, alongside the engine's messages.
 
-Over a pair of sockets, of which the worker's is its standard input: first the worker's configuration, then
-messages from the worker, and to it: that an engine has ended, and that their number changes. The pair lives as long
-as both do.
+They go over a pair of sockets; the worker's socket is its standard input. First comes the worker's configuration,
+then messages from the worker, and to it: that an engine has ended, and that their number changes. The pair lives as
+long as both do.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""The number of engines is changed after several API server processes, each of which has requests of its own."""
+"""Changes the number of engines of several API server processes. Each has requests of its own."""
 
 import asyncio
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""The supervisor's engines, each of which serves all API server processes."""
+"""The supervisor's engines. Each serves all API server processes."""
 
 import asyncio
 from collections.abc import Callable
@@ -89,7 +89,7 @@ class SharedEngines:
         self.metrics.resize(size)
 
     async def shrink(self, size: int) -> None:
-        """End those from this number on, of which nobody wants anything any more."""
+        """End those from this number on. Nobody wants anything from them any more."""
         gone = self._engines[size:]
         del self._engines[size:]
         await asyncio.gather(*(each.close() for each in gone))

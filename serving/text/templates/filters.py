@@ -126,7 +126,7 @@ def guarded_filters() -> Mapping[str, Filter]:
 
 
 def _to_compare(budget: Budget, items: Iterable[Any], *others: Any) -> Iterable[Any]:
-    """The items, each of which a test may compare with the others."""
+    """The items; a test may compare each with `others`."""
     large = [each for each in others if not isinstance(each, str)]
     for item in counted(budget, items):
         if large:

@@ -43,7 +43,7 @@ def check_width(number: Any) -> None:
 
 
 def check_widths(*values: Any) -> None:
-    """Raise `TemplateLimitError` for arguments of which one is too large a number, or a very long text."""
+    """Raise `TemplateLimitError` if an argument is too large a number, or a very long text."""
     for value in values:
         check_width(value)
         if isinstance(value, (str, bytes)) and len(value) > _PADDING:
@@ -169,7 +169,7 @@ def guarded_call(budget: Budget, called: Any, args: tuple[Any, ...], named: dict
 
 
 def counted(budget: Budget, items: Any) -> Iterator[Any]:
-    """The items, each of which is counted."""
+    """The items, each one counted."""
     for item in items:
         budget.spend(1)
         yield item

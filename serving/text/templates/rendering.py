@@ -63,7 +63,7 @@ def apply(template: str, given: Conversation) -> str:
 
 
 def chosen(own: str | Mapping[str, str] | None, given: str | None, tools: Sequence[Any] | None) -> str:
-    """The template for a conversation: of a tokenizer's `own`, of which it may have several by name, or the one given.
+    """The template for a conversation: a tokenizer's `own`, which may be several by name, or the one given.
 
     Raises `ValueError` where that is none.
     """

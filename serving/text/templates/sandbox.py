@@ -82,7 +82,7 @@ class TemplateSandbox:
     def apply(self, template: str, given: Conversation) -> str:
         """The prompt, as `rendering.apply` makes it.
 
-        Raises `RequestError`, of which some are `TemplateLimitError`, and `QueueFullError` for no process.
+        Raises `RequestError`, sometimes as `TemplateLimitError`, and `QueueFullError` for no process.
         """
         job = json.dumps({"template": template, **msgspec.to_builtins(given)}).encode()
         process = self._take()

@@ -1,4 +1,4 @@
-// A beam search: the texts that it found, of which one is the answer, and the tree of what it tried.
+// A beam search: the texts that it found (one is the answer), and the tree of what it tried.
 import { html, useMemo } from "../lib/html.js";
 import { BOX, layout, pathTo } from "./beam_layout.js";
 import { level, percent, visible } from "./token.js";

@@ -98,7 +98,7 @@ export function search(body, signal, change) {
   });
 }
 
-// Goes on from tokens, the last of which the reader chose: exactly these go to the model, whatever their text.
+// Goes on from tokens; the reader chose the last one. Exactly these go to the model, whatever their text.
 export function goOn({ body, promptIds, tokens }, { settings, about }, signal, change) {
   return run(change, signal, async (out, elapsed) => {
     const all = [...tokens];

@@ -75,7 +75,7 @@ function Chats({ about, models }) {
     return node;
   }
 
-  // One answer, or with two settings one of each, of which the first is shown until the other is chosen.
+  // One answer, or with two settings one of each; the first is shown until the other is chosen.
   function ask(conversation, parentPath) {
     stop();
     const pair = compares ? newId() : undefined;
