@@ -34,14 +34,16 @@ class ArtifactCache:
     logged. Whoever can write to the folder decides what its users load.
     """
 
-    def __init__(self, folder: Path, largest: int) -> None:
+    def __init__(self, folder: Path, largest: int, in_use_seconds: float = IN_USE_SECONDS) -> None:
         """`largest`: bytes of all artifacts together. Beyond that, those used longest ago go first.
+
+        What was used in the last `in_use_seconds` stays in any case.
 
         Every writer may exceed it by a 64th: a look at all files for each that is written would take longer than to
         write it, where there are thousands.
         """
         self.folder = folder
-        self._largest = largest
+        self._largest, self._in_use_seconds = largest, in_use_seconds
         # Bytes written since the last look; before the first, as many as make one due.
         self._unpruned = largest
 
@@ -90,9 +92,12 @@ class ArtifactCache:
         with suppress(OSError):
             path.unlink()
 
-    def prune(self) -> None:
-        """Remove what was used longest ago until all takes `largest` bytes, and what writers left unfinished."""
-        long_ago = time.time() - IN_USE_SECONDS
+    def prune(self) -> int:
+        """Remove what was used longest ago until all takes `largest` bytes, and what writers left unfinished.
+
+        Returns the bytes that are left, which are more where too much is in use.
+        """
+        long_ago = time.time() - self._in_use_seconds
         entries = []
         for entry in self.folder.glob("*"):
             # Another process may be removing it.
@@ -105,6 +110,7 @@ class ArtifactCache:
                 break
             if _remove(entry):
                 total -= size
+        return total
 
     def _entry(self, name: str) -> Path:
         """The files that are used and pruned as one."""

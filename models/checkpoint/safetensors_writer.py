@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-_ALIGNMENT = 8
+from jaxllm.models.checkpoint.safetensors_file import ALIGNMENT
+
 _SYNC_BYTES = 256 * 2**20
 """Are brought to the disk at once: all of a large file together may take minutes, in which nobody hears of it."""
 
@@ -38,10 +39,11 @@ def write_file(path: Path, entries: Sequence[Entry], arrays: Iterable[tuple[str,
 
     A tensor's bytes may come in pieces, one after another.
 
-    `path` must not be there yet. When this returns, all is on the disk.
+    `path` must not be there yet. When this returns, all is on the disk. Tensors whose size is a multiple of `ALIGNMENT`
+    lie at multiples of it in the file, so that whoever maps the file can use them in place.
     """
     # Torch reads no tensor whose place is no multiple of its values' size.
-    ordered = sorted(entries, key=lambda entry: -entry.item_size)
+    ordered = sorted(entries, key=lambda entry: (entry.num_bytes % ALIGNMENT > 0, -entry.item_size))
     places: dict[str, tuple[int, int]] = {}
     end = 0
     for entry in ordered:
@@ -74,4 +76,4 @@ def _header(entries: Sequence[Entry], places: Mapping[str, tuple[int, int]]) -> 
     for entry in entries:
         header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": places[entry.name]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % _ALIGNMENT)
+    return text + b" " * (-(8 + len(text)) % ALIGNMENT)
