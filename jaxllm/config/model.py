@@ -46,6 +46,14 @@ class ModelOptions(Section):
             **dict.fromkeys(("fastsafetensors", "instanttensor", "runai_streamer"), "safetensors"),
         },
     )
+    weight_cache_size: float = option(
+        0,
+        "On CPU: GiB of disk for copies of weights as the kernels read them (about the size of the model), in "
+        "~/.cache/jaxllm/weights. The first start writes them. Later starts map them into memory, which takes no time, "
+        "and all engines of the machine share that memory. Those used longest ago are removed. 0: none. See "
+        "docs/sleep_and_weights.md.",
+        minimum=0,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Data type of weights and activations. 'auto' follows the checkpoint, with two exceptions: float16 becomes "

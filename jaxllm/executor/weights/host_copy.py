@@ -1,6 +1,5 @@
 """An array of the devices in the memory of the host, while the devices are for others."""
 
-import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxllm.config.progress import Progress, silent
+from jaxllm.models.checkpoint.mapped_file import lies_in_file, mapped_ranges
 from jaxllm.models.checkpoint.safetensors_file import aligned_empty
 
 
@@ -45,20 +45,24 @@ class HostCopy:
         return jax.block_until_ready(array)
 
 
-def offload(leaves: tuple[jax.Array, ...], progress: Progress = silent) -> list[HostCopy]:
-    """Bring arrays to the host, one after another."""
-    copies = []
+def offload(leaves: tuple[jax.Array, ...], progress: Progress = silent) -> list[HostCopy | jax.Array]:
+    """Bring arrays to the host, one after another.
+
+    Those that lie in mapped files stay: the system takes their memory for other uses as it is, and a copy needs more.
+    """
+    copies: list[HostCopy | jax.Array] = []
+    ranges = mapped_ranges()
     for leaf in leaves:
-        copies.append(HostCopy.of(leaf))
+        copies.append(leaf if lies_in_file(leaf, ranges) else HostCopy.of(leaf))
         progress("Copying weights to the host", len(copies), len(leaves))
-    gc.collect()
     return copies
 
 
-def bring_back(copies: list[HostCopy], progress: Progress = silent) -> tuple[jax.Array, ...]:
+def bring_back(copies: list[HostCopy | jax.Array], progress: Progress = silent) -> tuple[jax.Array, ...]:
     """The arrays on the devices again; the list is empty afterwards."""
     leaves, count = [], len(copies)
     while copies:
-        leaves.append(copies.pop(0).to_devices())
+        copy = copies.pop(0)
+        leaves.append(copy.to_devices() if isinstance(copy, HostCopy) else copy)
         progress("Copying weights to the devices", len(leaves), count)
     return tuple(leaves)

@@ -1,5 +1,6 @@
 """The weights of an engine at its start: from a checkpoint, from a saved state, or random."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from jaxllm.models.checkpoint.loading import WeightSource
     from jaxllm.models.checkpoint.parameter_loader import Change
 
+logger = logging.getLogger(__name__)
+
 LoadWeights = Callable[[ResolvedConfig, Progress], tuple[jax.Array, ...]]
 """Gives the parameters' leaves of an engine, or of a stage of it, on the devices. Raises `ModelError`."""
 
@@ -25,6 +28,16 @@ LoadWeights = Callable[[ResolvedConfig, Progress], tuple[jax.Array, ...]]
 def open_engine_weights(resolved: ResolvedConfig) -> LoadWeights:
     """Open what an engine's weights come from, once for all of its stages. Nothing is read yet. Raises `ModelError`."""
     options = resolved.config.model
+    if options.weight_cache_size:
+        # Few engines ask for it: starts are faster without the import.
+        from jaxllm.executor.weights.cached import WeightCache, why_not_cached
+
+        reason = why_not_cached(resolved)
+        if reason is None:
+            cache = WeightCache(int(options.weight_cache_size * 2**30))
+            read = partial(load_leaves, open_weights(resolved.folder, options.load_format, options.seed))
+            return partial(cache.load, read)
+        logger.warning("weight_cache_size has no effect: %s", reason)
     if resolved.config.lora.merge_lora is not None:
         # Few engines merge an adapter: starts are faster without the import.
         from jaxllm.executor.weights.merging import merge_while_loading

@@ -1,10 +1,12 @@
 """The weights of an engine, where they are (on the devices, on the host, or nowhere), and how others replace them."""
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,7 +40,7 @@ class WeightStore:
         self._parts = tuple(zip(resolved.stage_configs, calls.every, strict=True))
         self._folder: Path | None = resolved.folder
         """Folder of the checkpoint that has these weights; None if they come from elsewhere."""
-        self._copies: list[list[HostCopy]] = []
+        self._copies: list[list[HostCopy | jax.Array]] = []
         self._updates: list[WeightUpdate] = []
         self._begun_whole = False
         self.place: Place = "devices"
@@ -58,6 +60,8 @@ class WeightStore:
             else:
                 for leaf in leaves:
                     leaf.delete()
+        # JAX lets go of mapped files only then.
+        gc.collect()
         self.place = "host" if self._copies else "nowhere"
 
     def forget(self) -> None:
@@ -83,8 +87,11 @@ class WeightStore:
         if self._folder is None:
             self.needs = "the weights came from a trainer and were discarded (sleep level 2): update them"
             return
-        version = self.version
-        self.update_from(self._folder, progress)
+        version, resolved = self.version, self._parts[0][0]
+        if resolved.config.model.weight_cache_size and self._folder == resolved.folder:
+            self._map_again(progress)
+        else:
+            self.update_from(self._folder, progress)
         self.version = version  # They are the same as before.
 
     # Updates
@@ -216,8 +223,16 @@ class WeightStore:
             raise RequestError(f"save_sharded_state: {why}")
         save_state([(part, calls.parameters) for part, calls in self._parts], path, pattern, max_size, progress)
 
+    def _map_again(self, progress: Progress) -> None:
+        """The same weights as at the start, from the cache where they are there."""
+        try:
+            self._make_again(progress)
+        except ModelError as error:
+            self.place, self.needs = "nowhere", "there are no weights: update them with all tensors"
+            raise _refusal(error) from error
+
     def _make_again(self, progress: Progress) -> None:
-        """Random weights, the same as at the start."""
+        """Weights as at the start."""
         is_same = self.place == "devices" and self.needs is None and not self.version
         load_weights = open_engine_weights(self._parts[0][0])
         for part, calls in self._parts:

@@ -19,6 +19,7 @@ from jaxllm.executor.weights.sharded.manifest import CHUNK_BYTES, Manifest, Save
 from jaxllm.executor.weights.sharded.regions import Placement
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.checkpoint.leaves import leaf_specs, shown
+from jaxllm.models.checkpoint.mapped_file import MappedFile
 from jaxllm.models.checkpoint.read_ahead import in_order
 from jaxllm.models.checkpoint.safetensors_file import Tensor, aligned_empty, read_header
 from jaxllm.models.checkpoint.weight_target import ParameterPath
@@ -30,9 +31,15 @@ class SavedState:
     again. Each load has its own: files may change later.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Nothing is read yet."""
+    def __init__(self, folder: Path, *, is_mapped: bool = False) -> None:
+        """Nothing is read yet.
+
+        Files that are mapped are not read: arrays lie in them, where devices share the memory of the host, and nobody
+        may write to them. Checksums are not looked at, as every byte would have to be read.
+        """
         self.folder = folder
+        self._is_mapped = is_mapped
+        self._mapped: dict[Path, MappedFile] = {}
         self._headers: dict[str, dict[str, Tensor]] = {}
 
     @cached_property
@@ -52,7 +59,21 @@ class SavedState:
         path = self.folder / part.file
         if part.file not in self._headers:
             self._headers[part.file] = _header(path, name)
-        return _tensor(self._headers[part.file], name, part, dtype, path)
+        tensor = _tensor(self._headers[part.file], name, part, dtype, path)
+        if not self._is_mapped and len(part.checksums) != -(-tensor.num_bytes // CHUNK_BYTES):
+            raise ModelError(f"{path}: tensor {name!r}: the saved state has {len(part.checksums)} checksums of it")
+        return tensor
+
+    def mapped(self, tensor: Tensor) -> MappedFile | None:
+        """The mapped file of a tensor; None where files are read. Raises `ModelError`."""
+        if not self._is_mapped:
+            return None
+        if tensor.path not in self._mapped:
+            try:
+                self._mapped[tensor.path] = MappedFile(tensor.path)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{tensor.path}: cannot be mapped into memory: {error}") from None
+        return self._mapped[tensor.path]
 
 
 class SavedWeights:
@@ -68,7 +89,8 @@ class SavedWeights:
             saved, placement = stage.arrays[name], Placement.of(spec.array)
             needed = placement.parts(saved)
             tensors = {number: state.tensor(name, saved.parts[number], placement.dtype) for number in needed}
-            self._arrays.append(_Array(path, saved, placement, tensors))
+            mapped = {number: state.mapped(tensor) for number, tensor in tensors.items()}
+            self._arrays.append(_Array(path, saved, placement, tensors, mapped))
 
     def read(self, progress: Progress) -> Iterator[tuple[ParameterPath, Callable[[], jax.Array]]]:
         """Each parameter's path, and what puts it on the devices, in the order of the programs' arguments.
@@ -87,17 +109,26 @@ class _Array:
     """One parameter, and the tensors that have its parts, by their numbers."""
 
     def __init__(
-        self, path: ParameterPath, saved: SavedArray, placement: Placement, tensors: dict[int, Tensor]
+        self,
+        path: ParameterPath,
+        saved: SavedArray,
+        placement: Placement,
+        tensors: dict[int, Tensor],
+        mapped: dict[int, MappedFile | None],
     ) -> None:
         self.path = path
-        self._saved, self._placement, self._tensors = saved, placement, tensors
+        self._saved, self._placement, self._tensors, self._mapped = saved, placement, tensors, mapped
         self.num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
 
     def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Callable[[], jax.Array]]:
         """Have the parts read; returns what waits for that."""
         values, pieces = {}, []
         for number, tensor in self._tensors.items():
-            part = self._saved.parts[number]
+            part, file = self._saved.parts[number], self._mapped[number]
+            if file is not None:
+                values[number] = file.array(tensor.start, tuple(part.shape), self._placement.dtype)
+                pieces.append(pool.submit(file.populate, tensor.start, tensor.end))
+                continue
             values[number] = aligned_empty(tuple(part.shape), self._placement.dtype)
             data = values[number].reshape(-1).view(np.uint8)
             for place, checksum in enumerate(part.checksums):
@@ -138,6 +169,4 @@ def _tensor(header: dict[str, Tensor], name: str, part: SavedPart, dtype: np.dty
             f"{path}: tensor {name!r} is {list(tensor.shape)} in {tensor.num_bytes} bytes, but the "
             f"saved state expects {part.shape} in {size}"
         )
-    if len(part.checksums) != -(-size // CHUNK_BYTES):
-        raise ModelError(f"{path}: tensor {name!r}: the saved state has {len(part.checksums)} checksums of it")
     return tensor

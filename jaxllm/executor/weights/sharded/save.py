@@ -55,14 +55,8 @@ def save_state(
     `pattern` names the files, see `plan_files`; `max_size` is in bytes. A saved state that is there already is replaced
     at the end. Raises `RequestError`, and leaves no part of the new one, where it cannot be written.
     """
-    specs = [leaf_specs(abstract_model(each.model, each.forward, jnp.dtype(each.dtype))) for each, _ in stages]
-    arrays = [
-        [(shown(name), leaf) for name, leaf in zip(own, leaves, strict=True)]
-        for own, (_, leaves) in zip(specs, stages, strict=True)
-    ]
-    files = plan_files(
-        [(resolved.mesh, own) for (resolved, _), own in zip(stages, arrays, strict=True)], pattern, max_size
-    )
+    specs = _specs(stages)
+    files = _plan(stages, specs, pattern, max_size)
     source = stages[0][0].folder
     with _refused(path):
         folder = Path(path).expanduser()
@@ -78,7 +72,37 @@ def save_state(
             _publish(new, folder)
 
 
-def _write(folder: Path, files: Sequence[PlannedFile], progress: Progress) -> dict[tuple[int, str], list[SavedPart]]:
+def save_for_mapping(stage: Stage, folder: Path, progress: Progress = silent) -> None:
+    """Write the parameters of a stage to a folder that nobody else writes to, without checksums, to be mapped later.
+
+    Raises `OSError`; then nothing in the folder looks like a saved state.
+    """
+    specs = _specs([stage])
+    files = _plan([stage], specs, None, None)
+    with _unfinished(folder) as new:
+        saved = _write(new, files, progress, with_checksums=False)
+        _write_whole(new / STATE_FILE, msgspec.json.encode(_manifest([stage[0]], specs, saved)))
+        _publish(new, folder)
+
+
+def _specs(stages: Sequence[Stage]) -> list[Specs]:
+    return [leaf_specs(abstract_model(each.model, each.forward, jnp.dtype(each.dtype))) for each, _ in stages]
+
+
+def _plan(
+    stages: Sequence[Stage], specs: Sequence[Specs], pattern: str | None, max_size: int | None
+) -> list[PlannedFile]:
+    arrays = [
+        [(shown(name), leaf) for name, leaf in zip(own, leaves, strict=True)]
+        for own, (_, leaves) in zip(specs, stages, strict=True)
+    ]
+    meshes = [resolved.mesh for resolved, _ in stages]
+    return plan_files(list(zip(meshes, arrays, strict=True)), pattern, max_size)
+
+
+def _write(
+    folder: Path, files: Sequence[PlannedFile], progress: Progress, *, with_checksums: bool = True
+) -> dict[tuple[int, str], list[SavedPart]]:
     """Write the files; what is in them, by stage and name."""
     total, done = sum(part.num_bytes for file in files for part in file.parts), 0
     saved: dict[tuple[int, str], list[SavedPart]] = {}
@@ -92,7 +116,8 @@ def _write(folder: Path, files: Sequence[PlannedFile], progress: Progress) -> di
                 own = checksums.setdefault(part.name, [])
                 for begin in range(0, data.size, CHUNK_BYTES):
                     chunk = data[begin : begin + CHUNK_BYTES]
-                    own.append(zlib.crc32(chunk.data))
+                    if with_checksums:
+                        own.append(zlib.crc32(chunk.data))
                     yield part.name, chunk
                     done += chunk.size
                     progress("Saving weights", done, total)
