@@ -7,7 +7,6 @@ requests and tokens run at once is not.
 import dataclasses
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,11 @@ import numpy as np
 from jaxllm.engine.offloading.host_tier import PageMover
 from jaxllm.executor.compile.identity import cpu_features, software
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.weights.content import content_digest
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 
 WEIGHTS = "weights.json"
 """The file in which digests of weight files are kept, which take a second for a gigabyte."""
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
-_MOST_KEPT = 4096
 
 
 def layout_of(resolved: ResolvedConfig, mover: PageMover, kept: Path | None = None) -> tuple[bytes, str]:
@@ -65,19 +63,7 @@ def weights_digest(resolved: ResolvedConfig, kept: Path | None = None) -> str:
     options = resolved.config.model
     if options.load_format == "dummy":
         return f"dummy {options.seed}"
-    known = _read_kept(kept)
-    digest = hashlib.sha256()
-    found: dict[str, str] = {}
-    for path in _files_of(resolved.folder, options.load_format):
-        state = _state_of(path)
-        content = known.get(state) or _content(path)
-        # Where times are not those of a clock, as in images of file systems, other content may look the same.
-        if state:
-            found[state] = content
-        digest.update(f"{path.name} {content}\n".encode())
-    if kept is not None and not found.items() <= known.items():
-        _write_kept(kept, known | found)
-    return digest.hexdigest()
+    return content_digest(_files_of(resolved.folder, options.load_format), kept)
 
 
 def _files_of(folder: Path, load_format: str) -> Iterator[Path]:
@@ -88,47 +74,6 @@ def _files_of(folder: Path, load_format: str) -> Iterator[Path]:
     yield from weights
     if folder.is_dir():
         yield from sorted(path for path in folder.glob("*.json") if path not in weights)
-
-
-def _content(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _state_of(path: Path) -> str:
-    """What changes with a file's content; empty where nothing is sure to."""
-    found = path.stat()
-    if found.st_ctime_ns % 1_000_000_000 == 0:
-        return ""
-    # Samples as well: it costs little to be surer.
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for number in range(_SAMPLES):
-            file.seek(found.st_size * number // _SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))
-    times = (found.st_mtime_ns, found.st_ctime_ns)
-    return " ".join(map(str, (path.resolve(), found.st_dev, found.st_ino, found.st_size, *times, digest.hexdigest())))
-
-
-def _read_kept(kept: Path | None) -> dict[str, str]:
-    try:
-        found = {} if kept is None else json.loads(kept.read_text())
-    except (OSError, ValueError):
-        return {}
-    # Who can write here can have wrong pages found, as who can write the files of pages.
-    is_own = kept is not None and kept.stat().st_uid == os.geteuid()
-    return found if is_own and isinstance(found, dict) else {}
-
-
-def _write_kept(kept: Path, known: dict[str, str]) -> None:
-    temporary = kept.with_name(f".{kept.name}-{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(dict(list(known.items())[-_MOST_KEPT:]), file)
-        temporary.rename(kept)
-    except OSError:
-        # The next start takes a little longer.
-        temporary.unlink(missing_ok=True)
 
 
 def digest_of(value: Any) -> str:

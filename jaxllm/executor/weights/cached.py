@@ -22,6 +22,7 @@ from jaxllm.config.progress import Progress
 from jaxllm.errors import RequestError
 from jaxllm.executor.compile.identity import cpu_features, software
 from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.weights.content import content_digest
 from jaxllm.executor.weights.load import LoadWeights
 from jaxllm.executor.weights.sharded.identity import arrangement, engine_options, layers_of, model_digests
 from jaxllm.executor.weights.sharded.load import SavedState
@@ -30,7 +31,7 @@ from jaxllm.executor.weights.sharded.save import save_for_mapping
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.leaves import leaf_specs, shown
-from jaxllm.models.checkpoint.made_folder import cache_home, digest_of
+from jaxllm.models.checkpoint.made_folder import cache_home
 from jaxllm.models.errors import ModelError
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache, hold
 
@@ -42,8 +43,6 @@ _WAIT_SECONDS = 600
 """How long a start waits for another process that packs the same weights, before it packs them for itself."""
 _IN_USE_SECONDS = 60
 """Folders that are in use are held. This is for those that are about to be."""
-_SAMPLES, _SAMPLE_BYTES = 1024, 8192
-"""Of a file: those of up to 8 MiB are read as a whole."""
 
 
 class WeightCache:
@@ -57,7 +56,12 @@ class WeightCache:
 
         The first engine writes what it has read. Others that start meanwhile wait for it. Raises like `read`.
         """
-        folder = self._home / _digest(resolved)
+        try:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = self._home / _digest(resolved, self._home.with_suffix(".json"))
+        except OSError as error:
+            logger.warning("cannot cache weights in %s: %s", self._home, error)
+            return read(resolved, progress)
         found = self._mapped(folder, resolved, progress, logging.DEBUG)
         if found is not None:
             return found
@@ -128,42 +132,27 @@ def why_not_cached(resolved: ResolvedConfig) -> str | None:
     return None
 
 
-def _digest(resolved: ResolvedConfig) -> str:
-    """A name for the weights of an engine, or of a stage of it. Raises `ModelError`.
+def _digest(resolved: ResolvedConfig, kept: Path) -> str:
+    """A name for the weights of an engine, or of a stage of it, from all that decides their bytes.
 
-    Checkpoints are known by their paths, sizes, times of change, and samples of their bytes: files of images and
-    mounts may all have the same time.
+    Digests of the checkpoint's files are kept in the file `kept`. Raises `OSError` and `ModelError`.
     """
     load_format, dtype = resolved.config.model.load_format, jnp.dtype(resolved.dtype)
     specs = leaf_specs(abstract_model(resolved.model, resolved.forward, dtype))
     files = list(Checkpoint(resolved.folder, load_format).files)
     if resolved.drafter_folder is not None:
         files += Checkpoint(resolved.drafter_folder).files
-    files = [file.resolve() for file in files]
     about = {
         "format": _FORMAT,
         "software": software(resolved.platform),
         "cpu": cpu_features(),
+        "content": content_digest(files, kept),
         "model": model_digests(resolved.model),
         "engine": engine_options(resolved),
         "layers": layers_of(resolved),
         "arrays": [(shown(path), str(spec.array), arrangement(spec)) for path, spec in specs.items()],
-        "samples": [_sample(file) for file in files],
     }
-    return digest_of(json.dumps(about, sort_keys=True, default=str), files)
-
-
-def _sample(path: Path) -> str:
-    """A digest of a file's beginning and of small parts at equal distances."""
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            for place in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
-                digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, place))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot read it ({error.strerror})") from None
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""Which weights files have, by their content: times and sizes alone may be the same for others."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+_MOST_KEPT = 4096
+
+
+def content_digest(files: Iterable[Path], kept: Path | None = None) -> str:
+    """A digest of the names and contents of files, which take a second for a gigabyte. Raises `OSError`.
+
+    Files that have not changed since their digests were written to the file `kept` are not read.
+    """
+    known = _read_kept(kept)
+    digest = hashlib.sha256()
+    found: dict[str, str] = {}
+    for path in files:
+        state = _state_of(path)
+        content = known.get(state) or _content(path)
+        # Where times are not those of a clock, as in images of file systems, other content may look the same.
+        if state:
+            found[state] = content
+        digest.update(f"{path.name} {content}\n".encode())
+    if kept is not None and not found.items() <= known.items():
+        _write_kept(kept, known | found)
+    return digest.hexdigest()
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _state_of(path: Path) -> str:
+    """What changes with a file's content; empty where nothing is sure to."""
+    found = path.stat()
+    if found.st_ctime_ns % 1_000_000_000 == 0:
+        return ""
+    # Samples as well: it costs little to be surer.
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for number in range(_SAMPLES):
+            file.seek(found.st_size * number // _SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    return " ".join(map(str, (path.resolve(), found.st_dev, found.st_ino, found.st_size, *times, digest.hexdigest())))
+
+
+def _read_kept(kept: Path | None) -> dict[str, str]:
+    try:
+        found = {} if kept is None else json.loads(kept.read_text())
+    except (OSError, ValueError):
+        return {}
+    # Who can write here can have wrong pages found, as who can write the files of pages.
+    is_own = kept is not None and kept.stat().st_uid == os.geteuid()
+    return found if is_own and isinstance(found, dict) else {}
+
+
+def _write_kept(kept: Path, known: dict[str, str]) -> None:
+    temporary = kept.with_name(f".{kept.name}-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(dict(list(known.items())[-_MOST_KEPT:]), file)
+        temporary.rename(kept)
+    except OSError:
+        # The next start takes a little longer.
+        temporary.unlink(missing_ok=True)
