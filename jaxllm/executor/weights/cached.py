@@ -11,9 +11,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,6 @@ from jaxllm.errors import RequestError
 from jaxllm.executor.compile.identity import cpu_features, software
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.content import content_digest
-from jaxllm.executor.weights.load import LoadWeights
 from jaxllm.executor.weights.sharded.identity import arrangement, engine_options, layers_of, model_digests
 from jaxllm.executor.weights.sharded.load import SavedState
 from jaxllm.executor.weights.sharded.manifest import is_saved_state
@@ -31,9 +32,13 @@ from jaxllm.executor.weights.sharded.save import save_for_mapping
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.checkpoint.checkpoint import Checkpoint
 from jaxllm.models.checkpoint.leaves import leaf_specs, shown
+from jaxllm.models.checkpoint.loading import open_weights
 from jaxllm.models.checkpoint.made_folder import cache_home
 from jaxllm.models.errors import ModelError
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache, hold
+
+if TYPE_CHECKING:
+    from jaxllm.executor.weights.load import LoadWeights
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +56,7 @@ class WeightCache:
     def __init__(self, largest: int, home: Path | None = None) -> None:
         self._home, self._largest = home or cache_home("weights"), largest
 
-    def load(self, read: LoadWeights, resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
+    def load(self, read: "LoadWeights", resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
         """The parameters of an engine, or of a stage of it: mapped, if they can be, else what `read` gives.
 
         The first engine writes what it has read. Others that start meanwhile wait for it. Raises like `read`.
@@ -119,14 +124,26 @@ class WeightCache:
             raise OSError(f"only {free / 2**30:.1f} GiB of the disk are free")
 
 
-def why_not_cached(resolved: ResolvedConfig) -> str | None:
+def open_saved(resolved: ResolvedConfig, read: Callable[..., tuple[jax.Array, ...]]) -> "LoadWeights":
+    """Opens a saved state, or a checkpoint that `read` reads and whose weights are cached. Raises `ModelError`."""
+    options = resolved.config.model
+    reason = _why_not_cached(resolved)
+    if options.weight_cache_size and reason is not None:
+        logger.warning("weight_cache_size has no effect: %s", reason)
+    if options.load_format == "sharded_state":
+        return SavedState(resolved.folder).load
+    load_weights = partial(read, open_weights(resolved.folder, options.load_format, options.seed))
+    if reason is not None:
+        return load_weights
+    return partial(WeightCache(int(options.weight_cache_size * 2**30)).load, load_weights)
+
+
+def _why_not_cached(resolved: ResolvedConfig) -> str | None:
     """Why weights of an engine are not cached; None if they are."""
     if resolved.platform != "cpu":
         return f"weights are copied to the devices of {resolved.platform} in any case"
     if resolved.config.model.load_format in ("dummy", "sharded_state"):
         return f"load_format is {resolved.config.model.load_format!r}"
-    if resolved.config.lora.merge_lora is not None:
-        return "merge_lora changes the weights"
     if resolved.mesh is not None and resolved.mesh.is_multi_process:
         return "the engine spans several processes"
     return None

@@ -28,26 +28,18 @@ LoadWeights = Callable[[ResolvedConfig, Progress], tuple[jax.Array, ...]]
 def open_engine_weights(resolved: ResolvedConfig) -> LoadWeights:
     """Open what an engine's weights come from, once for all of its stages. Nothing is read yet. Raises `ModelError`."""
     options = resolved.config.model
-    if options.weight_cache_size:
-        # Few engines ask for it: starts are faster without the import.
-        from jaxllm.executor.weights.cached import WeightCache, why_not_cached
-
-        reason = why_not_cached(resolved)
-        if reason is None:
-            cache = WeightCache(int(options.weight_cache_size * 2**30))
-            read = partial(load_leaves, open_weights(resolved.folder, options.load_format, options.seed))
-            return partial(cache.load, read)
-        logger.warning("weight_cache_size has no effect: %s", reason)
     if resolved.config.lora.merge_lora is not None:
         # Few engines merge an adapter: starts are faster without the import.
         from jaxllm.executor.weights.merging import merge_while_loading
 
+        if options.weight_cache_size:
+            logger.warning("weight_cache_size has no effect: merge_lora changes the weights")
         return merge_while_loading(resolved, load_leaves)
-    if options.load_format == "sharded_state":
-        # Few engines read one: starts are faster without the import.
-        from jaxllm.executor.weights.sharded.load import SavedState
+    if options.load_format == "sharded_state" or options.weight_cache_size:
+        # Few engines read what others saved: starts are faster without the import.
+        from jaxllm.executor.weights.cached import open_saved
 
-        return SavedState(resolved.folder).load
+        return open_saved(resolved, load_leaves)
     return partial(load_leaves, open_weights(resolved.folder, options.load_format, options.seed))
 
 
