@@ -49,9 +49,10 @@ class MappedFile:
 
 def lies_in_file(array: jax.Array, ranges: Sequence[tuple[int, int]]) -> bool:
     """Whether all that this process has of an array lies in mapped files, whose addresses are `ranges`."""
-    if not ranges or any(device.platform != "cpu" for device in array.sharding.device_set):
+    shards = array.addressable_shards
+    if not ranges or any(shard.device.platform != "cpu" for shard in shards):
         return False
-    places = [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+    places = [shard.data.unsafe_buffer_pointer() for shard in shards]
     return all(any(start <= place < stop for start, stop in ranges) for place in places)
 
 

@@ -18,6 +18,7 @@ from jaxllm.engine.events.wire import short
 from jaxllm.engine.offloading.disk_tier import DiskTier
 from jaxllm.engine.offloading.layout import layout_of
 from jaxllm.errors import ConfigError
+from jaxllm.executor.weights import content
 from jaxllm.kv.tiers.disk.folder import DiskFolder
 from jaxllm.requests.beam_options import BeamOptions
 from jaxllm.requests.request import Request
@@ -222,13 +223,13 @@ def test_other_weights_are_another_layout(engine: Engine, tmp_path: Path, monkey
     resolved = type(resolved)(**{**vars(resolved), "folder": model})
     first = layout_of(resolved, mover, tmp_path / "kept")
     reads: list[Path] = []
-    content = layout_of.__globals__["_content"]
+    read_whole = content._content
 
     def read(path: Path) -> str:
         reads.append(path)
-        return str(content(path))
+        return read_whole(path)
 
-    monkeypatch.setitem(layout_of.__globals__, "_content", read)
+    monkeypatch.setattr(content, "_content", read)
     assert layout_of(resolved, mover, tmp_path / "kept") == first
     assert not reads
     (weights,) = model.glob("*.safetensors")

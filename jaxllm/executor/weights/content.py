@@ -4,14 +4,17 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+_PIECE_BYTES, _READ_BYTES = 64 * 2**20, 2**20
 _MOST_KEPT = 4096
 
 
 def content_digest(files: Iterable[Path], kept: Path | None = None) -> str:
-    """A digest of the names and contents of files, which take a second for a gigabyte. Raises `OSError`.
+    """A digest of the names and contents of files; a gigabyte takes a processor about a second. Raises `OSError`.
 
     Files that have not changed since their digests were written to the file `kept` are not read.
     """
@@ -31,8 +34,18 @@ def content_digest(files: Iterable[Path], kept: Path | None = None) -> str:
 
 
 def _content(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """A digest of the digests of a file's pieces, which threads read at the same time."""
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1), "hash") as pool:
+        pieces = range(0, os.fstat(file.fileno()).st_size, _PIECE_BYTES)
+        found = list(pool.map(partial(_piece, file.fileno()), pieces))
+    return hashlib.sha256(b"".join(found)).hexdigest()
+
+
+def _piece(descriptor: int, begin: int) -> bytes:
+    digest = hashlib.sha256()
+    for place in range(begin, begin + _PIECE_BYTES, _READ_BYTES):
+        digest.update(os.pread(descriptor, _READ_BYTES, place))
+    return digest.digest()
 
 
 def _state_of(path: Path) -> str:

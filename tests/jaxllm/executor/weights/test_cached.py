@@ -21,6 +21,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights import cached, load
 from jaxllm.executor.weights.load import open_engine_weights
 from jaxllm.models.checkpoint.mapped_file import lies_in_file, mapped_ranges
+from jaxllm.models.checkpoint.weight_files import SINGLE_FILE
 from jaxllm.models.errors import ModelError
 from tests.conftest import RunPython
 from tests.models import small
@@ -130,7 +131,7 @@ def test_a_drafter_and_a_tower_are_mapped_as_well(home: Path, read: list[Resolve
 
 def test_what_else_is_cached_elsewhere(checkpoint: Path, home: Path, read: list[ResolvedConfig]) -> None:
     loaded(checkpoint)
-    before = (checkpoint / small.SINGLE_FILE).stat()
+    before = (checkpoint / SINGLE_FILE).stat()
     loaded(checkpoint, dtype="bfloat16")
     loaded(checkpoint, quantization="int8")
     assert len(read) == len(list(home.iterdir())) == 3
@@ -138,13 +139,13 @@ def test_what_else_is_cached_elsewhere(checkpoint: Path, home: Path, read: list[
     values = small.tensors()
     values["model.norm.weight"] += 1
     small.save(checkpoint, values)
-    os.utime(checkpoint / small.SINGLE_FILE, ns=(before.st_atime_ns, before.st_mtime_ns))
-    after = (checkpoint / small.SINGLE_FILE).stat()
+    os.utime(checkpoint / SINGLE_FILE, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = (checkpoint / SINGLE_FILE).stat()
     assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     assert same(loaded(checkpoint), loaded(checkpoint, size=0))
     assert len(read) == 5
     # The same values of another time, as those of a container that is made again.
-    os.utime(checkpoint / small.SINGLE_FILE)
+    os.utime(checkpoint / SINGLE_FILE)
     loaded(checkpoint)
     assert len(read) == 5
     assert len(list(home.iterdir())) == 4
@@ -194,10 +195,10 @@ def test_what_is_broken_is_written_again(
 
 
 def test_a_checkpoint_that_is_broken_is_still_an_error(checkpoint: Path, home: Path) -> None:
-    (checkpoint / small.SINGLE_FILE).unlink()
+    (checkpoint / SINGLE_FILE).unlink()
     with pytest.raises(ModelError, match="has neither"):
         loaded(checkpoint)
-    (checkpoint / small.SINGLE_FILE).write_bytes(b"?")
+    (checkpoint / SINGLE_FILE).write_bytes(b"?")
     with pytest.raises(ModelError, match="truncated"):
         loaded(checkpoint)
     assert [file.name for file in folder_in(home).iterdir()] == ["lock"]
@@ -296,10 +297,7 @@ def test_a_process_that_is_stuck_is_not_waited_for_forever(
     assert not (folder / MANIFEST).exists()
 
 
-@pytest.mark.parametrize("options", [{"load_format": "dummy"}], ids=str)
-def test_what_cannot_be_cached_is_said(
-    options: dict[str, Any], checkpoint: Path, home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert same(loaded(checkpoint, **options), loaded(checkpoint, size=0, **options))
+def test_what_cannot_be_cached_is_said(checkpoint: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert same(loaded(checkpoint, load_format="dummy"), loaded(checkpoint, size=0, load_format="dummy"))
     assert "weight_cache_size has no effect: load_format is 'dummy'" in caplog.text
     assert not home.exists()

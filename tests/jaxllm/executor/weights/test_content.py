@@ -1,0 +1,28 @@
+"""Files have the same digest only if they have the same bytes, wherever these differ."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from jaxllm.executor.weights import content
+from jaxllm.executor.weights.content import content_digest
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, 65, 1000])
+def test_every_byte_counts(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(content, "_READ_BYTES", 16)
+    data = bytes(number % 251 for number in range(size))
+    file = tmp_path / "weights"
+    file.write_bytes(data)
+    digests = [hashlib.sha256(data[begin : begin + 64]).digest() for begin in range(0, size, 64)]
+    whole = hashlib.sha256(b"".join(digests)).hexdigest()
+    assert content_digest([file]) == hashlib.sha256(f"weights {whole}\n".encode()).hexdigest()
+    found = {content_digest([file])}
+    for place in range(0, size, 7):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        found.add(content_digest([file]))
+    file.write_bytes(data + b"?")
+    found.add(content_digest([file]))
+    assert len(found) == len(range(0, size, 7)) + 2
