@@ -1,6 +1,7 @@
 """From a configuration to a runner that is ready: weights and executables."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,8 @@ from jaxllm.models.towers.image_tower import ImageTower
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.runner import EMPTY_MEDIA, PoolingRunner
 from jaxllm.pooling.step import FINISH_ROWS, Merge, PoolingShape, make_finish, make_step
+
+logger = logging.getLogger(__name__)
 
 
 def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = silent) -> PoolingRunner:
@@ -90,6 +93,8 @@ def _load(resolved: ResolvedPoolingConfig, progress: Progress) -> tuple[jax.Arra
 
     common = resolved.common
     options = common.config.model
+    if options.weight_cache_size:
+        logger.warning("weight_cache_size has no effect: pooling models are read and packed at each start")
     source = open_weights(common.folder, options.load_format, options.seed)
     dtype, outputs = jnp.dtype(common.dtype), resolved.settings.outputs
     model = load_pooling_model(source, common.model, resolved.forward, dtype, outputs, report)

@@ -265,6 +265,7 @@ save._publish = lambda new, folder: os.kill(os.getpid(), signal.SIGKILL)
     assert sorted(file.name for file in folder_in(home).iterdir()) == ["lock", DATA, MANIFEST]
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_writes(checkpoint: Path, home: Path) -> None:
     # The first one to read does so until the other one waits.
     slow = """
