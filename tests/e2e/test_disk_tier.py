@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,9 +225,9 @@ def test_other_weights_are_another_layout(engine: Engine, tmp_path: Path, monkey
     reads: list[Path] = []
     read_whole = content._content
 
-    def read(path: Path) -> str:
+    def read(path: Path, report: Callable[[int], None]) -> str:
         reads.append(path)
-        return read_whole(path)
+        return read_whole(path, report)
 
     monkeypatch.setattr(content, "_content", read)
     assert layout_of(resolved, mover, tmp_path / "kept") == first

@@ -63,7 +63,7 @@ class WeightCache:
         """
         try:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = self._home / _digest(resolved, self._home.with_suffix(".json"))
+            folder = self._home / _digest(resolved, self._home.with_suffix(".json"), progress)
         except OSError as error:
             logger.warning("cannot cache weights in %s: %s", self._home, error)
             return read(resolved, progress)
@@ -149,7 +149,7 @@ def _why_not_cached(resolved: ResolvedConfig) -> str | None:
     return None
 
 
-def _digest(resolved: ResolvedConfig, kept: Path) -> str:
+def _digest(resolved: ResolvedConfig, kept: Path, progress: Progress) -> str:
     """A name for the weights of an engine, or of a stage of it, from all that decides their bytes.
 
     Digests of the checkpoint's files are kept in the file `kept`. Raises `OSError` and `ModelError`.
@@ -163,7 +163,7 @@ def _digest(resolved: ResolvedConfig, kept: Path) -> str:
         "format": _FORMAT,
         "software": software(resolved.platform),
         "cpu": cpu_features(),
-        "content": content_digest(files, kept),
+        "content": content_digest(files, kept, progress),
         "model": model_digests(resolved.model),
         "engine": engine_options(resolved),
         "layers": layers_of(resolved),

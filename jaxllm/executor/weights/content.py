@@ -3,42 +3,54 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+
+from jaxllm.config.progress import Progress, silent
 
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 _PIECE_BYTES, _READ_BYTES = 64 * 2**20, 2**20
 _MOST_KEPT = 4096
 
 
-def content_digest(files: Iterable[Path], kept: Path | None = None) -> str:
+def content_digest(files: Iterable[Path], kept: Path | None = None, progress: Progress = silent) -> str:
     """A digest of the names and contents of files; a gigabyte takes a processor about a second. Raises `OSError`.
 
     Files that have not changed since their digests were written to the file `kept` are not read.
     """
-    known = _read_kept(kept)
+    known, paths = _read_kept(kept), list(files)
     digest = hashlib.sha256()
     found: dict[str, str] = {}
-    for path in files:
+    done, total = 0, sum(path.stat().st_size for path in paths)
+    for path in paths:
         state = _state_of(path)
-        content = known.get(state) or _content(path)
+        content = known.get(state) or _content(path, partial(_report, progress, done, total))
         # Where times are not those of a clock, as in images of file systems, other content may look the same.
         if state:
             found[state] = content
         digest.update(f"{path.name} {content}\n".encode())
+        done += path.stat().st_size
     if kept is not None and not found.items() <= known.items():
         _write_kept(kept, known | found)
     return digest.hexdigest()
 
 
-def _content(path: Path) -> str:
-    """A digest of the digests of a file's pieces, which threads read at the same time."""
+def _report(progress: Progress, before: int, total: int, done: int) -> None:
+    progress("Hashing the checkpoint", before + done, total)
+
+
+def _content(path: Path, report: Callable[[int], None]) -> str:
+    """A digest of the digests of a file's pieces, which threads read at the same time; `report` is told its bytes."""
+    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1), "hash") as pool:
-        pieces = range(0, os.fstat(file.fileno()).st_size, _PIECE_BYTES)
-        found = list(pool.map(partial(_piece, file.fileno()), pieces))
-    return hashlib.sha256(b"".join(found)).hexdigest()
+        size = os.fstat(file.fileno()).st_size
+        begins = range(0, size, _PIECE_BYTES)
+        for begin, found in zip(begins, pool.map(partial(_piece, file.fileno()), begins), strict=True):
+            digest.update(found)
+            report(min(begin + _PIECE_BYTES, size))
+    return digest.hexdigest()
 
 
 def _piece(descriptor: int, begin: int) -> bytes:

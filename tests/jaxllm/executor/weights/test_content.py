@@ -18,7 +18,13 @@ def test_every_byte_counts(size: int, tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_bytes(data)
     digests = [hashlib.sha256(data[begin : begin + 64]).digest() for begin in range(0, size, 64)]
     whole = hashlib.sha256(b"".join(digests)).hexdigest()
-    assert content_digest([file]) == hashlib.sha256(f"weights {whole}\n".encode()).hexdigest()
+    reports: list[tuple[str, int, int]] = []
+    twice = content_digest([file, file], progress=lambda *report: reports.append(report))
+    line = f"weights {whole}\n".encode()
+    assert twice == hashlib.sha256(2 * line).hexdigest()
+    assert content_digest([file]) == hashlib.sha256(line).hexdigest()
+    ends = [min(begin + 64, size) for begin in range(0, size, 64)]
+    assert reports == [("Hashing the checkpoint", before + end, 2 * size) for before in (0, size) for end in ends]
     found = {content_digest([file])}
     for place in range(0, size, 7):
         file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
