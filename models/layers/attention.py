@@ -1,5 +1,6 @@
 """Grouped-query attention over the paged KV cache."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ from jaxllm.pallas_kernels.paged_attention import (
 
 if TYPE_CHECKING:
     from jaxllm.models.layers.difference import Difference
+
+_CACHE = partition(None, None, None, "kv_heads")
 
 
 class Attention(nnx.Module):
@@ -70,7 +73,8 @@ class Attention(nnx.Module):
         is_supported = supports_merged(size, dtype.name, layout.dtype, self.scale_bytes)
         # The room of an index is not in what the product makes.
         is_plain = _is_plain(plan) and not config.index_heads
-        self.is_merged = is_supported and options.mesh is None and is_plain
+        # Of kernels for CPUs, only those of engines without a mesh are chosen with it.
+        self.is_merged = is_supported and is_plain and (options.mesh is None or options.attention == "tpu")
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1
@@ -96,14 +100,13 @@ class Attention(nnx.Module):
 
     def attend(self, projected: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
-        merged = get_backend(self.implementation).merged if self.is_merged else None
-        if merged is None:
+        if not self.is_merged:
             return self.attend_parts(self.parts.split(projected), kv_cache, context)
         assert context.rotation is not None
         layer, ragged = self._place(context)
-        pages, options = self.pages.view_layer(kv_cache), self._options()
-        out, own = merged(projected, context.rotation, pages, layer, ragged, options)
-        return out, own.reshape(kv_cache.shape)
+        arrays = (projected, context.rotation, kv_cache, layer, ragged)
+        specs = (partition(None, "heads"), PartitionSpec(), _CACHE, PartitionSpec(), PartitionSpec())
+        return self._by_device(self._merged, arrays, specs, options=self._options())
 
     def attend_parts(
         self,
@@ -212,25 +215,47 @@ class Attention(nnx.Module):
 
     def _paged(self, *arrays: Any, options: AttentionOptions) -> tuple[jax.Array, jax.Array]:
         """`paged_attention`, by each device for its own heads; `arrays` are its arguments."""
-        by_head = {"sinks": options.sinks, "alibi_slopes": options.alibi_slopes}
-        by_layer = {"k_scale": options.k_scale, "v_scale": options.v_scale}
+        kv_heads, whole, index = partition(None, "kv_heads"), PartitionSpec(), arrays[-1]
+        index = None if index is None else index.split_by(kv_heads, whole)
+        specs = (partition(None, "heads"), kv_heads, kv_heads, _CACHE, whole, whole, index)
 
-        def attend(by_head: dict[str, Any], by_layer: dict[str, Any], *arrays: Any) -> tuple[jax.Array, jax.Array]:
+        def attend(own: AttentionOptions, *arrays: Any) -> tuple[jax.Array, jax.Array]:
             query, key, value, kv_cache, layer, ragged, index = arrays
-            own = replace(options, **by_head, **by_layer)
             pages = self.pages.view_layer(kv_cache)
             out, pages = paged_attention(
                 query, key, value, pages, layer, ragged, own, index=index, implementation=self.implementation
             )
             return out, pages.reshape(kv_cache.shape)
 
+        return self._by_device(attend, arrays, specs, options=options)
+
+    def _merged(self, options: AttentionOptions, *arrays: Any) -> tuple[jax.Array, jax.Array]:
+        """The backend's `merged`, of one device's heads."""
+        projected, rotation, kv_cache, layer, ragged = arrays
+        merged = get_backend(self.implementation).merged
+        assert merged is not None
+        out, pages = merged(projected, rotation, self.pages.view_layer(kv_cache), layer, ragged, options)
+        return out, pages.reshape(kv_cache.shape)
+
+    def _by_device(
+        self,
+        attend: Callable[..., tuple[jax.Array, jax.Array]],
+        arrays: Sequence[Any],
+        specs: Sequence[Any],
+        *,
+        options: AttentionOptions,
+    ) -> tuple[jax.Array, jax.Array]:
+        """What `attend(options, *arrays)` gives, by each device for its own heads; `specs` are those of `arrays`."""
+        by_head = {"sinks": options.sinks, "alibi_slopes": options.alibi_slopes}
+        by_layer = {"k_scale": options.k_scale, "v_scale": options.v_scale}
+
+        def own(by_head: dict[str, Any], by_layer: dict[str, Any], *arrays: Any) -> tuple[jax.Array, jax.Array]:
+            return attend(replace(options, **by_head, **by_layer), *arrays)
+
         if self.mesh is None:
-            return attend(by_head, by_layer, *arrays)
-        heads, cache, whole = partition(None, "heads"), partition(None, None, None, "kv_heads"), PartitionSpec()
-        kv_heads, index = partition(None, "kv_heads"), arrays[-1]
-        index = None if index is None else index.split_by(kv_heads, whole)
-        in_specs = (partition("heads"), whole, heads, kv_heads, kv_heads, cache, whole, whole, index)
-        sharded = over_model(attend, self.mesh, in_specs, (heads, cache))
+            return own(by_head, by_layer, *arrays)
+        in_specs = (partition("heads"), PartitionSpec(), *specs)
+        sharded = over_model(own, self.mesh, in_specs, (partition(None, "heads"), _CACHE))
         return sharded(by_head, by_layer, *arrays)
 
 

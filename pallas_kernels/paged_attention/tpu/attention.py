@@ -1,6 +1,7 @@
 """Ragged paged attention on TPUs: packs the arguments for the two kernels, and calls them."""
 
 import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
     words_of,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
+from jaxllm.pallas_kernels.paged_attention.tpu.rotate_and_pack import rotate_and_pack
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
 from jaxllm.pallas_kernels.short_rows import MOST_SHORT
 from jaxllm.pallas_kernels.tpu_common.batch import TpuBatch, tpu_prepare
@@ -53,7 +55,8 @@ def tpu_paged_attention(
         raise NotImplementedError("scales per token and head do not fit into rows of 128 lanes")
     shared = SharedRows(k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
     dims = Dims.of(shared, kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
-    in_words = interpret is False and dims.kv_packing > 1
+    how = _Execution(decode_blocks, prefill_blocks, interpret)
+    in_words = how.takes_words(dims)
     if options.writes:
         pack = pack_kv_words if in_words else pack_kv
         stored = quantise(k, options.k_scale, kv_cache.dtype), quantise(v, options.v_scale, kv_cache.dtype)
@@ -62,6 +65,85 @@ def tpu_paged_attention(
         # The kernels take the step's keys from an array, and write what is there already.
         new = packed_rows(kv_cache, layer, batch)
         new = words_of(new) if in_words else new
+    packed = _Packed(shared, dims, pack_q(shared.spread(q), dims), new)
+    rows, kv_cache = _attend(packed, kv_cache, layer, batch, options, how)
+    return shared.own(unpack_q(rows, dims)), kv_cache
+
+
+def tpu_merged_attention(
+    qkv: jax.Array,
+    rotation: tuple[jax.Array, jax.Array],
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+    *,
+    decode_blocks: Blocks | None = None,
+    prefill_blocks: Blocks | None = None,
+    interpret: pltpu.InterpretParams | bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """See `MergedAttention`: `tpu_paged_attention` of what a product makes, where `supports_merged` says so.
+
+    Args:
+        qkv: float32 or bfloat16 [T, (N + 2 K) * 128]: the query heads of a token, then its keys, then its values.
+        rotation: cosine and sine, float32 [T, 64].
+        kv_cache: of float32 or bfloat16, in the shape of `tpu_cache_shape`.
+        layer, batch, options: see `paged_attention`; no scales.
+        decode_blocks, prefill_blocks, interpret: for tests and tuning.
+    """
+    size, kv_heads = 2 * rotation[0].shape[1], kv_cache.shape[3] * kv_cache.shape[5] // 2
+    assert supports_merged(size, qkv.dtype.name, kv_cache.dtype.name, options.scale_bytes)
+    assert options.writes
+    assert options.k_scale is options.v_scale is None
+    shared = SharedRows(kv_heads, qkv.shape[1] // size // kv_heads - 2, size)
+    dims = Dims.of(shared, kv_cache.shape[4], qkv.dtype.name, kv_cache.dtype.name)
+    how = _Execution(decode_blocks, prefill_blocks, interpret)
+    # The name in profiles and in compiled programs.
+    with jax.named_scope("paged_attention"):
+        arrays = rotate_and_pack(qkv, rotation, dims, in_words=how.takes_words(dims), interpret=interpret)
+        rows, kv_cache = _attend(_Packed(shared, dims, *arrays), kv_cache, layer, batch, options, how)
+        return unpack_q(rows, dims).reshape(len(qkv), -1), kv_cache
+
+
+def supports_merged(head_size: int, dtype: str, stored: str, scale_bytes: int) -> bool:
+    """See `Backend.supports_merged`: a head is one row of lanes, and two numbers at most share a word."""
+    wide = ("float32", "bfloat16")
+    return head_size == LANES and dtype in wide and stored in wide and scale_bytes == 0
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Queries as `pack_q` makes them, and keys and values as `pack_kv` or `pack_kv_words` does."""
+
+    shared: SharedRows
+    dims: Dims
+    rows: jax.Array
+    new: jax.Array
+
+
+@dataclass(frozen=True)
+class _Execution:
+    """How the kernels run: their blocks, None for those of the chip, and whether they are interpreted."""
+
+    decode_blocks: Blocks | None
+    prefill_blocks: Blocks | None
+    interpret: pltpu.InterpretParams | bool
+
+    def takes_words(self, dims: Dims) -> bool:
+        """Whether the kernels take new keys and values as words, see `pack_kv_words`."""
+        return self.interpret is False and dims.kv_packing > 1
+
+
+def _attend(
+    packed: _Packed,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+    how: _Execution,
+) -> tuple[jax.Array, jax.Array]:
+    """Results in place of the queries, and the cache with the new keys and values."""
+    shared, dims, rows, new, interpret = packed.shared, packed.dims, packed.rows, packed.new, how.interpret
     k_scale, v_scale = (1.0 if x is None else jnp.asarray(x, jnp.float32) for x in (options.k_scale, options.v_scale))
     window, soft_cap = options.window, options.soft_cap
     factor = options.scale * k_scale
@@ -77,7 +159,6 @@ def tpu_paged_attention(
         batch.query_start,
         prepared.order,
     )
-    rows = pack_q(shared.spread(q), dims)
     if interpret is False:
         # XLA would put it into VMEM, from where a copy is no DMA: the core would do it itself.
         new = pltpu.with_memory_space_constraint(new, pltpu.HBM)
@@ -92,20 +173,20 @@ def tpu_paged_attention(
         interpret is not False,
         options.checks,
     )
-    chip = target()
-    blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
-    short = min(prepared.most_short, q.shape[0])
+    chip, tokens = target(), len(rows)
+    blocks = how.decode_blocks or choose_blocks("decode", dims, tokens, chip)
+    short = min(prepared.most_short, tokens)
     kernel = Options(dims, limit_slots(blocks, prepared.table.shape[2]), *switches, short)
     per_head = _per_head(shared, dims, options.alibi_slopes, options.sinks)
     heads = _pad_sublanes(per_head, dims, short)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
-    if q.shape[0] > 1:
-        blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
+    if tokens > 1:
+        blocks = how.prefill_blocks or choose_blocks("prefill", dims, tokens, chip)
         seen = _seen(prepared)
         kernel = Options(dims, blocks, *switches, has_spans=seen is not None)
         heads = _pad_lanes(per_head, dims)
         rows, cache = prefill(scalars, seen, prepared.table, new, heads, rows, cache, kernel, interpret)
-    return shared.own(unpack_q(rows, dims)), cache.reshape(kv_cache.shape)
+    return rows, cache.reshape(kv_cache.shape)
 
 
 def _seen(batch: TpuBatch) -> Seen | None:
@@ -147,6 +228,8 @@ BACKEND = Backend(
     tpu_paged_attention,
     tpu_cache_shape,
     lambda batch, heads: tpu_prepare(batch, min(heads.most_short, MOST_SHORT)),
+    merged=tpu_merged_attention,
+    supports_merged=supports_merged,
     page_size=lambda shape, head_size: shape[4],
     supports_spans=True,
 )
