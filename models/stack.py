@@ -251,8 +251,9 @@ class ScanStack(_Layers):
             whole.append(states[0])
             sliced.append(states[1])
 
-        def body(carry: Carry, inputs: tuple[Any, jax.Array]) -> tuple[Carry, None]:
-            (x, cache, tapped), (values, repeat) = carry, inputs
+        def body(carry: tuple[Carry, jax.Array], values: Any) -> tuple[tuple[Carry, jax.Array], None]:
+            # Counted here: XLA would look up the number of each repeat in an array of them.
+            (x, cache, tapped), repeat = carry
             for place, graph in enumerate(graphs):
                 found = jax.tree.map(lambda array: LayerOf(array, repeat), whole[place])
                 layer = nnx.merge(graph, found, values[place])
@@ -268,10 +269,9 @@ class ScanStack(_Layers):
                 if plans[place].adds_images and told.added is not None:
                     x = x + told.added[segment.start + repeat * segment.period + place]
                 cache = cache.updated(groups[place], part)
-            return (x, cache, tapped), None
+            return ((x, cache, tapped), repeat + 1), None
 
-        repeats = jnp.arange(segment.repeats, dtype=jnp.int32)
-        carried, _ = lax.scan(body, carried, (sliced, repeats))
+        (carried, _), _ = lax.scan(body, (carried, jnp.int32(0)), sliced, length=segment.repeats)
         return carried
 
     def _in_cache(
