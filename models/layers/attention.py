@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.attention_plan import AttentionPlan, DifferencePlan
@@ -17,11 +18,12 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.kv_shape import CacheLayout, LayerPages
 from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.mlp import MANY_TOKENS
 from jaxllm.models.layers.norm import AnyNorm, NoNorm, make_norm
 from jaxllm.models.layers.parameter import Rows, merged, parameter
 from jaxllm.models.layers.rope import Rotation, pair_order, query_growth, rotate
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
+from jaxllm.models.sharding import all_parallel, model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import (
     AnyIndex,
     AttentionOptions,
@@ -75,6 +77,10 @@ class Attention(nnx.Module):
         is_plain = _is_plain(plan) and not config.index_heads
         # Of kernels for CPUs, only those of engines without a mesh are chosen with it.
         self.is_merged = is_supported and is_plain and (options.mesh is None or options.attention == "tpu")
+        # For one TPU, XLA would have the residuals of large steps with tokens last, as the rotation once wanted them.
+        # This takes the products before attention and at the end of a layer longer.
+        is_alone = options.platform == "tpu" and all_parallel(options.mesh) == 1
+        self.puts_tokens_first = self.is_merged and is_alone
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1
@@ -96,7 +102,10 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, D]; returns the cache (see `cache_shape`) with the new tokens, too."""
         attended, kv_cache = self.attend(self.query_key_value(x, context.forward), kv_cache, context)
-        return self.output(attended, context.forward), kv_cache
+        out = self.output(attended, context.forward)
+        if self.puts_tokens_first and len(out) >= MANY_TOKENS:
+            out = with_layout_constraint(out, Layout((0, 1)))
+        return out, kv_cache
 
     def attend(self, projected: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""

@@ -26,11 +26,15 @@ from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
 from jaxllm.pallas_kernels.paged_attention.tpu.rotate_and_pack import rotate_and_pack
+from jaxllm.pallas_kernels.paged_attention.tpu.unpack import unpack
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
 from jaxllm.pallas_kernels.short_rows import MOST_SHORT
 from jaxllm.pallas_kernels.tpu_common.batch import TpuBatch, tpu_prepare
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E
 from jaxllm.pallas_kernels.tpu_common.target import target
+
+MANY_TOKENS = 512
+"""In smaller steps XLA unpacks results as fast as a kernel does."""
 
 
 def tpu_paged_attention(
@@ -102,6 +106,8 @@ def tpu_merged_attention(
     with jax.named_scope("paged_attention"):
         arrays = rotate_and_pack(qkv, rotation, dims, in_words=how.takes_words(dims), interpret=interpret)
         rows, kv_cache = _attend(_Packed(shared, dims, *arrays), kv_cache, layer, batch, options, how)
+        if len(qkv) >= MANY_TOKENS and dims.q_packing == 2:
+            return unpack(rows, dims, interpret=interpret), kv_cache
         return unpack_q(rows, dims).reshape(len(qkv), -1), kv_cache
 
 
@@ -219,7 +225,7 @@ def _pad_sublanes(per_head: jax.Array | None, dims: Dims, tokens: int) -> jax.Ar
 def _pad_lanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
     """[2, K, 1, lanes]: a whole number of groups that fills whole tiles."""
     if per_head is None:
-        return jnp.zeros((2, 1, 1, LANES), jnp.float32)
+        return jnp.zeros((2, 1, 8, LANES), jnp.float32)
     lanes = math.lcm(dims.group_rows, LANES)
     return jnp.tile(per_head, (1, 1, lanes // dims.group_rows))[:, :, None]
 

@@ -21,7 +21,10 @@ from jaxllm.pallas_kernels.tpu_common.constants import LANES, Ref
 _BLOCK_BYTES = 2 << 20
 """Bytes of a block of the product, at most. VMEM holds it twice, and what is made of it."""
 
-_TOGETHER = 32
+VMEM_BYTES = 16 * _BLOCK_BYTES
+"""Room for these, and for values in flight."""
+
+TOGETHER = 32
 """Tokens that are computed together: few enough for their angles to stay in registers."""
 
 
@@ -43,7 +46,7 @@ def rotate_and_pack(
         interpret: see `pallas_call`.
     """
     tokens, half = len(qkv), rotation[0].shape[1]
-    block = _block_tokens(tokens, qkv.shape[1] * qkv.dtype.itemsize)
+    block = block_tokens(tokens, qkv.shape[1] * qkv.dtype.itemsize)
     q_rows, is_interpreted = dims.num_kv_heads * dims.group_words, interpret is not False
     q_block: tuple[int, ...] = (block, dims.num_kv_heads, dims.group_words, dims.q_packing, LANES)
     kv_block: tuple[int, ...] = (block, dims.packs, 1 if in_words else dims.kv_packing, LANES)
@@ -66,7 +69,7 @@ def rotate_and_pack(
             for shape, dtype in ((q_block, q_dtype), (kv_block, kv_dtype))
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",), vmem_limit_bytes=16 * _BLOCK_BYTES, disable_bounds_checks=True
+            dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True
         ),
         interpret=interpret,
         name="rotate_and_pack",
@@ -78,18 +81,24 @@ def rotate_and_pack(
     return rows, new
 
 
-def _block_tokens(tokens: int, token_bytes: int) -> int:
-    """Tokens of a block: all, if they are few."""
-    if tokens <= _TOGETHER:
+def block_tokens(tokens: int, token_bytes: int) -> int:
+    """Tokens of a block: all if they are few, else a multiple of those computed together, in blocks of one size."""
+    if tokens <= TOGETHER:
         return tokens
-    most = max(_TOGETHER, _BLOCK_BYTES // token_bytes // _TOGETHER * _TOGETHER)
-    return min(most, tokens // _TOGETHER * _TOGETHER)
+    most = max(1, _BLOCK_BYTES // token_bytes // TOGETHER)
+    units = pl.cdiv(tokens, TOGETHER)
+    return min(pl.cdiv(units, pl.cdiv(units, most)), tokens // TOGETHER) * TOGETHER
+
+
+def times_written(heads: int) -> int:
+    """How often a loop's body is written out: with few heads, the units would wait for one another's results."""
+    return max(1, min(4, 32 // heads))
 
 
 def _kernel(qkv: Ref, cos: Ref, sin: Ref, q: Ref, kv: Ref, *, dims: Dims, is_interpreted: bool) -> None:
     """One block of tokens. `q` and `kv` are as in `rotate_and_pack`; interpreted, they are their rows of words."""
     tokens, group, kv_heads = qkv.shape[0], dims.group, dims.num_kv_heads
-    together = min(tokens, _TOGETHER)
+    together = min(tokens, TOGETHER)
     num_heads, q_rows = kv_heads * group, kv_heads * dims.group_words
 
     def some(number: Any, _: None) -> None:
@@ -126,7 +135,7 @@ def _kernel(qkv: Ref, cos: Ref, sin: Ref, q: Ref, kv: Ref, *, dims: Dims, is_int
                 part = values[row * dims.kv_packing :][: dims.kv_packing]
                 store(kv, dims.packs, index * 2 // dims.kv_packing + row, part)
 
-    lax.fori_loop(0, tokens // together, some, None)
+    lax.fori_loop(0, tokens // together, some, None, unroll=times_written(num_heads + 2 * kv_heads))
 
 
 def _finite(values: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -17,6 +17,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_merged_atten
 from jaxllm.pallas_kernels.paged_attention.tpu.canonical import from_canonical, packs_alike, to_canonical
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, pack_kv, pack_q
 from jaxllm.pallas_kernels.paged_attention.tpu.rotate_and_pack import rotate_and_pack
+from jaxllm.pallas_kernels.paged_attention.tpu.unpack import unpack
 from jaxllm.pallas_kernels.ragged_batch import quantise
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, run_function
 from tests.pallas_kernels.paged_attention.tpu.interpreter import check_races, interpreted
@@ -58,6 +59,15 @@ def test_is_what_xla_rotates_and_packs(tokens: int, heads: int, kv_heads: int, d
     for one, other in zip(wanted, found, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+
+
+@pytest.mark.parametrize(("tokens", "heads", "kv_heads"), [(72, 3, 1), (8, 8, 2)])
+def test_results_are_unpacked(tokens: int, heads: int, kv_heads: int) -> None:
+    wanted = jnp.asarray(np.random.default_rng(0).normal(size=(tokens, heads, 128)), jnp.bfloat16)
+    dims = Dims.of(SharedRows(kv_heads, heads // kv_heads, 128), 16, "bfloat16", "bfloat16")
+    kernel = partial(unpack, dims=dims, interpret=pltpu.InterpretParams())
+    found = jax.jit(kernel, compiler_options=QUICK)(pack_q(wanted, dims))
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted.reshape(tokens, -1), np.float32))
 
 
 def test_self_tests_see_a_rotation_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
