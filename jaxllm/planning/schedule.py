@@ -2,7 +2,8 @@
 
 XLA notes cycles alongside most operations of a program for TPUs, and the order in which they run. It notes none for
 collectives, which take here what `jaxllm.planning.links` says, for copies between memories, which take the memory's
-bandwidth, and for kernels, which count nothing. What has a start and a done runs alongside the operations between them.
+bandwidth, and for kernels, which count nothing unless they are in `MOVING`. What has a start and a done runs alongside
+the operations between them.
 """
 
 import re
@@ -13,8 +14,16 @@ from jaxllm.planning.hlo import Instruction, Module, bytes_of
 from jaxllm.planning.links import Network, gather_seconds, sum_seconds
 
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=)")
+_INPUTS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+MOVING = ("rotate_and_pack", "unpack_results")
+"""Kernels that take as long as their bytes need, and `START_SECONDS`: so says the static method (docs/kernels.md)."""
+
+START_SECONDS = 1e-6
+"""From the start of a kernel to its first bytes, and from the last ones to its end."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class ProgramCost:
-    """Seconds of one run, without kernels.
+    """Seconds of one run, without most kernels.
 
-    `computing` is the sum of XLA's estimates, `exposed` what the device waits for collectives, `copying` for copies
-    between its memories.
+    `computing` is the sum of XLA's estimates and of kernels in `MOVING`, `exposed` what the device waits for
+    collectives, `copying` for copies between its memories.
     """
 
     computing: float
@@ -112,10 +121,15 @@ class _Run:
                 self.exposed += collective.seconds
                 self.now += collective.seconds / times
             else:
-                self._compute(each.cycles, times)
+                self._compute(each, times)
 
-    def _compute(self, cycles: int, times: int) -> None:
-        seconds = cycles / self.network.chip.clock_hz
+    def _compute(self, each: Instruction, times: int) -> None:
+        chip = self.network.chip
+        seconds = each.cycles / chip.clock_hz
+        if each.kind == "custom-call" and each.name.startswith(MOVING):
+            inputs = _INPUTS.search(each.attributes)
+            moved = bytes_of(each.shape) + bytes_of(inputs[1] if inputs else each.operands)
+            seconds = sum(moved) / chip.hbm_bandwidth + START_SECONDS
         self.computing += seconds * times
         self.now += seconds
 

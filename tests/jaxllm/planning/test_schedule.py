@@ -7,7 +7,7 @@ import pytest
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.hlo import bytes_of, parse
 from jaxllm.planning.links import HOP_SECONDS, Network
-from jaxllm.planning.schedule import Choices, ProgramCost, program_cost
+from jaxllm.planning.schedule import START_SECONDS, Choices, ProgramCost, program_cost
 
 CHIP = replace(CHIPS["v6e"], clock_hz=1000.0, hbm_bandwidth=1e6, link_bandwidth=1e6)
 LINE: list[tuple[int, ...]] = [(0, 0), (1, 0), (2, 0), (3, 0)]
@@ -67,6 +67,17 @@ def test_operations_follow_loops_and_branches() -> None:
     # Two trips by two: the counter's step is read off the body.
     assert cost(SQUARE).computing == pytest.approx((2 * 10 + 3) / 1000)
     assert cost(SQUARE, Choices(branch=lambda _: 1)).computing == pytest.approx((2 * 10 + 1000) / 1000)
+
+
+def test_a_kernel_that_moves_bytes_takes_their_time() -> None:
+    text = """ENTRY %main (x: bf16[8,500]) -> bf16[8,5,100] {
+  %x = bf16[8,500]{1,0} parameter(0)
+  %other.1 = bf16[8,500]{1,0} custom-call(%x), operand_layout_constraints={bf16[8,500]{1,0}}
+  ROOT %rotate_and_pack.4 = bf16[8,5,100]{2,1,0} custom-call(%other.1), operand_layout_constraints={bf16[8,500]{1,0}}
+}
+"""
+    found = program_cost(parse(text), Network(CHIP, LINE))
+    assert found.computing == pytest.approx(2 * 8000 / 1e6 + START_SECONDS)
 
 
 def test_a_sum_is_a_scatter_and_a_gather() -> None:
