@@ -19,11 +19,13 @@ from jaxllm.pallas_kernels.paged_attention import (
     CacheGeometry,
     RaggedBatch,
     cache_shape,
+    get_backend,
     paged_attention,
 )
 
 SHAPES = {
     "llama-3-8b": (32, 8, 128, "bfloat16"),
+    "llama-3-8b-merged": (32, 8, 128, "bfloat16"),
     "llama-3-70b-tp8": (8, 1, 128, "bfloat16"),
     "llama-3-70b-tp8-int8": (8, 1, 128, "int8"),
     "qwen3-0.6b": (16, 8, 128, "bfloat16"),
@@ -34,7 +36,7 @@ SHAPES = {
     "gemma-3-4b-images": (8, 4, 256, "bfloat16"),
     "small-float32": (4, 2, 80, "float32"),
 }
-"""Query heads, KV heads, head size and type of the cache, on one device."""
+"""Query heads, KV heads, head size and type of the cache, on one device; merged: as one product makes them."""
 
 LAYERS, PAGES, PAGE_SIZE, TOKENS, ROWS, WIDTH = 4, 8192, 16, 512, 64, 512
 
@@ -68,8 +70,21 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
         layers = jnp.arange(LAYERS, dtype=jnp.int32)
         return jax.lax.scan(layer, (q, cache), (layers, windows))[0]
 
-    function = jax.jit(all_layers, donate_argnums=2)
-    compiled = function.lower(q, kv, cache, shape((LAYERS,)), batch, per_head).compile()
+    def all_merged(qkv: Any, angles: Any, cache: Any, batch: Any) -> Any:
+        def layer(carry: Any, index: Any) -> Any:
+            qkv, cache = carry
+            out, cache = merged(qkv, (angles, angles), cache, index, batch, AttentionOptions(0.1))
+            return (jnp.pad(out, ((0, 0), (0, 2 * kv_heads * size))), cache), None
+
+        return jax.lax.scan(layer, (qkv, cache), jnp.arange(LAYERS, dtype=jnp.int32))[0]
+
+    merged = get_backend(implementation).merged if name.endswith("merged") else None
+    if merged is None:
+        function = jax.jit(all_layers, donate_argnums=2)
+        compiled = function.lower(q, kv, cache, shape((LAYERS,)), batch, per_head).compile()
+    else:
+        qkv, angles = shape((TOKENS, (heads + 2 * kv_heads) * size), q_dtype), shape((TOKENS, size // 2), jnp.float32)
+        compiled = jax.jit(all_merged, donate_argnums=2).lower(qkv, angles, cache, batch).compile()
     memory = cast(Any, compiled.memory_analysis())
     return {
         "cache": cache.size * cache.dtype.itemsize,

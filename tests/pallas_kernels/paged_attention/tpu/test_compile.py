@@ -18,7 +18,7 @@ CASES = thinned(
         "v6e/xla/gpt-oss-20b",
         "v5e/tpu/llama-3-70b-tp8-int8",
         "tpu7x/tpu/gpt-oss-20b",
-        "v4/tpu/llama-3-8b",
+        "v4/tpu/llama-3-8b-merged",
     ),
     (
         # A cache of float8 is also that of `tests/benchmarks/test_tpu_quantized_steps.py`.
@@ -28,6 +28,8 @@ CASES = thinned(
         *(f"{chip}/tpu/{name}" for chip in ("v5e", "tpu7x") for name in ("llama-3-8b", "llama-3.2-1b")),
         "tpu7x/tpu/llama-3-70b-tp8-int8",
         "v5p/tpu/llama-3-8b",
+        "v4/tpu/llama-3-8b",
+        *(f"{chip}/tpu/llama-3-8b-merged" for chip in ("v5e", "v5p", "v6e", "tpu7x")),
         # Not `small-float32`: half of a float32 cache of two heads of 80, padded to 128, is copied.
         *(f"v6e/xla/{name}" for name in ("llama-3-8b", "llama-3-70b-tp8", "llama-3-70b-tp8-int8", "qwen3-0.6b")),
         *(f"v6e/xla/{name}" for name in ("qwen3-32b", "llama-3.2-1b", "gemma-2-2b")),
