@@ -19,14 +19,16 @@ from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.kv_shape import CacheLayout, LayerPages
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.mlp import MANY_TOKENS
-from jaxllm.models.layers.norm import AnyNorm, NoNorm, make_norm
+from jaxllm.models.layers.norm import AnyNorm, NoNorm, RMSNorm, make_norm
 from jaxllm.models.layers.parameter import Rows, merged, parameter
 from jaxllm.models.layers.rope import Rotation, pair_order, query_growth, rotate
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import all_parallel, model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import (
     AnyIndex,
     AttentionOptions,
+    HeadNorms,
     RaggedBatch,
     get_backend,
     paged_attention,
@@ -71,10 +73,10 @@ class Attention(nnx.Module):
         self.kv_scales = parameter((2,), jnp.dtype("float32"), sharding(options.mesh)) if has_scales else None
         # Some backends take what the product makes, and rotate it on the way.
         self.scale_bytes = layout.scale_bytes(size)
-        supports_merged = get_backend(options.attention).supports_merged
-        is_supported = supports_merged(size, dtype.name, layout.dtype, self.scale_bytes)
+        backend = get_backend(options.attention)
+        is_supported = backend.supports_merged(size, dtype.name, layout.dtype, self.scale_bytes)
         # The room of an index is not in what the product makes.
-        is_plain = _is_plain(plan) and not config.index_heads
+        is_plain = _is_plain(plan, merges_norms=backend.merges_norms) and not config.index_heads
         # Of kernels for CPUs, only those of engines without a mesh are chosen with it.
         self.is_merged = is_supported and is_plain and (options.mesh is None or options.attention == "tpu")
         # For one TPU, XLA would have the residuals of large steps with tokens last, as the rotation once wanted them.
@@ -209,6 +211,12 @@ class Attention(nnx.Module):
         slopes = (
             None if plan.alibi is None else jnp.asarray(alibi_slopes(self.num_heads, plan.alibi) * plan.alibi_scale)
         )
+        norms = None
+        if self.is_merged and plan.norm is not None:
+            query, key = self.query_norm, self.key_norm
+            assert isinstance(query, RMSNorm)
+            assert isinstance(key, RMSNorm)
+            norms = HeadNorms(query.norm.weight, key.norm.weight, plan.norm.eps)
         return AttentionOptions(
             self.key_size**-0.5 if plan.scale is None else plan.scale,
             (not plan.is_chunked and plan.window) or None,
@@ -220,6 +228,7 @@ class Attention(nnx.Module):
             scale_bytes=self.scale_bytes,
             writes=plan.source is None,
             checks=self.checks,
+            head_norms=norms,
         )
 
     def _paged(self, *arrays: Any, options: AttentionOptions) -> tuple[jax.Array, jax.Array]:
@@ -256,7 +265,7 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """What `attend(options, *arrays)` gives, by each device for its own heads; `specs` are those of `arrays`."""
         by_head = {"sinks": options.sinks, "alibi_slopes": options.alibi_slopes}
-        by_layer = {"k_scale": options.k_scale, "v_scale": options.v_scale}
+        by_layer = {"k_scale": options.k_scale, "v_scale": options.v_scale, "head_norms": options.head_norms}
 
         def own(by_head: dict[str, Any], by_layer: dict[str, Any], *arrays: Any) -> tuple[jax.Array, jax.Array]:
             return attend(replace(options, **by_head, **by_layer), *arrays)
@@ -268,16 +277,24 @@ class Attention(nnx.Module):
         return sharded(by_head, by_layer, *arrays)
 
 
-def _is_plain(plan: AttentionPlan) -> bool:
-    """Whether nothing but a rotation happens between projections and attention, which is over pages."""
-    changed = (
-        plan.norm is not None or plan.clip is not None or plan.query_scale is not None or plan.output_gate is not None
-    )
+def _is_plain(plan: AttentionPlan, *, merges_norms: bool) -> bool:
+    """Whether nothing but a rotation happens between projections and attention, which is over pages.
+
+    There may be norms of single heads, if a backend merges them.
+    """
+    is_merged_norm = merges_norms and plan.norm_over == "head" and not plan.norm_is_last and _is_by_squares(plan.norm)
+    has_norms = plan.norm is not None and not is_merged_norm
+    changed = has_norms or plan.clip is not None or plan.query_scale is not None or plan.output_gate is not None
     of_others = plan.source is not None or plan.values_are_keys or plan.value_norm is not None
     has_zeros = plan.key_size is not None or plan.value_size is not None
     of_others = of_others or has_zeros or plan.value_scale != 1.0 or plan.output_norm is not None
     of_others = of_others or plan.experts is not None or plan.index is not None
     return plan.rope is not None and plan.is_causal and not changed and not of_others
+
+
+def _is_by_squares(norm: NormPlan | None) -> bool:
+    """Whether a norm is one by mean square, with a weight and nothing else."""
+    return norm is not None and norm.kind == "rms" and norm.weight and norm.gate_rank is None
 
 
 def _head_norm(

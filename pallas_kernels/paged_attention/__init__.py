@@ -3,7 +3,7 @@
 from jaxllm.pallas_kernels.paged_attention.api import cache_shape, paged_attention, prepare, prepare_chunked
 from jaxllm.pallas_kernels.paged_attention.backend import BACKENDS, CacheGeometry, Heads, get_backend
 from jaxllm.pallas_kernels.paged_attention.block_index import AnyIndex, BlockIndex, GroupIndex
-from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions, HeadNorms
 from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "BlockIndex",
     "CacheGeometry",
     "GroupIndex",
+    "HeadNorms",
     "Heads",
     "RaggedBatch",
     "cache_shape",

@@ -127,6 +127,8 @@ class Backend:
     """Whether `merged` can, for heads of a size, activations and a cache of types (NumPy's names), and so many bytes of
     scales after each stored head.
     """
+    merges_norms: bool = False
+    """Whether `merged` normalises heads, see `AttentionOptions.head_norms`."""
 
 
 BACKENDS: Mapping[str, str] = {

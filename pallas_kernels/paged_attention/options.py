@@ -1,8 +1,20 @@
 """Options besides plain causal attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of each query and key head by its mean square, with `epsilon` beneath the root (arXiv 1910.07467)."""
+
+    query: jax.Array
+    """[H], by which what is normalised is multiplied."""
+    key: jax.Array
+    """[H], likewise for keys."""
+    epsilon: float = field(metadata={"static": True})
 
 
 @dataclass(frozen=True)
@@ -34,3 +46,5 @@ class AttentionOptions:
     written them, and those that are given only have their shape."""
     checks: bool = False
     """For debugging: a kernel for TPUs stops where it leaves an array or a semaphore is wrong, and is slower."""
+    head_norms: HeadNorms | None = None
+    """Norms that come before the rotation, where a backend rotates (`Backend.merged`)."""

@@ -104,7 +104,8 @@ def tpu_merged_attention(
     how = _Execution(decode_blocks, prefill_blocks, interpret)
     # The name in profiles and in compiled programs.
     with jax.named_scope("paged_attention"):
-        arrays = rotate_and_pack(qkv, rotation, dims, in_words=how.takes_words(dims), interpret=interpret)
+        in_words, norms = how.takes_words(dims), options.head_norms
+        arrays = rotate_and_pack(qkv, rotation, dims, in_words=in_words, norms=norms, interpret=interpret)
         rows, kv_cache = _attend(_Packed(shared, dims, *arrays), kv_cache, layer, batch, options, how)
         if len(qkv) >= MANY_TOKENS and dims.q_packing == 2:
             return unpack(rows, dims, interpret=interpret), kv_cache
@@ -236,6 +237,7 @@ BACKEND = Backend(
     lambda batch, heads: tpu_prepare(batch, min(heads.most_short, MOST_SHORT)),
     merged=tpu_merged_attention,
     supports_merged=supports_merged,
+    merges_norms=True,
     page_size=lambda shape, head_size: shape[4],
     supports_spans=True,
 )

@@ -6,8 +6,10 @@ its value, are then the halves of a word. Tokens lie along sublanes in the produ
 so that a store with a stride is all that turns them around.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.pallas_kernels.paged_attention.options import HeadNorms
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, Ref
 
@@ -34,6 +37,7 @@ def rotate_and_pack(
     dims: Dims,
     *,
     in_words: bool,
+    norms: HeadNorms | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """What `pack_q` and `pack_kv` make of queries, keys and values, once queries and keys are rotated.
@@ -43,6 +47,7 @@ def rotate_and_pack(
         rotation: cosine and sine, float32 [T, 64], of the angles by which the pairs (i, i + 64) are turned.
         dims: heads of 128, and a cache of bfloat16 or float32.
         in_words: whether keys and values come as those of `pack_kv_words`.
+        norms: of query and key heads, before the rotation.
         interpret: see `pallas_call`.
     """
     tokens, half = len(qkv), rotation[0].shape[1]
@@ -59,10 +64,15 @@ def rotate_and_pack(
     def of_block(shape: tuple[int, ...]) -> pl.BlockSpec:
         return pl.BlockSpec(shape, lambda index: (index, *(0 for _ in shape[1:])))
 
+    weights = [] if norms is None else [each.astype(jnp.float32)[None] for each in (norms.query, norms.key)]
+    options = _Options(dims, None if norms is None else norms.epsilon, is_interpreted)
     rows, new = pl.pallas_call(
-        partial(_kernel, dims=dims, is_interpreted=is_interpreted),
+        partial(_kernel, options=options),
         grid=(pl.cdiv(tokens, block),),
-        in_specs=[of_block((block, size)) for size in (qkv.shape[1], half, half)],
+        in_specs=[
+            *[of_block((block, size)) for size in (qkv.shape[1], half, half)],
+            *[pl.BlockSpec((1, LANES), lambda index: (0, 0))] * len(weights),
+        ],
         out_specs=[of_block(q_block), of_block(kv_block)],
         out_shape=[
             jax.ShapeDtypeStruct((tokens * shape[0] // block, *shape[1:]), dtype)
@@ -73,7 +83,7 @@ def rotate_and_pack(
         ),
         interpret=interpret,
         name="rotate_and_pack",
-    )(qkv, *rotation)
+    )(qkv, *rotation, *weights)
     if is_interpreted:
         rows = _elements(rows, qkv.dtype).reshape(tokens, dims.num_kv_heads, dims.group_words, dims.q_packing, LANES)
         new = new if in_words else _elements(new, jnp.dtype(dims.kv_dtype))
@@ -95,47 +105,112 @@ def times_written(heads: int) -> int:
     return max(1, min(4, 32 // heads))
 
 
-def _kernel(qkv: Ref, cos: Ref, sin: Ref, q: Ref, kv: Ref, *, dims: Dims, is_interpreted: bool) -> None:
-    """One block of tokens. `q` and `kv` are as in `rotate_and_pack`; interpreted, they are their rows of words."""
-    tokens, group, kv_heads = qkv.shape[0], dims.group, dims.num_kv_heads
-    together = min(tokens, TOGETHER)
-    num_heads, q_rows = kv_heads * group, kv_heads * dims.group_words
+class _Memory(NamedTuple):
+    """References of the kernel; results are as in `rotate_and_pack`, or interpreted their rows of words."""
+
+    qkv: Ref
+    cos: Ref
+    sin: Ref
+    weights: Sequence[Ref]
+    """[1, 128] of query heads and of key heads, if there are norms."""
+    q: Ref
+    kv: Ref
+
+
+class _Tokens:
+    """Some tokens of a block, as the methods trace what is made of them."""
+
+    def __init__(self, memory: _Memory, number: Any, together: int, options: "_Options") -> None:
+        self.memory, self.together, self.options = memory, together, options
+        self.first = pl.multiple_of(number * together, together)
+        self.here = pl.ds(self.first, together)
+        cosine, sine = (jnp.concatenate([ref[self.here]] * 2, axis=1) for ref in (memory.cos, memory.sin))
+        is_first = lax.broadcasted_iota(jnp.int32, sine.shape, 1) < LANES // 2
+        self.cosine, self.sine = cosine, jnp.where(is_first, -sine, sine)
+        # A sum over lanes takes long. Before anything is stored, each hides what the others wait for.
+        normalised = 0 if options.epsilon is None else options.num_heads + options.dims.num_kv_heads
+        self.scales = [self.scale(index) for index in range(normalised)]
+
+    def queries(self) -> None:
+        """Rotate and store all queries."""
+        dims = self.options.dims
+        for row in range(dims.num_kv_heads * dims.group_words):
+            heads = [self.rotated(head) for head in self.in_row(row)]
+            missing = dims.q_packing - len(heads)
+            self.store(self.memory.q, dims.num_kv_heads * dims.group_words, row, heads, missing)
+
+    def in_row(self, row: int) -> range:
+        """The query heads of a row of words."""
+        dims = self.options.dims
+        kv_head, word = divmod(row, dims.group_words)
+        begin = kv_head * dims.group + word * dims.q_packing
+        return range(begin, min(begin + dims.q_packing, (kv_head + 1) * dims.group))
+
+    def keys_and_values(self) -> None:
+        """Rotate all keys, and store them and values."""
+        dims, first = self.options.dims, self.options.num_heads
+        for head in range(dims.num_kv_heads):
+            both = [self.rotated(first + head), self.head(first + dims.num_kv_heads + head)]
+            both = [_finite(each, self.memory.qkv.dtype) for each in both]
+            for row in range(2 // dims.kv_packing):
+                part = both[row * dims.kv_packing :][: dims.kv_packing]
+                self.store(self.memory.kv, dims.packs, head * 2 // dims.kv_packing + row, part)
+
+    def head(self, index: int) -> jax.Array:
+        """A head as the product gives it, float32 [together, 128]."""
+        return self.memory.qkv[self.here, pl.ds(index * LANES, LANES)].astype(jnp.float32)
+
+    def scale(self, index: int) -> jax.Array:
+        """What a norm multiplies a head with, [together, 1]."""
+        x, epsilon = self.head(index), self.options.epsilon
+        assert epsilon is not None
+        return lax.rsqrt(jnp.sum(x * x, axis=1, keepdims=True) * (1 / LANES) + epsilon)
+
+    def rotated(self, index: int) -> jax.Array:
+        """A query or key head, normalised and rotated."""
+        x = self.head(index)
+        if self.scales:
+            x = x * self.scales[index] * self.memory.weights[0 if index < self.options.num_heads else 1][...]
+            x = x.astype(self.memory.qkv.dtype).astype(jnp.float32)
+        return x * self.cosine + pltpu.roll(x, LANES // 2, 1) * self.sine
+
+    def store(self, ref: Ref, rows: int, row: int, values: Sequence[jax.Array], missing: int = 0) -> None:
+        """Put the words of `values`, and of zeros for those missing, where `row` is of the `rows` of each token."""
+        values = [*values, *[jnp.zeros_like(self.cosine)] * missing]
+        if self.options.is_interpreted:
+            view, words = ref.at[pl.ds(self.first * rows, self.together * rows)], _bits(values)
+        else:
+            view, words = ref.at[self.here], _word(values)
+            view = (view if view.dtype == words.dtype else view.bitcast(words.dtype)).reshape(-1, LANES)
+        view[pl.ds(row, self.together, stride=rows)] = words
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Static choices: heads, what is beneath the root in norms, None without, and whether this is interpreted."""
+
+    dims: Dims
+    epsilon: float | None
+    is_interpreted: bool
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads, after which keys come."""
+        return self.dims.num_kv_heads * self.dims.group
+
+
+def _kernel(qkv: Ref, cos: Ref, sin: Ref, *refs: Ref, options: _Options) -> None:
+    """One block of tokens."""
+    *weights, q, kv = refs
+    memory, together = _Memory(qkv, cos, sin, weights, q, kv), min(qkv.shape[0], TOGETHER)
 
     def some(number: Any, _: None) -> None:
-        first = pl.multiple_of(number * together, together)
-        here = pl.ds(first, together)
-        cosine, sine = (jnp.concatenate([ref[here]] * 2, axis=1) for ref in (cos, sin))
-        sine = jnp.where(lax.broadcasted_iota(jnp.int32, sine.shape, 1) < LANES // 2, -sine, sine)
+        tokens = _Tokens(memory, number, together, options)
+        tokens.queries()
+        tokens.keys_and_values()
 
-        def head(index: int) -> jax.Array:
-            return qkv[here, pl.ds(index * LANES, LANES)].astype(jnp.float32)
-
-        def rotated(index: int) -> jax.Array:
-            x = head(index)
-            return x * cosine + pltpu.roll(x, LANES // 2, 1) * sine
-
-        def store(ref: Ref, rows: int, row: int, values: list[jax.Array]) -> None:
-            """Put the words of `values` where `row` is, of the `rows` that a token has."""
-            if is_interpreted:
-                view, words = ref.at[pl.ds(first * rows, together * rows)], _bits(values)
-            else:
-                view = ref.at[here] if len(values) == 1 or ref.dtype == jnp.uint32 else ref.at[here].bitcast(jnp.uint32)
-                view, words = view.reshape(together * rows, LANES), _word(values)
-            view[pl.ds(row, together, stride=rows)] = words
-
-        for row in range(q_rows):
-            begin = row // dims.group_words * group + row % dims.group_words * dims.q_packing
-            end = (row // dims.group_words + 1) * group
-            heads = [rotated(each) for each in range(begin, min(begin + dims.q_packing, end))]
-            store(q, q_rows, row, heads + [jnp.zeros_like(cosine)] * (dims.q_packing - len(heads)))
-        for index in range(kv_heads):
-            values = [rotated(num_heads + index), head(num_heads + kv_heads + index)]
-            values = [_finite(each, qkv.dtype) for each in values]
-            for row in range(2 // dims.kv_packing):
-                part = values[row * dims.kv_packing :][: dims.kv_packing]
-                store(kv, dims.packs, index * 2 // dims.kv_packing + row, part)
-
-    lax.fori_loop(0, tokens // together, some, None, unroll=times_written(num_heads + 2 * kv_heads))
+    heads = options.num_heads + 2 * options.dims.num_kv_heads
+    lax.fori_loop(0, qkv.shape[0] // together, some, None, unroll=times_written(heads))
 
 
 def _finite(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -144,12 +219,12 @@ def _finite(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jnp.where(jnp.abs(values) < jnp.inf, values, 0.0)
 
 
-def _word(values: list[jax.Array]) -> jax.Array:
+def _word(values: Sequence[jax.Array]) -> jax.Array:
     """Words of as many values of float32 as fit: themselves, or two as bfloat16, the first in the lower half."""
     return values[0] if len(values) == 1 else pltpu.pack_elementwise(values, packed_dtype=jnp.bfloat16)
 
 
-def _bits(values: list[jax.Array]) -> jax.Array:
+def _bits(values: Sequence[jax.Array]) -> jax.Array:
     """`_word` for the interpreter, as uint32."""
     if len(values) == 1:
         return lax.bitcast_convert_type(values[0], jnp.uint32)

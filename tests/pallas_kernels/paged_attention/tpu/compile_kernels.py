@@ -73,13 +73,14 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
     def all_merged(qkv: Any, angles: Any, cache: Any, batch: Any) -> Any:
         def layer(carry: Any, index: Any) -> Any:
             qkv, cache = carry
+            assert merged is not None
             out, cache = merged(qkv, (angles, angles), cache, index, batch, AttentionOptions(0.1))
             return (jnp.pad(out, ((0, 0), (0, 2 * kv_heads * size))), cache), None
 
         return jax.lax.scan(layer, (qkv, cache), jnp.arange(LAYERS, dtype=jnp.int32))[0]
 
-    merged = get_backend(implementation).merged if name.endswith("merged") else None
-    if merged is None:
+    merged = get_backend(implementation).merged
+    if merged is None or not name.endswith("merged"):
         function = jax.jit(all_layers, donate_argnums=2)
         compiled = function.lower(q, kv, cache, shape((LAYERS,)), batch, per_head).compile()
     else:

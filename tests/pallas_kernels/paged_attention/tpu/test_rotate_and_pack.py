@@ -10,6 +10,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.models.layers.rope import rotate
+from jaxllm.pallas_kernels.linear import Norm
+from jaxllm.pallas_kernels.paged_attention import HeadNorms
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
@@ -61,6 +63,29 @@ def test_is_what_xla_rotates_and_packs(tokens: int, heads: int, kv_heads: int, d
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_heads_are_normalised_before(dtype: str) -> None:
+    tokens, heads, kv_heads, rng = 8, 4, 2, np.random.default_rng(0)
+    qkv = jnp.asarray(rng.normal(size=(tokens, (heads + 2 * kv_heads) * 128)), dtype)
+    rotation = _few_bits(rng, tokens, 64), _few_bits(rng, tokens, 64)
+    query, key = (jnp.asarray(rng.normal(size=128), dtype) for _ in range(2))
+    norms = HeadNorms(query, key, 1e-3)
+    dims = Dims.of(SharedRows(kv_heads, heads // kv_heads, 128), 16, dtype, dtype)
+
+    def apart(qkv: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
+        query, key, value = jnp.split(qkv.reshape(tokens, -1, 128), [heads, heads + kv_heads], axis=1)
+        query, key = Norm(norms.query, norms.epsilon)(query), Norm(norms.key, norms.epsilon)(key)
+        return pack_q(rotate(query, rotation), dims), pack_kv(rotate(key, rotation), value, dims)
+
+    kernel = partial(rotate_and_pack, dims=dims, in_words=False, norms=norms, interpret=pltpu.InterpretParams())
+    wanted, found = (jax.jit(each, compiler_options=QUICK)(qkv, rotation) for each in (apart, kernel))
+    for one, other in zip(wanted, found, strict=True):
+        # A sum in another order may round a head's scale otherwise, and so all of its elements.
+        scale = {"bfloat16": 2**-8, "float32": 1e-6}[dtype]
+        np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=0, atol=8 * scale)
+        assert np.mean(np.asarray(one) != np.asarray(other)) < (0.05 if dtype == "bfloat16" else 1)
+
+
 @pytest.mark.parametrize(("tokens", "heads", "kv_heads"), [(72, 3, 1), (8, 8, 2)])
 def test_results_are_unpacked(tokens: int, heads: int, kv_heads: int) -> None:
     wanted = jnp.asarray(np.random.default_rng(0).normal(size=(tokens, heads, 128)), jnp.bfloat16)
@@ -78,18 +103,9 @@ def test_self_tests_see_a_rotation_that_is_wrong(monkeypatch: pytest.MonkeyPatch
     assert not jax.jit(partial(check), compiler_options=QUICK)(inputs)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("merged", ((1, 5), (1, 33), (19, 3), (3, 29)), head_size=128, padding_tokens=2, dtype="bfloat16"),
-        pytest.param(
-            Case("merged_scores", ((1, 5), (9, 30)), 6, 2, 128, window=20, soft_cap=5.0, sinks=True),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=lambda case: case.name,
-)
-def test_attention_rotates_on_the_way(case: Case) -> None:
+def test_attention_rotates_on_the_way() -> None:
+    rows = ((1, 5), (1, 33), (19, 3), (3, 29))
+    case = Case("merged", rows, head_size=128, padding_tokens=2, dtype="bfloat16", sinks=True)
     inputs = cached_inputs(case)
     tokens, heads, kv_heads = len(inputs.q), case.num_heads, case.num_kv_heads
     rng = np.random.default_rng(0)
@@ -111,4 +127,4 @@ def test_attention_rotates_on_the_way(case: Case) -> None:
     np.testing.assert_allclose(found, asked, rtol=0, atol=2 * tolerance(case))
     # Page 0 takes what is written for padding.
     found, asked = (np.asarray(each, np.float32)[:, 1:] for each in (cache, wanted_cache))
-    np.testing.assert_allclose(found, asked, rtol=2**-8 if case.dtype == "bfloat16" else 1e-6, atol=1e-6)
+    np.testing.assert_allclose(found, asked, rtol=2**-8, atol=1e-6)
