@@ -196,7 +196,7 @@ class Attention(nnx.Module):
         return _padded(norm(heads) if plan.norm_over != "all" and plan.norm_is_last else heads, self.head_size)
 
     def _attend_whole_texts(self, query: jax.Array, key: jax.Array, value: jax.Array, ragged: RaggedBatch) -> jax.Array:
-        """Attention [T, N, H] within the texts of a step, each of which is there from its first token to its last."""
+        """Attention [T, N, H] within the texts of a step; each is there from its first token to its last."""
         # Few models have it: starts of others are faster without the imports.
         from jaxllm.pallas_kernels.segment_attention import api, segments
 
