@@ -6,6 +6,7 @@ bandwidth, and for kernels, which count nothing unless they are in `MOVING`. Wha
 the operations between them.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,9 @@ from jaxllm.planning.hlo import Instruction, Module, bytes_of
 from jaxllm.planning.links import Network, gather_seconds, sum_seconds
 
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=)")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_AXIS_SIZE = re.compile(r"'(\w+)'=(\d+)")
+_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _INPUTS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -217,6 +221,11 @@ def _group_size(each: Instruction, inside: Sequence[Instruction]) -> int | None:
         found = _GROUPS.search(instruction.attributes)
         if found:
             return found[1].count(",") + 1 if found[1] else int(found[2])
+        found = _MESH_GROUPS.search(instruction.attributes)
+        if found:
+            # As XLA writes them since JAX 0.12: the axes of a mesh, or a part of an axis with its size.
+            sizes = dict(_AXIS_SIZE.findall(found[1]))
+            return math.prod(int(part or sizes[name]) for name, part in _AXIS.findall(found[2]))
     return None
 
 

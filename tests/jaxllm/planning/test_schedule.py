@@ -88,6 +88,25 @@ def test_a_sum_is_a_scatter_and_a_gather() -> None:
     assert found["reduce-scatter"].seconds == pytest.approx(0.003)
 
 
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("{{0,1},{2,3}}", 2),
+        ("[2,2]<=[4]", 2),
+        ("mesh['data'=2,'model'=2] {'model'}", 2),
+        ("mesh['data'=2,'model'=2] {'data','model'}", 4),
+        ("mesh['model'=4] {'model':(1)2}", 2),
+        ("mesh['data'=2,'model'=2], device_ids=([4]) {'data'}", 2),
+    ],
+)
+def test_devices_of_a_group(groups: str, devices: int) -> None:
+    text = PROGRAM.replace("PAIRS", PAIRS).replace(
+        "all-reduce(%x.1), ", f"all-reduce(%x.1), channel_id=1, replica_groups={groups}, "
+    )
+    found = {each.kind: each for each in program_cost(parse(text), Network(CHIP, SQUARE), Choices()).collectives}
+    assert found["all-reduce"].devices == devices
+
+
 def test_a_permute_runs_beside_what_stands_between() -> None:
     found = cost(SQUARE)
     sent = next(each for each in found.collectives if each.asynchronous)
