@@ -55,8 +55,11 @@ def _content(path: Path, report: Callable[[int], None]) -> str:
 
 def _piece(descriptor: int, begin: int) -> bytes:
     digest = hashlib.sha256()
-    for place in range(begin, begin + _PIECE_BYTES, _READ_BYTES):
-        digest.update(os.pread(descriptor, _READ_BYTES, place))
+    place, end = begin, begin + _PIECE_BYTES
+    # Some file systems give less than what is asked for.
+    while place < end and (data := os.pread(descriptor, min(_READ_BYTES, end - place), place)):
+        digest.update(data)
+        place += len(data)
     return digest.digest()
 
 
@@ -76,13 +79,14 @@ def _state_of(path: Path) -> str:
 
 
 def _read_kept(kept: Path | None) -> dict[str, str]:
-    try:
-        found = {} if kept is None else json.loads(kept.read_text())
-    except (OSError, ValueError):
+    if kept is None:
         return {}
-    # Who can write here can have wrong pages found, as who can write the files of pages.
-    is_own = kept is not None and kept.stat().st_uid == os.geteuid()
-    return found if is_own and isinstance(found, dict) else {}
+    try:
+        found, owner = json.loads(kept.read_text()), kept.stat().st_uid
+    except (OSError, ValueError, RecursionError):
+        return {}
+    # Who can write here can have wrong pages or weights found, as who can write the files that have these.
+    return found if owner == os.geteuid() and isinstance(found, dict) else {}
 
 
 def _write_kept(kept: Path, known: dict[str, str]) -> None:
